@@ -1,0 +1,10 @@
+"""Pictures of runs, drawn from run folders alone: they never touch the engine.
+
+Each module makes one kind of picture, and its ``draw_...`` function returns one matplotlib ``Figure``:
+
+- ``timeline``: a lane a device, what it did when, what was thrown away and why.
+- ``accuracy``: accuracy against rounds, simulated time and bytes, for one run or several.
+- ``traffic``: bytes by direction and purpose, over simulated time and in total, with the wasted part.
+
+``python -m analysis RUN...`` draws all that apply. ``activity`` reads the events for them; ``style`` is what they share.
+"""

@@ -1,0 +1,87 @@
+"""Accuracy against rounds, simulated time and bytes moved, for one run or several side by side."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from fedsim.records.folder import ROUNDS
+from fedsim.records.reading import RunFolder
+
+_MARKED = 30  # with more evaluations than this the points run into a line
+
+
+@style.styled
+def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
+    """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
+
+    Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line.
+
+    Raises:
+        NothingToDrawError: none of the runs was evaluated.
+        RunFolderError: a folder is damaged.
+    """
+    curves = [_curve(run) for run in runs]
+    if all(curve.empty for curve in curves):
+        raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
+    time = style.time_unit(max(curve["time"].max() for curve in curves if len(curve)))
+    size = style.bytes_unit(max(curve["bytes"].max() for curve in curves if len(curve)))
+
+    figure = Figure(figsize=(style.WIDTH_IN, 5.2))
+    panels = figure.subplots(1, 3, sharey=True)
+    _plot(panels[0], curves, "rounds", 1.0, "rounds aggregated")
+    _plot(panels[1], curves, "time", time.size, f"simulated time ({time.name})")
+    _plot(panels[2], curves, "bytes", size.size, f"moved, down and up ({size.name})")
+    panels[0].set_ylabel("test accuracy (share of samples, 0 to 1)")
+    panels[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if len(runs) == 1:
+        figure.suptitle(style.headline(runs[0]))
+    else:
+        _name_lines(figure, runs, curves)
+    return figure
+
+
+def _curve(run: RunFolder) -> pd.DataFrame:
+    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes`` and ``accuracy`` (0..1)."""
+    table = run.table(ROUNDS).to_pandas()
+    moved = (table["bytes_down"] + table["bytes_up"]).cumsum()
+    curve = pd.DataFrame(
+        {"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "accuracy": table["accuracy"].astype(float)}
+    )
+    return curve.dropna(subset="accuracy")
+
+
+def _plot(panel: Axes, curves: Sequence[pd.DataFrame], column: str, unit: float, label: str) -> None:
+    for number, curve in enumerate(curves):
+        line = _line(number, len(curve) <= _MARKED)
+        panel.plot(curve[column] / unit, curve["accuracy"], **line)
+        panel.plot(curve[column].tail(1) / unit, curve["accuracy"].tail(1), **line | {"marker": "o", "markersize": 6})
+    panel.set_xlabel(label)
+    panel.set_xlim(left=0)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    panel.grid(color=style.PALE, linewidth=1)
+
+
+def _line(number: int, marked: bool) -> dict[str, object]:
+    """How the line of the run at ``number`` looks; colours first, then dashes as well."""
+    turn, colour = divmod(number, len(style.SERIES))
+    return {
+        "color": style.SERIES[colour],
+        "linestyle": ("-", "--", ":", "-.")[turn % 4],
+        "linewidth": 1.8,
+        "marker": "o" if marked else "",
+        "markersize": 3.5,
+    }
+
+
+def _name_lines(figure: Figure, runs: Sequence[RunFolder], curves: Sequence[pd.DataFrame]) -> None:
+    handles = [Line2D([], [], **_line(number, True)) for number in range(len(runs))]  # type: ignore[arg-type]
+    names = [
+        f"{name}: {style.short(str(run.summary['strategy']), 20)}" + ("" if len(curve) else " (not evaluated)")
+        for name, run, curve in zip(style.run_names(runs), runs, curves, strict=True)
+    ]
+    style.legend_below(figure, handles, names)

@@ -1,0 +1,148 @@
+"""What all pictures share: palette, fonts, units on axes, names made harmless, and saving.
+
+Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind: cool ones for work that counts, warm and
+dark ones for work that is thrown away.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+
+from fedsim.errors import FedsimError, RunFolderError
+from fedsim.records.reading import RunFolder
+
+BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#767676", "#EFEFEF"
+
+STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE}
+OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY}
+SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+FORMATS = ("png", "svg")
+
+WIDTH_IN, DPI = 13.0, 120
+_FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
+_RC = {
+    "font.family": _FONT,
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": DPI,
+    "savefig.dpi": DPI,
+    "hatch.linewidth": 0.8,
+    "text.parse_math": False,  # a name may hold dollar signs
+    "text.usetex": False,
+    "svg.hashsalt": "fedsim",
+}
+
+P = ParamSpec("P")
+
+
+class NothingToDrawError(FedsimError):
+    """A run holds nothing that this picture could show."""
+
+    exit_status = 2
+
+
+class Unit(NamedTuple):
+    """A unit that suits an axis: divide by ``size``, and write ``name``."""
+
+    size: float
+    name: str
+
+
+def time_unit(span_s: float) -> Unit:
+    """The unit of simulated time for an axis that spans ``span_s`` seconds."""
+    steps = ((2 * 86400.0, Unit(86400.0, "days")), (2 * 3600.0, Unit(3600.0, "h")), (180.0, Unit(60.0, "min")))
+    return next((unit for least, unit in steps if span_s >= least), Unit(1.0, "s"))
+
+
+def bytes_unit(most: float) -> Unit:
+    """The unit for an axis of bytes that reaches ``most``."""
+    steps = (Unit(1e12, "TB"), Unit(1e9, "GB"), Unit(1e6, "MB"), Unit(1e3, "kB"))
+    return next((unit for unit in steps if most >= unit.size), Unit(1.0, "B"))
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw with the shared style, and leave matplotlib's settings as they were."""
+
+    @wraps(draw)
+    def styled_draw(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(_RC):
+            return draw(*args, **kwargs)
+
+    return styled_draw
+
+
+def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    paths = []
+    for kind in formats:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
+        try:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            with matplotlib.rc_context(_RC):
+                figure.savefig(path, format=kind, metadata=metadata)
+        except OSError as error:
+            raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
+        paths.append(path)
+    return paths
+
+
+def lighten(colour: str, share: float) -> tuple[float, float, float]:
+    """The colour mixed with a share (0..1) of white."""
+    red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
+    return red, green, blue
+
+
+def short(name: str, most: int = 40) -> str:
+    """A name fit to be drawn: one line, no characters that the font lacks, the middle left out when it is long."""
+    font = get_font(findfont(FontProperties(family=_FONT)))
+    one_line = " ".join(name.split())
+    drawn = "".join(c if c == " " or (c.isprintable() and font.get_char_index(ord(c))) else "□" for c in one_line)
+    if drawn.startswith("_"):
+        drawn = f" {drawn}"  # matplotlib keeps labels with a leading underscore out of legends
+    if len(drawn) <= most:
+        return drawn or "unnamed"
+    return f"{drawn[: most - most // 3 - 1]}…{drawn[-(most // 3) :]}"
+
+
+def run_names(runs: Iterable[RunFolder]) -> list[str]:
+    """What to call runs side by side: their folders, with the parent's name where two are called the same."""
+    paths = [run.path.resolve() for run in runs]
+    names = [path.name for path in paths]
+    longer = [f"{path.parent.name}/{path.name}" for path in paths]
+    return [
+        short(long if names.count(name) > 1 and longer.count(long) == 1 else name)
+        for name, long in zip(names, longer, strict=True)
+    ]
+
+
+def headline(run: RunFolder) -> str:
+    """What a picture of one run says first: the scenario, the strategy and the seed."""
+    summary = run.summary
+    return f"{short(str(summary['name']), 70)}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    """A legend under all panels, in as many columns as surely fit."""
+    widest = max(len(label) for label in labels)
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 10.5 / (widest + 7))))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

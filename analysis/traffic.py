@@ -1,0 +1,132 @@
+"""Where the bytes of a run went: by direction and purpose, over simulated time and in total, with what was wasted.
+
+A byte is wasted when the task that moved it did not end as ``done``: the same rule, and the same split of a message into its
+purposes, as the ledger's (``fedsim.records.ledger``).
+"""
+
+import json
+from functools import cache
+from itertools import zip_longest
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from analysis.activity import read_activity
+from fedsim.records.folder import TRANSFERS
+from fedsim.records.ledger import split_by_purpose
+from fedsim.records.reading import RunFolder
+from fedsim.units import show_bytes
+
+_HUES = {"down": (style.SKY, style.PURPLE, style.YELLOW), "up": (style.BLUE, style.GREEN, style.ORANGE)}
+_ARROWS = {"down": "↓", "up": "↑"}
+_WASTED = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
+_POINTS = 2000  # more points than pixels only make the SVG large
+
+
+@style.styled
+def draw_traffic(run: RunFolder) -> Figure:
+    """Cumulative bytes over simulated time, stacked, and beside it each kind's total with its wasted part.
+
+    Raises:
+        NothingToDrawError: the run moved no bytes.
+        RunFolderError: the folder is damaged.
+    """
+    parts = read_parts(run)
+    if parts.empty or parts["bytes"].sum() == 0:
+        raise style.NothingToDrawError(f"{str(run.path)!r} moved no bytes, so there is no traffic to draw")
+    colours = _colours(parts)
+    figure = Figure(figsize=(style.WIDTH_IN, 5.6))
+    over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
+    _plot_over_time(over_time, parts, colours)
+    _plot_totals(totals, parts, colours)
+    figure.suptitle(style.headline(run))
+    handles = [Patch(facecolor=colour) for colour in colours.values()]
+    labels = [_label(*kind) for kind in colours]
+    style.legend_below(figure, [*handles, Patch(**_WASTED)], [*labels, "wasted: its task was late, lost or cut off"])
+    return figure
+
+
+def read_parts(run: RunFolder) -> pd.DataFrame:
+    """One row a part of a message: ``end`` (s), ``direction``, ``purpose``, ``bytes`` delivered, ``wasted`` or not."""
+    rows = run.table(TRANSFERS).to_pandas()
+    done = set(read_activity(run).tasks.query("outcome == 'done'")["task"])
+    payloads = cache(json.loads)
+    parts = [
+        (end, direction, purpose, size, task not in done)
+        for end, direction, delivered, task, text in zip(
+            rows["end"], rows["direction"], rows["delivered"], rows["task"], rows["payloads"], strict=True
+        )
+        for purpose, size in split_by_purpose(payloads(text), delivered).items()
+    ]
+    return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"])
+
+
+def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """A colour a kind of traffic: those down first, the largest first."""
+    sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
+    kinds = [(str(direction), str(purpose)) for direction, purpose in sums.index]
+    return {
+        kind: colour or style.GREY
+        for way, hues in _HUES.items()
+        for kind, colour in zip_longest([kind for kind in kinds if kind[0] == way], hues)
+        if kind is not None
+    }
+
+
+def _label(direction: str, purpose: str) -> str:
+    return f"{_ARROWS[direction]} {direction}: {style.short(purpose, 24)}"
+
+
+def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
+    """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
+    end = float(parts["end"].max())
+    grid = np.linspace(0.0, end, _POINTS)
+    useful = parts[~parts["wasted"]]
+    layers = [_moved_by(grid, useful[(useful[["direction", "purpose"]] == kind).all(axis=1)]) for kind in colours]
+    wasted = _moved_by(grid, parts[parts["wasted"]])
+    time, size = style.time_unit(end), style.bytes_unit(float(parts["bytes"].sum()))
+
+    base = np.zeros_like(grid)
+    for layer, colour in zip(layers, colours.values(), strict=True):
+        panel.fill_between(grid / time.size, base / size.size, (base + layer) / size.size, color=colour, linewidth=0)
+        base = base + layer
+    panel.fill_between(grid / time.size, base / size.size, (base + wasted) / size.size, **_WASTED)  # type: ignore[arg-type]
+    panel.plot(grid / time.size, (base + wasted) / size.size, color=style.BLACK, linewidth=1.2)
+    panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
+    panel.set_xlim(0, end / time.size)
+    panel.set_ylim(bottom=0)
+    panel.grid(color=style.PALE, linewidth=1)
+
+
+def _moved_by(grid: np.ndarray, parts: pd.DataFrame) -> np.ndarray:
+    """Bytes of messages that had ended by each time of the grid."""
+    ordered = parts.sort_values("end", kind="stable")
+    sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
+    return sums[np.searchsorted(ordered["end"].to_numpy(), grid, side="right")]
+
+
+def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
+    sums = parts.groupby(["direction", "purpose", "wasted"])["bytes"].sum()
+    unit = style.bytes_unit(max(_total(sums, kind) for kind in colours))
+    for place, (kind, colour) in enumerate(colours.items()):
+        useful, wasted = float(sums.get((*kind, False), 0.0)), float(sums.get((*kind, True), 0.0))
+        panel.barh(place, useful / unit.size, color=colour, height=0.6)
+        panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)  # type: ignore[arg-type]
+        share = f", {wasted / (useful + wasted):.0%} wasted" if wasted else ""
+        panel.text(0, place - 0.36, f"{_label(*kind)}   {show_bytes(useful + wasted)}{share}", va="bottom")
+    panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
+    panel.set_ylim(len(colours) - 0.5, -0.75)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    wasted, total = float(parts.loc[parts["wasted"], "bytes"].sum()), float(parts["bytes"].sum())
+    panel.set(xlabel=f"moved in total ({unit.name})")
+    panel.set_title(f"in total: {show_bytes(total)}, of which {show_bytes(wasted)} ({wasted / total:.0%}) wasted")
+
+
+def _total(sums: pd.Series, kind: tuple[str, str]) -> float:
+    return float(sums.get((*kind, False), 0.0)) + float(sums.get((*kind, True), 0.0))

@@ -1,0 +1,82 @@
+"""fedsim: a discrete-event simulator for federated learning.
+
+The public face, and nothing else; everything is loaded when it is first used, so that ``import fedsim`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
+    from fedsim.runner import Result, run, run_async
+    from fedsim.scenario import Scenario, load
+    from fedsim.server import Download, Evaluate, Payload, Server, TaskEnd, Train, Upload
+    from fedsim.simulation import Record, Simulation
+    from fedsim.strategies.base import Strategy, StrategyParams
+    from fedsim.strategies.synchronous import Synchronous, SynchronousParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DataError": "errors",
+    "FedsimError": "errors",
+    "RunFolderError": "errors",
+    "ScenarioError": "errors",
+    "SimulationError": "errors",
+    "Result": "runner",
+    "run": "runner",
+    "run_async": "runner",
+    "Scenario": "scenario",
+    "load": "scenario",
+    "Download": "server",
+    "Evaluate": "server",
+    "Payload": "server",
+    "Server": "server",
+    "TaskEnd": "server",
+    "Train": "server",
+    "Upload": "server",
+    "Record": "simulation",
+    "Simulation": "simulation",
+    "Strategy": "strategies.base",
+    "StrategyParams": "strategies.base",
+    "Synchronous": "strategies.synchronous",
+    "SynchronousParams": "strategies.synchronous",
+}
+
+__all__ = [  # noqa: RUF022 - by home, as above
+    "DataError",
+    "FedsimError",
+    "RunFolderError",
+    "ScenarioError",
+    "SimulationError",
+    "Result",
+    "run",
+    "run_async",
+    "Scenario",
+    "load",
+    "Download",
+    "Evaluate",
+    "Payload",
+    "Server",
+    "TaskEnd",
+    "Train",
+    "Upload",
+    "Record",
+    "Simulation",
+    "Strategy",
+    "StrategyParams",
+    "Synchronous",
+    "SynchronousParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+    value = getattr(import_module(f"fedsim.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

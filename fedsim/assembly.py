@@ -1,0 +1,130 @@
+"""Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.learning import Off
+from fedsim.server import Server, Start
+from fedsim.simulation import Simulation
+from fedsim.strategies import strategy_class
+from fedsim.streams import Streams
+from fedsim.world.compute import Compute
+from fedsim.world.network import Network
+from fedsim.world.workforce import Workforce
+
+if TYPE_CHECKING:
+    from fedsim.learning import Learner
+    from fedsim.scenario import Scenario
+
+
+class Run:
+    """Everything that one run consists of.
+
+    Attributes:
+        scenario, simulation: what runs, and its clock.
+        population, network, workforce: the world.
+        learner: the training core.
+        server, strategy: the algorithm, and what it holds in its hands.
+        test_samples: test samples of each device, int64 [devices].
+    """
+
+    def __init__(self, scenario: "Scenario", simulation: Simulation) -> None:
+        self.scenario = scenario
+        self.simulation = simulation
+        spec, root = scenario.population, scenario.data.folder()
+        streams = Streams(scenario.seed)
+        capacity = spec.capacities(streams, root)
+        availability = spec.availability.build(streams, spec.devices, root)
+        self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links)
+        self._build_learning(streams)
+        self.population = spec.build(capacity.speed, self.samples, self.learner.flops_per_sample)
+        self.server = Server(
+            simulation,
+            self.population,
+            self.learner,
+            streams,
+            stop=scenario.stop,
+            messages=scenario.messages,
+            evaluate_every=scenario.evaluation.every,
+            score=scenario.evaluation.score,
+        )
+        compute = Compute(streams, spec.jitter, spec.slow_phases)
+        self.workforce = Workforce(simulation, self.population, availability, compute, self.network, self.server.on_task_end)
+        self.strategy = strategy_class(scenario.strategy.kind)(scenario.strategy, self.server)
+        self.server.connect(self.workforce, self.strategy)
+        scenario.strategy.check_deadline(self._fastest_download_s())
+
+    def _build_learning(self, streams: Streams) -> None:
+        scenario = self.scenario
+        devices = scenario.population.devices
+        if scenario.learning == "on" or scenario.population.samples is None:
+            data = scenario.data.build(devices, streams)
+            self.samples, self.test_samples = data.train_sizes(), data.test_sizes()
+            shape, classes = data.pool.shape, data.pool.classes
+        else:
+            self.samples = scenario.population.samples.draw(streams.generator("world/samples"), devices)
+            self.test_samples = np.zeros(devices, dtype=np.int64)
+            shape, classes = scenario.data.shape_and_classes()
+        self.learner: Learner
+        if scenario.learning == "on":
+            from fedsim.learning import Learning  # loads torch
+
+            self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
+        else:
+            self.learner = Off(scenario.model, shape, classes)
+
+    async def model_tensors(self) -> dict[str, dict[str, NDArray[np.float32]]]:
+        """The strategy's models as they are now, by file name: named tensors, those of a family ``family/number/name``."""
+        files: dict[str, dict[str, NDArray[np.float32]]] = {}
+        if isinstance(self.learner, Off):
+            return files
+        for name, (model, _) in self.strategy.models().items():
+            family, _, member = name.partition("/")
+            for tensor, values in self.learner.tensors(await self.learner.value(model)).items():
+                files.setdefault(family, {})[f"{member}/{tensor}" if member else tensor] = values
+        return files
+
+    def device_columns(self) -> dict[str, Any]:
+        """The content of ``devices.parquet``: one entry a device in each column."""
+        population, network, devices = self.population, self.network, range(self.server.devices)
+        accuracy: list[float | None] = [None] * self.server.devices
+        if self.server.last_evaluation is not None:
+            for device, value in self.server.last_evaluation.device_accuracy().items():
+                accuracy[device] = value
+        return {
+            "device": list(devices),
+            "speed": population.speed,
+            "link_down": [network.access_rate(device, "down") for device in devices],
+            "link_up": [network.access_rate(device, "up") for device in devices],
+            "latency": [network.latency_s(device) for device in devices],
+            "samples": population.samples,
+            "test_samples": self.test_samples,
+            "arrival": population.arrival,
+            "departure": population.departure,
+            "group": [self.strategy.group_of(device) for device in devices],
+            "selected": self.workforce.times_asked,
+            "accuracy": accuracy,
+        }
+
+    def _fastest_download_s(self) -> float:
+        size = self.server.download_bytes
+        return min(self.workforce.nominal_transfer_s(device, "down", size) for device in range(self.server.devices))
+
+
+def assemble(scenario: "Scenario", simulation: Simulation) -> Run:
+    """Build ``scenario`` into ``simulation`` so that it only needs to be run.
+
+    Raises:
+        ScenarioError, DataError: what the scenario asks for cannot be had.
+    """
+    run = Run(scenario, simulation)
+    simulation.handle = run.server.handle
+    stop_at = scenario.stop.simulated_time
+    if stop_at is not None:
+        simulation.wake(("stop", 0), stop_at, lambda: simulation.stop("simulated time"))
+    simulation.at_end(lambda: run.workforce.end_all("stopped"))
+    simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
+    simulation.post(Start())
+    return run

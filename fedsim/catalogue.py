@@ -1,0 +1,45 @@
+"""What a scenario can name, with a line about each, read off the code itself."""
+
+from typing import Any, get_args
+
+from fedsim.data.spec import DataSpec
+from fedsim.runner import EXECUTORS
+from fedsim.scenario import Scenario
+from fedsim.strategies import REGISTRY, strategy_class
+from fedsim.world.population import PopulationSpec
+
+Entries = list[tuple[str, str]]
+
+
+def catalogue() -> dict[str, Entries]:
+    """Title -> (name, one line) of everything with a ``kind``."""
+    return {
+        "strategies": [(name, _first_line(strategy_class(name))) for name in REGISTRY],
+        "data sources": _kinds(DataSpec, "source"),
+        "partitions": _kinds(DataSpec, "partition"),
+        "models": _kinds(Scenario, "model"),
+        "networks": _kinds(Scenario, "network"),
+        "availabilities": _kinds(PopulationSpec, "availability"),
+        "speed distributions": _kinds(PopulationSpec, "speed"),
+        "executors": [(name, "no influence on results") for name in EXECUTORS],
+    }
+
+
+def _kinds(spec: Any, field: str) -> Entries:
+    """The kinds that a field may have: the members of its union that have a ``kind``."""
+    found: Entries = []
+    _collect(spec.model_fields[field].annotation, found)
+    return found
+
+
+def _collect(annotation: Any, found: Entries) -> None:
+    fields = getattr(annotation, "model_fields", {})
+    if "kind" in fields:
+        found.append((str(get_args(fields["kind"].annotation)[0]), _first_line(annotation)))
+        return
+    for part in get_args(annotation):
+        _collect(part, found)
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0] if thing.__doc__ else ""

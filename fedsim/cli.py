@@ -1,0 +1,212 @@
+"""The command line. It parses, calls, and prints; nothing is decided here.
+
+Exit status: 0 done; 2 the scenario or the command line is wrong; 1 anything else; 130 interrupted, with what there was kept.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim import __version__
+from fedsim.errors import FedsimError
+
+_INTERRUPTED = 130
+
+
+def _explained(command: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn errors into one message and an exit status; a traceback only with --debug."""
+
+    @wraps(command)
+    def run(*args: Any, debug: bool, **options: Any) -> None:
+        try:
+            status = command(*args, **options) or 0
+        except FedsimError as error:
+            if debug:
+                raise
+            click.echo(f"fedsim: {error}", err=True)
+            status = error.exit_status
+        except KeyboardInterrupt:
+            status = _INTERRUPTED
+        except Exception as error:
+            if debug:
+                raise
+            click.echo(f"fedsim: {type(error).__name__}: {error} (--debug shows where)", err=True)
+            status = 1
+        sys.exit(status)
+
+    return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)
+
+
+_scenario = click.argument("scenario", type=click.Path(dir_okay=False))
+_changes = click.option("--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key; may be repeated.")
+_seed = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
+_run_folder = click.argument("run", type=click.Path(path_type=Path))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fedsim")
+def main() -> None:
+    """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
+
+
+@main.command("run")
+@_scenario
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run folder to make.")
+@_seed
+@_changes
+@click.option("--executor", default="threads", show_default=True, help="Where the learning is computed: inline or threads.")
+@click.option("--workers", type=int, help="Worker threads; by default one a core. No influence on the result.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_explained
+def run_command(
+    scenario: str, out: Path, seed: int | None, changes: tuple[str, ...], executor: str, workers: int | None, quiet: bool
+) -> int:
+    """Run SCENARIO and write a run folder."""
+    from rich.console import Console
+
+    from fedsim.progress import RunProgress, summary_lines
+    from fedsim.runner import Job, make_executor
+    from fedsim.scenario import load
+
+    read = load(scenario, changes, seed)
+    job = Job(read, out, make_executor(executor, workers))
+    if not quiet:
+        progress = RunProgress(read.stop, Console(stderr=True))
+        job.simulation.listen(progress.take, progress.close)
+    with _InterruptOnce(job.interrupt):
+        result = asyncio.run(job.execute())
+    if not quiet:
+        for line in [*summary_lines(result.summary), f"written to {out}"]:
+            click.echo(line)
+    return _INTERRUPTED if result.summary["status"] == "interrupted" else 0
+
+
+class _InterruptOnce:
+    """The first Ctrl-C asks the run to end after its running instant; a second one ends it at once."""
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        click.echo("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
+        self._interrupt()
+
+
+@main.command("check")
+@_scenario
+@_seed
+@_changes
+@_explained
+def check_command(scenario: str, seed: int | None, changes: tuple[str, ...]) -> None:
+    """Validate SCENARIO, print it with every default, and say what it will cost."""
+    from fedsim.forecast import forecast_lines
+    from fedsim.scenario import load
+
+    read = load(scenario, changes, seed)
+    lines = forecast_lines(read)
+    click.echo(read.to_toml())
+    for line in lines:
+        click.echo(f"# {line}")
+
+
+@main.command("list")
+@_explained
+def list_command() -> None:
+    """List what a scenario can name: strategies, data, partitions, models, networks and the rest."""
+    from fedsim.catalogue import catalogue
+
+    for title, entries in catalogue().items():
+        click.echo(f"{title}:")
+        width = max(len(name) for name, _ in entries)
+        for name, about in entries:
+            click.echo(f"  {name:<{width}}  {about}")
+
+
+@main.group("data")
+def data_group() -> None:
+    """Data sets on disk."""
+
+
+@data_group.command("fetch")
+@click.argument("name")
+@click.option("--root", type=click.Path(path_type=Path), help="Where to put it; by default $FEDSIM_DATA.")
+@_explained
+def data_fetch_command(name: str, root: Path | None) -> None:
+    """Download the data set NAME and write it in its published format."""
+    from fedsim.data.fetch import fetch
+
+    click.echo(f"written to {fetch(name, root)}")
+
+
+@main.command("compare")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Which bytes count."
+)
+@click.option("--target", type=click.FloatRange(0, 1), help="An accuracy: adds rounds, time and bytes until it was reached.")
+@click.option("--csv", "as_text", is_flag=True, help="Print CSV.")
+@_explained
+def compare_command(runs: tuple[Path, ...], ledger: Any, target: float | None, as_text: bool) -> None:
+    """Put RUNS side by side; byte ratios are to the first."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedsim.compare import as_csv, compare
+
+    rows = compare(runs, ledger, target)
+    if as_text:
+        click.echo(as_csv(rows), nl=False)
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@main.command("audit")
+@_run_folder
+@_explained
+def audit_command(run: Path) -> int:
+    """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
+    from fedsim.records.audit import audit
+
+    findings = audit(run)
+    for name, problems in findings.items():
+        click.echo(f"{'ok  ' if not problems else 'FAIL'} {name}")
+        for problem in problems[:5]:
+            click.echo(f"       {problem}")
+        if len(problems) > 5:
+            click.echo(f"       and {len(problems) - 5} more")
+    return 1 if any(findings.values()) else 0
+
+
+@main.command("trace")
+@_run_folder
+@click.option("--out", type=click.Path(path_type=Path), help="The file; by default trace.json beside the run folder.")
+@_explained
+def trace_command(run: Path, out: Path | None) -> None:
+    """Write RUN as Chrome trace JSON, which opens in Perfetto."""
+    from fedsim.records.reading import RunFolder
+    from fedsim.records.trace import write_trace
+
+    path = out or run.with_name(run.name + ".trace.json")
+    count = write_trace(RunFolder(run), path)
+    click.echo(f"written {count} trace events to {path}")

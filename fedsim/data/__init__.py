@@ -1,0 +1,1 @@
+"""Samples and who holds them: sources, partitions, and the shards of a population."""

@@ -1,0 +1,116 @@
+"""Who holds what: shared arrays of samples, and for each device an index into them plus a transform.
+
+Nothing is stored twice. A device's shard is two index arrays and a few small facts (rotation, label permutation, augmentation
+seed); its samples come into being when somebody asks for them.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.transforms import Augmentation, augment, rotate
+
+Index = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All samples of a data set, once.
+
+    Attributes:
+        x: samples, shape [n, *shape]; uint8 as published, or float32.
+        y: labels, int64 [n].
+        classes: number of classes C; labels are 0..C-1.
+        scale: multiplied with ``x`` first (1/255 brings bytes to [0, 1]).
+        mean: subtracted next; a scalar or an array that broadcasts to ``shape``.
+        std: divided by last; likewise.
+    """
+
+    x: NDArray[np.uint8] | NDArray[np.float32]
+    y: NDArray[np.int64]
+    classes: int
+    scale: float = 1.0
+    mean: float | NDArray[np.float32] = 0.0
+    std: float | NDArray[np.float32] = 1.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample: (channels, height, width) for images, (features,) for vectors."""
+        return tuple(self.x.shape[1:])
+
+    def normalised(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Raw samples [k, *shape] as the model sees them."""
+        return np.ascontiguousarray((raw * np.float32(self.scale) - self.mean) / self.std, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One device's data in one version: indices into the pool and what is done to the samples on the way.
+
+    Attributes:
+        train: pool indices of the training samples, int32 [n]; one image may stand here many times, augmented differently.
+        test: pool indices of the test samples, int32 [m].
+        quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
+        label_map: new label of each class, int64 [C]; None leaves labels alone.
+        augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None augments nothing.
+    """
+
+    train: Index
+    test: Index
+    quarter_turns: int = 0
+    label_map: NDArray[np.int64] | None = None
+    augment_seed: int | None = None
+
+
+@dataclass
+class FederatedData:
+    """The data of a whole population.
+
+    Attributes:
+        pool: the shared samples.
+        shards: version 0 of each device's shard; the position is the device.
+        augmentation: what an ``augment_seed`` draws from; None where no shard has one.
+        truth: the true group of each device where the generator knows it, int64 [devices]. No strategy ever sees it.
+    """
+
+    pool: Pool
+    shards: list[Shard]
+    augmentation: Augmentation | None = None
+    truth: NDArray[np.int64] | None = None
+    _later: dict[tuple[int, int], Shard] = field(default_factory=dict, repr=False)
+
+    def shard(self, device: int, version: int = 0) -> Shard:
+        """The shard of ``device`` as it was in ``version`` (0 before any drift)."""
+        return self._later[device, version] if version else self.shards[device]
+
+    def train_sizes(self) -> NDArray[np.int64]:
+        """Training samples of each device, version 0; int64 [devices]."""
+        return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
+
+    def test_sizes(self) -> NDArray[np.int64]:
+        """Test samples of each device, version 0; int64 [devices]."""
+        return np.array([len(shard.test) for shard in self.shards], dtype=np.int64)
+
+    def train_samples(self, shard: Shard) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The training samples as the model sees them: x float32 [n, *shape], y int64 [n]."""
+        raw = self._turned(shard, shard.train)
+        if shard.augment_seed is not None and self.augmentation is not None:
+            raw = augment(raw, self.augmentation, shard.augment_seed)
+        return self.pool.normalised(raw), self._labels(shard, shard.train)
+
+    def test_samples(self, shard: Shard) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The test samples as the model sees them, never augmented: x float32 [m, *shape], y int64 [m]."""
+        return self.pool.normalised(self._turned(shard, shard.test)), self._labels(shard, shard.test)
+
+    def label_counts(self, shard: Shard) -> NDArray[np.int64]:
+        """Training samples of each class as the device sees its labels; int64 [C]."""
+        return np.bincount(self._labels(shard, shard.train), minlength=self.pool.classes)
+
+    def _turned(self, shard: Shard, index: Index) -> NDArray[np.float32]:
+        raw = self.pool.x[index].astype(np.float32)
+        return rotate(raw, shard.quarter_turns) if shard.quarter_turns else raw
+
+    def _labels(self, shard: Shard, index: Index) -> NDArray[np.int64]:
+        labels = self.pool.y[index]
+        return labels if shard.label_map is None else shard.label_map[labels]

@@ -1,0 +1,107 @@
+"""Downloads public data sets and writes them in their published formats, so that the sources read them like any other copy."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.sources import cifar10, emnist, mnist
+from fedsim.data.sources.base import advice
+from fedsim.data.sources.idx import write_idx
+from fedsim.errors import DataError, ScenarioError, nearest
+
+Bytes = NDArray[np.uint8]
+_EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+
+
+class Download(NamedTuple):
+    """Where a data set comes from and where it goes.
+
+    Attributes:
+        openml: its name at OpenML (version 1).
+        folder: the folder under the root.
+        files: the files, as published; ``packed`` ones end in ``.gz``.
+        shape: of one sample.
+        train_size: how many samples, from the first, are for training.
+        write: turns (folder, images [n, *shape], labels [n], train_size) into the files.
+    """
+
+    openml: str
+    folder: str
+    files: tuple[str, ...]
+    packed: bool
+    shape: tuple[int, ...]
+    train_size: int
+    write: Callable[[Path, Bytes, Bytes, int], None]
+
+
+def write_mnist(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
+    """Write images [n, 1, h, w] and labels [n] as MNIST's four packed IDX files."""
+    parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
+    for name, array in zip(mnist.FILES, parts, strict=True):
+        write_idx(folder / f"{name}.gz", array)
+
+
+def write_cifar10(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
+    """Write images [n, 3, 32, 32] and labels [n] as CIFAR-10's five training batches and one test batch."""
+    cuts = np.linspace(0, train_size, len(cifar10.FILES)).astype(int)[1:]
+    for name, images, labels in zip(cifar10.FILES, np.split(x, cuts), np.split(y, cuts), strict=True):
+        cifar10.write_batch(folder / name, images, labels)
+
+
+DOWNLOADS = {
+    "mnist": Download("mnist_784", "mnist", mnist.FILES, True, (1, 28, 28), 60_000, write_mnist),
+    "fashion": Download("Fashion-MNIST", "fashion-mnist", mnist.FILES, True, (1, 28, 28), 60_000, write_mnist),
+    "cifar10": Download("CIFAR_10", "cifar10", cifar10.FILES, False, (3, 32, 32), 50_000, write_cifar10),
+}
+
+
+def fetch(name: str, root: Path) -> Path:
+    """Download a data set from OpenML into its folder under ``root``; returns that folder.
+
+    Raises:
+        ScenarioError: there is no data set of that name to download.
+        DataError: it cannot be downloaded; says which files to put where instead.
+    """
+    if name == "emnist":
+        by_hand = advice(root, "emnist", emnist.FILES, packed=True)
+        raise DataError(f"emnist has to be downloaded by hand: {by_hand}; they are in gzip.zip at {_EMNIST_PAGE}")
+    if name not in DOWNLOADS:
+        allowed = [*DOWNLOADS, "emnist"]
+        raise ScenarioError(f"data fetch: {name!r} is unknown; allowed are {', '.join(allowed)}{nearest(name, allowed)}")
+    download = DOWNLOADS[name]
+    folder = root / download.folder
+    x, y = _from_openml(name, download, root)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        download.write(folder, x, y, download.train_size)
+    except OSError as error:
+        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
+    return folder
+
+
+def _from_openml(name: str, download: Download, root: Path) -> tuple[Bytes, Bytes]:
+    from sklearn.datasets import fetch_openml
+
+    try:
+        bunch: Any = fetch_openml(download.openml, version=1, as_frame=False, parser="auto", cache=False)
+    except Exception as error:  # whatever a network can do
+        by_hand = advice(root, download.folder, download.files, packed=download.packed)
+        raise DataError(
+            f"{name} cannot be downloaded from OpenML ({type(error).__name__}: {error}); instead, {by_hand}"
+        ) from None
+    return as_images(name, bunch.data, bunch.target, download.shape)
+
+
+def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[Bytes, Bytes]:
+    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n].
+
+    Raises:
+        DataError: the table is not of that shape, or holds something else than bytes.
+    """
+    if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
+        raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
+    return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)

@@ -1,0 +1,53 @@
+"""Who holds what: one file a recipe."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from fedsim.data.partitions.base import Partition
+from fedsim.data.partitions.class_bias import ClassBias, LongTailSizes, UniformSizes
+from fedsim.data.partitions.class_imbalance import ClassImbalance
+from fedsim.data.partitions.dirichlet import Dirichlet
+from fedsim.data.partitions.ditto import Ditto
+from fedsim.data.partitions.femnist import Femnist
+from fedsim.data.partitions.file import PartitionFile
+from fedsim.data.partitions.iid import Iid
+from fedsim.data.partitions.permutations import Permutations
+from fedsim.data.partitions.power_law import PowerLaw
+from fedsim.data.partitions.rotations import Rotations
+from fedsim.data.partitions.synthetic import SyntheticSizes
+from fedsim.data.sources import by_name
+
+PartitionSpec = Annotated[
+    Iid
+    | Dirichlet
+    | PowerLaw
+    | Femnist
+    | Ditto
+    | ClassBias
+    | ClassImbalance
+    | Rotations
+    | Permutations
+    | PartitionFile
+    | SyntheticSizes,
+    Field(discriminator="kind"),
+    BeforeValidator(by_name),
+]
+
+__all__ = [
+    "ClassBias",
+    "ClassImbalance",
+    "Dirichlet",
+    "Ditto",
+    "Femnist",
+    "Iid",
+    "LongTailSizes",
+    "Partition",
+    "PartitionFile",
+    "PartitionSpec",
+    "Permutations",
+    "PowerLaw",
+    "Rotations",
+    "SyntheticSizes",
+    "UniformSizes",
+]

@@ -1,0 +1,145 @@
+"""What every partition can do, and the ways of dealing samples that several of them share."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.dataset import Dataset, Normalise
+from fedsim.data.federated import FederatedData, Index, Shard
+from fedsim.errors import ScenarioError
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+
+
+class Partition(Spec):
+    """A recipe that says which device holds which samples.
+
+    Attributes:
+        usual_normalise: the normalisation of the recipe's source, used where the scenario names none.
+        usually_augmented: whether the recipe's source distorts training images.
+        pools_test: whether devices draw from training and test samples alike; each then holds back a tenth of its own.
+    """
+
+    usual_normalise: ClassVar[Normalise] = "pixel"
+    usually_augmented: ClassVar[bool] = False
+    pools_test: ClassVar[bool] = False
+
+    @abstractmethod
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """The shards of ``devices`` devices, drawn from the streams ``world/data/...``.
+
+        Raises:
+            ScenarioError: the recipe cannot serve so many devices, or a parameter does not fit the data.
+            DataError: a partition file is missing or malformed.
+        """
+
+    def under(self, root: Path | None) -> Self:
+        """The same recipe with any file that it names sought under ``root``."""
+        return self
+
+
+def federated(dataset: Dataset, train: Sequence[Index], test: Sequence[Index]) -> FederatedData:
+    """Plain shards: device d trains on ``train[d]`` and is tested on ``test[d]``.
+
+    Raises:
+        ScenarioError: a device would have nothing to train on.
+    """
+    empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
+    if empty is not None:
+        raise ScenarioError(
+            f"population.devices is {len(train)}; with this data.partition device {empty} gets no training samples of "
+            f"'{dataset.name}', and each device needs one at least"
+        )
+    return FederatedData(dataset.pool, [Shard(mine, tested) for mine, tested in zip(train, test, strict=True)])
+
+
+def require_devices(devices: int, most: int, why: str) -> None:
+    """Refuse more devices than the data can serve.
+
+    Raises:
+        ScenarioError: ``devices`` is above ``most``.
+    """
+    if devices > most:
+        raise ScenarioError(f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed")
+
+
+def require_classes(key: str, value: int, classes: int, name: str) -> None:
+    """Refuse to give a device more classes than there are.
+
+    Raises:
+        ScenarioError: ``value`` is above ``classes``.
+    """
+    if value > classes:
+        raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
+
+
+def cut(index: Index, counts: NDArray[np.int64]) -> list[Index]:
+    """``index`` cut into consecutive parts of the given lengths."""
+    return np.split(index, np.cumsum(counts)[:-1])
+
+
+def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
+    """``index`` shuffled and cut into parts whose sizes differ by at most one, one a device."""
+    return np.array_split(generator.permutation(index), devices)
+
+
+def gather(owner: NDArray[np.int64], index: Index, devices: int) -> list[Index]:
+    """The entries of ``index`` that each device owns, in their order. ``owner`` is [n], of 0..devices-1."""
+    order = np.argsort(owner, kind="stable")
+    return cut(index[order], np.bincount(owner, minlength=devices))
+
+
+def hold_out_tenth(index: Index, generator: np.random.Generator) -> tuple[Index, Index]:
+    """A device's samples shuffled and cut into floor(0.9 n) for training and the rest for testing (FedProx)."""
+    shuffled = generator.permutation(index)
+    train = len(index) * 9 // 10
+    return shuffled[:train], shuffled[train:]
+
+
+def hold_out_tenths(dataset: Dataset, held: Sequence[Index], streams: Streams) -> FederatedData:
+    """Shards of which each device holds back a tenth of its own samples for testing."""
+    parts = [hold_out_tenth(index, streams.generator("world/data/hold-out", device)) for device, index in enumerate(held)]
+    return federated(dataset, [train for train, _ in parts], [test for _, test in parts])
+
+
+def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
+    """The published test samples, dealt so that each device is tested on the labels that it trains on.
+
+    The test samples of a class go to the devices in proportion to how many training samples of it they hold. Each goes to
+    exactly one device, so that pooled over the devices the score is that on the published test set; only classes on which
+    nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
+    """
+    devices, classes = len(train), dataset.pool.classes
+    held = np.zeros((devices, classes), dtype=np.int64)
+    for device, index in enumerate(train):
+        held[device] = np.bincount(dataset.pool.y[index], minlength=classes)
+    parts = dataset.by_class(dataset.test)
+    given = _proportional(held, np.array([len(part) for part in parts]))
+    generator = streams.generator("world/data/test")
+    dealt = [generator.permutation(part)[: given[:, label].sum()] for label, part in enumerate(parts)]
+    owner = np.concatenate([np.repeat(np.arange(devices), given[:, label]) for label in range(classes)])
+    return gather(owner, np.concatenate(dealt), devices)
+
+
+def _proportional(held: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Whole numbers [devices, C] in proportion to ``held`` within each class, whose columns sum to ``available`` [C].
+
+    What rounding leaves over in a class goes to those who have been rounded down most so far, so that totals over the
+    classes are in proportion too, and small shares do not all vanish.
+    """
+    given = np.zeros_like(held)
+    owed = np.zeros(len(held))
+    for label in np.flatnonzero(held.sum(axis=0)):
+        expected = available[label] * held[:, label] / held[:, label].sum()
+        given[:, label] = np.floor(expected)
+        owed += expected - given[:, label]
+        left = int(available[label] - given[:, label].sum())
+        if left > 0:
+            most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
+            given[most_owed, label] += 1
+            owed[most_owed] -= 1.0
+    return given

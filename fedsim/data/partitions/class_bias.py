@@ -1,0 +1,102 @@
+"""CATA-Fed's populations: a few classes make most of a device's data, and images are reused, each time distorted anew."""
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedsim.data.dataset import Dataset
+from fedsim.data.federated import FederatedData, Index
+from fedsim.data.partitions.base import Partition, deal_test_alike, federated, require_classes
+from fedsim.data.sources import by_name
+from fedsim.errors import ScenarioError
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+
+_LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))  # share of devices, least, most
+
+
+class UniformSizes(Spec):
+    """Whole numbers, uniform from ``low`` to ``high``, both included."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: int = Field(default=100, ge=1)
+    high: int = Field(default=3000, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "UniformSizes":
+        if self.low > self.high:
+            raise ValueError("'low' is above 'high'")
+        return self
+
+    def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Training samples of each device, int64 [devices]."""
+        return generator.integers(self.low, self.high, devices, endpoint=True)
+
+
+class LongTailSizes(Spec):
+    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5)."""
+
+    kind: Literal["long-tail"] = "long-tail"
+
+    def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Training samples of each device, int64 [devices]; the shares of devices hold exactly, up to rounding."""
+        shares, lows, highs = (np.array(column) for column in zip(*_LONG_TAIL, strict=True))
+        edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
+        tier = generator.permutation(np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0)))
+        return np.asarray(generator.integers(lows[tier], highs[tier], endpoint=True))
+
+
+class ClassBias(Partition):
+    """A share of each device's data is of a few random classes, the rest of all the others (Cho et al. 2022, CATA-Fed).
+
+    Images are drawn from the first ``per_class`` training images of each class: within a device without repetition while
+    they last, among devices with. So each device distorts its images in its own way (``data.augmentation``). Test samples
+    are the published ones, each on one device, following the devices' labels.
+
+    Attributes:
+        classes_per_device: H, the number of classes that make the larger part; all of them gives IID data.
+        share: the larger part, in equal amounts of the H classes; the rest is random among the other classes.
+        sizes: training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``.
+        per_class: training images of each class that are used.
+    """
+
+    kind: Literal["class-bias"] = "class-bias"
+    usually_augmented: ClassVar[bool] = True
+
+    classes_per_device: int = Field(default=1, ge=1)
+    share: float = Field(default=0.9, gt=0.0, le=1.0)
+    sizes: Annotated[UniformSizes | LongTailSizes, Field(discriminator="kind"), BeforeValidator(by_name)] = UniformSizes()
+    per_class: int = Field(default=5000, ge=1)
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """Biased draws from the training images."""
+        require_classes("classes_per_device", self.classes_per_device, dataset.pool.classes, dataset.name)
+        parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
+        empty = next((label for label, part in enumerate(parts) if not len(part)), None)
+        if empty is not None:
+            raise ScenarioError(
+                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
+            )
+        sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
+        train = [
+            self._draw(parts, int(size), streams.generator("world/data/train", device)) for device, size in enumerate(sizes)
+        ]
+        return federated(dataset, train, deal_test_alike(dataset, train, streams))
+
+    def _draw(self, parts: list[Index], size: int, generator: np.random.Generator) -> Index:
+        """One device's training samples."""
+        order = generator.permutation(len(parts))
+        biased, others = order[: self.classes_per_device], order[self.classes_per_device :]
+        major = round(self.share * size) if len(others) else size
+        counts = np.zeros(len(parts), dtype=np.int64)
+        counts[biased] = [len(chunk) for chunk in np.array_split(np.arange(major), len(biased))]
+        if len(others):
+            counts[others] = generator.multinomial(size - major, np.full(len(others), 1.0 / len(others)))
+        drawn = [
+            part[generator.choice(len(part), count, replace=bool(count > len(part)))]
+            for part, count in zip(parts, counts, strict=True)
+            if count
+        ]
+        return np.concatenate(drawn)

@@ -1,0 +1,25 @@
+"""Where samples come from: one small file a source."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from fedsim.data.sources.base import Source
+from fedsim.data.sources.cifar10 import Cifar10
+from fedsim.data.sources.digits import Digits
+from fedsim.data.sources.emnist import Emnist
+from fedsim.data.sources.mnist import Fashion, Mnist
+from fedsim.data.sources.npz import Npz
+from fedsim.data.sources.synthetic import Synthetic
+
+
+def by_name(value: object) -> object:
+    """A bare name is short for a table with that ``kind``."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+SourceSpec = Annotated[
+    Digits | Mnist | Fashion | Cifar10 | Emnist | Synthetic | Npz, Field(discriminator="kind"), BeforeValidator(by_name)
+]
+
+__all__ = ["Cifar10", "Digits", "Emnist", "Fashion", "Mnist", "Npz", "Source", "SourceSpec", "Synthetic", "by_name"]

@@ -1,0 +1,94 @@
+"""The user's own data, from a numpy archive."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.dataset import Raw, Samples
+from fedsim.data.sources.base import Source, checked_labels, every_fifth
+from fedsim.errors import DataError
+
+
+class Npz(Source):
+    """Arrays of the user's own in one ``.npz`` file.
+
+    Attributes:
+        path: the file, relative to ``data.root`` or ``$FEDSIM_DATA`` (or absolute). It holds ``x_train``, ``y_train``,
+            ``x_test`` and ``y_test``, or ``x`` and ``y``, of which every fifth sample of each class becomes a test sample.
+            Samples are uint8 or floats: vectors [n, features], grey images [n, h, w] or images [n, c, h, w]; labels are
+            integers from 0.
+    """
+
+    kind: Literal["npz"] = "npz"
+    path: str
+
+    def load(self, root: Path | None) -> Raw:
+        """The arrays, checked."""
+        path = (root or Path()) / self.path
+        arrays = _read(path)
+        if "x_train" in arrays or "x" not in arrays:
+            x_train, y_train = _pair(path, arrays, "x_train", "y_train")
+            x_test, y_test = _pair(path, arrays, "x_test", "y_test")
+        else:
+            x, y = _pair(path, arrays, "x", "y")
+            test = every_fifth(y)
+            x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
+        if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+            raise DataError(
+                f"'{path}': x_train holds samples of shape {x_train.shape[1:]} and type {x_train.dtype}, "
+                f"but x_test of {x_test.shape[1:]} and {x_test.dtype}"
+            )
+        classes = int(max(y_train.max(), y_test.max(initial=0))) + 1
+        peak = 255.0 if x_train.dtype == np.uint8 else 1.0
+        return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak)
+
+    def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
+        """What the file holds."""
+        raw = self.load(root)
+        return tuple(raw.x_train.shape[1:]), raw.classes
+
+
+def _read(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise DataError(
+            f"data.source.path names '{path}', which does not exist; it is sought under data.root or $FEDSIM_DATA"
+        ) from None
+    except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
+        raise DataError(f"'{path}' cannot be read as an .npz archive of plain arrays: {error}") from None
+
+
+def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_name: str) -> tuple[Samples, NDArray[np.int64]]:
+    for name in (x_name, y_name):
+        if name not in arrays:
+            raise DataError(
+                f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}, "
+                "and needs x_train, y_train, x_test and y_test, or x and y"
+            )
+    x, y = arrays[x_name], arrays[y_name]
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; labels are integers of shape (n,)")
+    if len(x) != len(y) or not len(x):
+        raise DataError(
+            f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
+        )
+    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), np.iinfo(np.int32).max)
+
+
+def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
+    if not 2 <= x.ndim <= 4:
+        raise DataError(f"'{path}': '{name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.dtype == np.uint8:
+        return np.asarray(x, dtype=np.uint8)
+    if not np.issubdtype(x.dtype, np.floating):
+        raise DataError(f"'{path}': '{name}' is of type {x.dtype}; allowed are uint8 and floats")
+    numbers = x.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise DataError(f"'{path}': '{name}' has values that are not finite")
+    return numbers

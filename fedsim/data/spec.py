@@ -1,0 +1,121 @@
+"""``[data]``: which samples there are and who holds them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import model_validator
+
+from fedsim.data.dataset import Dataset, Normalise, pooled
+from fedsim.data.federated import FederatedData
+from fedsim.data.partitions import Iid, Partition, PartitionSpec, SyntheticSizes
+from fedsim.data.sources import Digits, SourceSpec, Synthetic
+from fedsim.data.transforms import Augmentation
+from fedsim.errors import ScenarioError
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+
+
+class DataSpec(Spec):
+    """``[data]``: a source of samples and a partition among the devices.
+
+    Attributes:
+        source: a name such as ``"mnist"``, or a table with ``kind`` and the source's options.
+        root: the folder of data folders; without it ``$FEDSIM_DATA``.
+        partition: a name such as ``"iid"``, or a table with ``kind`` and the recipe's options. Without it ``iid``, and for the
+            source ``synthetic``, which brings its own devices, ``synthetic``.
+        normalise: ``pixel`` brings bytes to [0, 1] (digits: 0..16), and leaves floats; ``standardise`` takes
+            (x - mean) / (std + 0.001) of each pixel, over the samples that the partition trains on; ``none``. Without it as
+            in the partition's publication: ``standardise`` for ``power-law`` (over all samples) and ``ditto`` (over the
+            training samples), ``none`` for ``synthetic``, ``pixel`` for the others.
+        augmentation: distortion of training images, a table, or ``"none"``. Without it the defaults of ``Augmentation`` for
+            ``class-bias``, ``none`` for the others.
+    """
+
+    source: SourceSpec = Digits()
+    root: str | None = None
+    partition: PartitionSpec = Iid()
+    normalise: Normalise = "pixel"
+    augmentation: Augmentation | Literal["none"] = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual(cls, data: Any) -> Any:
+        """Write out what is usual for the partition wherever the scenario says nothing."""
+        if not isinstance(data, Mapping):
+            return data
+        usual: dict[str, Any] = {}
+        if "partition" not in data and _kind(data.get("source")) == "synthetic":
+            usual["partition"] = SyntheticSizes()
+        recipe = _recipe(_kind({**usual, **data}.get("partition", "iid")))
+        usual["normalise"] = recipe.usual_normalise
+        usual["augmentation"] = Augmentation() if recipe.usually_augmented else "none"
+        return {**usual, **data}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "DataSpec":
+        generated = isinstance(self.source, Synthetic)
+        if generated != isinstance(self.partition, SyntheticSizes):
+            raise ValueError(
+                f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'; 'synthetic' brings its own "
+                "devices, so the two kinds 'synthetic' go together only"
+            )
+        return self
+
+    def folder(self) -> Path | None:
+        """Where data files are sought: ``root``, else ``$FEDSIM_DATA``, else nowhere."""
+        root = self.root or os.environ.get("FEDSIM_DATA")
+        return Path(root) if root else None
+
+    def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
+        """Shape of one sample and number of classes, without reading files where they are known beforehand."""
+        if isinstance(self.source, Synthetic):
+            return (self.source.features,), self.source.classes
+        return self.source.shape_and_classes(self.folder())
+
+    def build(self, devices: int, streams: Streams) -> FederatedData:
+        """Load the source and deal it out.
+
+        Args:
+            devices: how many devices there are.
+            streams: draws come from ``world/data/...``.
+
+        Raises:
+            ScenarioError: the partition cannot serve so many devices, or does not fit the source.
+            DataError: files are missing, truncated or malformed.
+        """
+        dataset = self._dataset(devices, streams)
+        data = self.partition.under(self.folder()).split(dataset, devices, streams)
+        return data if self.augmentation == "none" else _augmented(data, self.augmentation, streams)
+
+    def _dataset(self, devices: int, streams: Streams) -> Dataset:
+        if isinstance(self.source, Synthetic):
+            assert isinstance(self.partition, SyntheticSizes)
+            return self.source.draw(self.partition.sizes(devices, streams), streams)
+        raw = self.source.load(self.folder())
+        return pooled(raw, self.normalise, over_test=self.partition.pools_test)
+
+
+def _augmented(data: FederatedData, augmentation: Augmentation, streams: Streams) -> FederatedData:
+    """``data`` whose devices distort their training images, each in its own way."""
+    if len(data.pool.shape) != 3:
+        raise ScenarioError(f"data.augmentation is given for samples of shape {data.pool.shape}; only images can be augmented")
+    shards = [
+        replace(shard, augment_seed=streams.word("world/data/augment", device)) for device, shard in enumerate(data.shards)
+    ]
+    return replace(data, shards=shards, augmentation=augmentation)
+
+
+def _kind(value: Any) -> Any:
+    """The kind that a name, a table or a spec means."""
+    if isinstance(value, Mapping):
+        return value.get("kind")
+    return value if isinstance(value, str) else getattr(value, "kind", None)
+
+
+def _recipe(kind: Any) -> type[Partition]:
+    """The partition of that kind; an unknown one is refused later, where the message is made."""
+    recipes: tuple[type[Partition], ...] = get_args(get_args(PartitionSpec)[0])
+    return next((recipe for recipe in recipes if recipe.model_fields["kind"].default == kind), Iid)

@@ -1,0 +1,42 @@
+"""The errors that a user of fedsim can meet, drawn first.
+
+Every one says what is wrong in one message; none is shown as a traceback by the command line. ``exit_status`` is what the
+command line leaves with: 2 where the scenario or the command line is wrong, 1 where it shows only later.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedsimError(Exception):
+    """The root of all errors that fedsim raises on purpose."""
+
+    exit_status = 1
+
+
+class ScenarioError(FedsimError):
+    """A scenario says something that cannot be run; the message names the key, the value and what is allowed."""
+
+    exit_status = 2
+
+
+class DataError(FedsimError):
+    """Data that a scenario needs is missing, truncated or malformed."""
+
+    exit_status = 2
+
+
+class RunFolderError(FedsimError):
+    """A run folder cannot be written (already used, no permission) or read (missing or damaged files)."""
+
+    exit_status = 2
+
+
+class SimulationError(FedsimError):
+    """A run met a state from which it cannot go on; shows only while it runs."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is near."""
+    close = get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,1 @@
+"""Where real work runs. An executor decides how long work takes in real time, and nothing else."""

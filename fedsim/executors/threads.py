@@ -1,0 +1,21 @@
+"""Work on a pool of threads of this process: torch and numpy release the interpreter lock while they compute."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class Threads:
+    """A pool of ``workers`` threads, each of which computes with one torch thread (see ``learning``)."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Queue ``function(*args)``."""
+        return self._pool.submit(function, *args)
+
+    def close(self) -> None:
+        """Drop queued work and wait for what is running."""
+        self._pool.shutdown(cancel_futures=True)

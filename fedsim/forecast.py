@@ -1,0 +1,54 @@
+"""What a scenario will cost, before it is run: sizes and times that follow from it without simulating."""
+
+import numpy as np
+
+from fedsim.assembly import Run
+from fedsim.scenario import Scenario
+from fedsim.simulation import Simulation
+from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.units import show_bytes, show_seconds
+
+
+def forecast_lines(scenario: Scenario) -> list[str]:
+    """Build the scenario, run nothing, and say what can be known.
+
+    Raises:
+        ScenarioError, DataError: it cannot be run.
+    """
+    run: Run = Simulation(scenario).installed
+    server = run.server
+    epoch_s = np.array([run.population.epoch_s(device) for device in range(server.devices)])
+    down = np.array(
+        [run.workforce.nominal_transfer_s(device, "down", server.download_bytes) for device in range(server.devices)]
+    )
+    up = np.array([run.workforce.nominal_transfer_s(device, "up", server.upload_bytes) for device in range(server.devices)])
+    lines = [
+        f"{server.devices} devices with {int(run.samples.sum())} training samples "
+        f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(run.samples))})",
+        f"a model of {run.learner.parameters} parameters; {show_bytes(server.download_bytes)} down, "
+        f"{show_bytes(server.upload_bytes)} up",
+        f"alone on its link a device downloads in {_range(down)}, trains an epoch in {_range(epoch_s)}, uploads in {_range(up)}",
+    ]
+    if isinstance(scenario.strategy, SynchronousParams) and scenario.stop.rounds is not None:
+        task_s = down + scenario.strategy.local_epochs * epoch_s + up
+        lines += _round_lines(run, scenario.strategy, scenario.stop.rounds, task_s)
+    return lines
+
+
+def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: np.ndarray) -> list[str]:  # type: ignore[type-arg]
+    """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
+    asked = min(params.asked_per_round or run.server.devices, run.server.devices)
+    slowest = float(np.quantile(task_s, 1 - 1 / (asked + 1)))
+    round_s = slowest if params.deadline is None else min(slowest, params.deadline)
+    traffic = asked * (run.server.download_bytes + run.server.upload_bytes)
+    steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * asked
+    gigaflops = run.samples.mean() * params.local_epochs * asked * run.learner.flops_per_sample / 1e9
+    return [
+        f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
+        f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic)}, about {show_seconds(rounds * round_s)} of simulated time",
+    ]
+
+
+def _range(seconds: np.ndarray) -> str:  # type: ignore[type-arg]
+    return f"{show_seconds(float(np.median(seconds)))} (median; {show_seconds(float(seconds.min()))} to {show_seconds(float(seconds.max()))})"

@@ -1,0 +1,110 @@
+"""Local training of many devices: what a worker is asked, and how a cohort is split into such requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.data.federated import FederatedData
+from fedsim.learning.refs import Ref, Trained, Weights
+from fedsim.learning.solvers import batches
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
+from fedsim.learning.training import TrainingSpec
+from fedsim.streams import Streams
+
+_MOST_UNEQUAL = 4  # devices in one stack differ at most by this factor in their number of steps
+
+
+@dataclass(frozen=True)
+class Job:
+    """One device's training, with its start known.
+
+    Attributes:
+        recipe: what was asked.
+        weights: the base's weights, float32 [d].
+        count: how many samples it trains on.
+    """
+
+    recipe: Trained
+    weights: Weights
+    count: int
+
+    def steps(self, batch_size: int) -> int:
+        """SGD steps that it takes."""
+        return batches.steps(self.count, batch_size, self.recipe.epochs, self.recipe.iterations)
+
+
+class Trainer:
+    """Carries out jobs on a worker, and splits cohorts into what one worker does at a time.
+
+    Args:
+        solver: trains the model.
+        training: how.
+        data: of all devices.
+        streams: the run's streams.
+    """
+
+    def __init__(self, solver: Solver, training: TrainingSpec, data: FederatedData, streams: Streams) -> None:
+        self.solver = solver
+        self.training = training
+        self.data = data
+        self.streams = streams
+
+    def job(self, ref: Ref) -> Job:
+        """The job that computes ``ref``, whose base is known."""
+        recipe = ref.recipe
+        if not isinstance(recipe, Trained) or recipe.base.value is None:
+            raise ValueError(f"{ref} is no training that could be done now")
+        shard = self.data.shard(recipe.device, recipe.version)
+        return Job(recipe, recipe.base.value, len(shard.train) if recipe.samples is None else len(recipe.samples))
+
+    def split(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Positions of the jobs that are done together, the longest work first.
+
+        Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal term
+        and one width of batches, of like length, and no more than the solver's stack holds.
+        """
+        size = self.training.batch_size
+        steps = [job.steps(size) for job in jobs]
+
+        def alike(at: int) -> tuple[float, float, int]:
+            return jobs[at].recipe.lr, jobs[at].recipe.proximal, batches.width(jobs[at].count, size)
+
+        order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
+        chunks: list[list[int]] = []
+        for _, group in groupby(order, alike):
+            rest = list(group)
+            while rest:
+                long = [at for at in rest if steps[at] * _MOST_UNEQUAL >= steps[rest[0]]]
+                chunks += _evenly(long, self.solver.clients_at_once)
+                rest = rest[len(long) :]
+        return sorted(chunks, key=lambda chunk: (-steps[chunk[0]], chunk[0]))
+
+    def train(self, jobs: Sequence[Job]) -> list[Solved]:
+        """Carry out jobs that ``split`` put together; the results in the order given."""
+        compute_with_one_thread()
+        recipe, training = jobs[0].recipe, self.training
+        descent = Descent(recipe.lr, training.momentum, training.weight_decay, training.l2, recipe.proximal)
+        return self.solver.solve([self._local_solve(job) for job in jobs], descent)
+
+    def _local_solve(self, job: Job) -> LocalSolve:
+        recipe = job.recipe
+        x, y = self._samples(recipe)
+        generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
+        order = batches.shuffled(generator, len(y), self.training.batch_size, recipe.epochs, recipe.iterations)
+        key = self.streams.word("learning/dropout", recipe.device, recipe.key)
+        return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key)
+
+    def _samples(self, recipe: Trained) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        x, y = self.data.train_samples(self.data.shard(recipe.device, recipe.version))
+        return (x, y) if recipe.samples is None else (x[recipe.samples], y[recipe.samples])
+
+
+def _evenly(jobs: list[int], most: int) -> list[list[int]]:
+    """Chunks of nearly equal length, at most ``most``."""
+    count = -(-len(jobs) // most)
+    ends = [len(jobs) * at // count for at in range(count + 1)]
+    return [jobs[begin:end] for begin, end in pairwise(ends)]

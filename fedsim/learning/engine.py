@@ -1,0 +1,293 @@
+"""Learning that waits until somebody asks: models are names until a number is wanted.
+
+Asking for one gathers its uncomputed ancestors and computes them in waves: initial models and mixes to a standstill, then
+every training whose start is known, as one cohort. What nobody asks for, a straggler's update say, is never computed.
+Handlers run one at a time, and so do the requests here.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.data.federated import FederatedData
+from fedsim.errors import ScenarioError
+from fedsim.learning.cohort import Trainer
+from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.initial import initial_weights
+from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
+from fedsim.learning.refs import Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
+from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.dense import Dense
+from fedsim.learning.solvers.module import Module
+from fedsim.learning.solvers.modules import module_of
+from fedsim.learning.testing import TestSets, apply, apply_each, judge, judge_each
+from fedsim.learning.training import TrainingSpec
+from fedsim.simulation import Simulation
+from fedsim.streams import Streams
+
+_MIX_BLOCK = 1 << 15  # numbers that are summed at once: what stays in a core's own cache
+_TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
+
+
+class Learning:
+    """Where models are made and measured.
+
+    Args:
+        simulation: the clock, whose executor does the work.
+        model, training: what is trained, and how.
+        data: of all devices.
+        streams: the run's streams.
+
+    Raises:
+        ScenarioError: the model does not fit the data, or ``training.device`` is not there.
+
+    Attributes:
+        parameters: trained numbers, d.
+        bytes: the model's size in float32.
+        flops_per_sample: FLOPs of a training step on one sample.
+    """
+
+    def __init__(
+        self, simulation: Simulation, model: ModelSpec, training: TrainingSpec, data: FederatedData, streams: Streams
+    ) -> None:
+        if isinstance(model, SizeOnly):
+            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        shape, classes = data.pool.shape, data.pool.classes
+        self._simulation = simulation
+        self._model, self._training, self._streams = model, training, streams
+        self._architecture = None if isinstance(model, ModuleModel) else model.architecture(shape, classes)
+        self.parameters = model.parameters(shape, classes)
+        self.bytes = 4.0 * self.parameters
+        self.flops_per_sample = model.flops(shape, classes)
+        device = _device(training.device)
+        self._solver = self._build_solver(device)
+        self._trainer = Trainer(self._solver, training, data, streams)
+        self._tests = TestSets(data, device)
+        self._serial = 0
+
+    def _build_solver(self, device: torch.device) -> Solver:
+        if isinstance(self._model, ModuleModel):
+            from fedsim.learning.factory import build
+
+            return Module(build(self._model, self._streams.word("strategy/init") >> 1), device)
+        assert self._architecture is not None
+        return (
+            Dense(self._architecture, device) if self._architecture.is_dense else Module(module_of(self._architecture), device)
+        )
+
+    # Names.
+
+    def initial(self, count: int = 0) -> Ref:
+        """A freshly initialised model; another ``count`` is another independent draw, the same for every strategy."""
+        return self._name("model", Initial(count))
+
+    def train(
+        self,
+        base: Ref,
+        device: int,
+        *,
+        epochs: int = 1,
+        key: int,
+        round: int = 0,  # noqa: A002
+        version: int = 0,
+        proximal: float = 0.0,
+        iterations: int | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> Ref:
+        """The result of local training.
+
+        Args:
+            base: where it starts; also the anchor of the proximal term.
+            device: whose data.
+            epochs: passes over the data; 0 gives ``base`` back.
+            key: with ``device`` names the stream of shuffles and dropout masks; a task's number, say.
+            round: decays the learning rate.
+            version: of the device's data.
+            proximal: mu of FedProx.
+            iterations: SGD steps, instead of ``epochs``.
+            samples: positions within the device's training samples to train on; None for all.
+        """
+        lr = self._training.lr_in(round)
+        recipe = Trained(base, device, version, epochs, iterations, key, lr, proximal, samples)
+        return self._name("update", recipe, device)
+
+    def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """The linear combination sum of coefficient x model, in the order given; float64 sums, float32 result.
+
+        A part that is not finite is left out, with a record ``non-finite``. The other coefficients are then scaled to the sum
+        of all (``rescale = False``: left as they are, right for a sum of differences). Where nothing is left, or what is left
+        cannot be scaled (it sums to 0), the mix is ``otherwise``; without one it is itself not finite, and left out of what
+        it goes into.
+        """
+        return self._name("model", Mixed(tuple(parts), otherwise, rescale))
+
+    def shift(self, device: int, version: int) -> None:
+        """From now on ``device`` is tested on that version of its data."""
+        self._tests.shift(device, version)
+
+    def _name(self, what: str, recipe: Recipe, device: int | None = None) -> Ref:
+        ref = Ref(f"{what}-{self._serial}", self._serial, recipe, device)
+        self._serial += 1
+        return ref
+
+    # Numbers.
+
+    async def value(self, ref: Ref) -> NDArray[np.float32]:
+        """The weights, float32 [d], read-only."""
+        await self._compute([ref])
+        return _known(ref)
+
+    def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """A flat model as named tensors, named as torch names them."""
+        if self._architecture is not None:
+            shapes = self._architecture.tensors
+        else:
+            assert isinstance(self._solver, Module)
+            shapes = self._solver.tensors
+        ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
+        parts = np.split(weights, ends)
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
+
+    async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
+        """Each model on the test samples of the devices that it serves (None: all), pooled and device by device."""
+        await self._compute(ref for ref, _ in models.values())
+        alone = {name: (ref, served[0]) for name, (ref, served) in models.items() if served is not None and len(served) == 1}
+        results: dict[str, Evaluation] = {}
+        if alone:
+            together = await self.evaluate_each(list(alone.values()))
+            results = {name: _row(together, at) for at, name in enumerate(alone)}
+        work = []
+        for name, (ref, served) in models.items():
+            if name not in alone:
+                samples = self._tests.of(served)
+                weights = _known(ref)
+                work.append((name, samples, [self._submit(apply, weights, block) for block in samples.blocks]))
+        for name, samples, futures in work:
+            outputs = [await self._simulation.join(future) for future in futures]
+            results[name] = judge(self._solver, samples, outputs)
+        return Evaluation.together({name: results[name] for name in models})
+
+    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
+        """Each model on the test samples of its one device; results in the order given."""
+        await self._compute(ref for ref, _ in models)
+        tests = [(ref, *self._tests.own(device)) for ref, device in models]
+        order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
+        chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
+        futures = [
+            self._submit(apply_each, [_known(tests[at][0]) for at in chunk], [tests[at][1] for at in chunk]) for chunk in chunks
+        ]
+        outputs: dict[int, torch.Tensor] = {}
+        for chunk, future in zip(chunks, futures, strict=True):
+            outputs |= zip(chunk, await self._simulation.join(future), strict=True)
+        tested = sorted(outputs)
+        devices = [device for _, device in models]
+        correct, loss = np.zeros(len(models), dtype=np.int64), np.zeros(len(models))
+        if tested:
+            judged = judge_each(self._solver, tested, [outputs[at] for at in tested], [tests[at][2] for at in tested])
+            correct[tested], loss[tested] = judged.correct, judged.loss_sum
+        return Evaluation(devices, correct, np.array([len(y) for _, _, y in tests], dtype=np.int64), loss)
+
+    async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
+        """The mean of the devices' training losses over their last local epoch, with the weights given; finite ones only."""
+        await self._compute(ref for ref, _ in updates)
+        known = [(ref.train_loss, weight) for ref, weight in updates if math.isfinite(ref.train_loss)]
+        total = math.fsum(weight for _, weight in known)
+        return math.fsum(loss * weight for loss, weight in known) / total if total else None
+
+    async def discrepancy(self, updates: Sequence[Ref], center: Ref) -> float | None:
+        """The mean distance ||update - center||_2 over the finite updates (FlexCFL, Eq. 3); None when there is none."""
+        await self._compute([*updates, center])
+        middle = _known(center).astype(np.float64)
+        distances = [math.sqrt(np.square(_known(ref) - middle).sum()) for ref in updates if ref.finite]
+        return sum(distances) / len(distances) if distances and center.finite else None
+
+    # How they come about.
+
+    def _submit(self, function: Any, *args: Any) -> "Future[Any]":
+        return self._simulation.submit(function, self._solver, *args)
+
+    async def _compute(self, wanted: Iterable[Ref]) -> None:
+        waves = Waves(wanted)
+        while waves:
+            for ref in waves.combined():
+                self._combine(ref)
+                waves.done(ref)
+            trainings = waves.trainings()
+            if trainings:
+                await self._train(trainings)
+                for ref in trainings:
+                    waves.done(ref)
+
+    async def _train(self, refs: Sequence[Ref]) -> None:
+        """One cohort: every chunk is under way before the first is awaited."""
+        jobs = [self._trainer.job(ref) for ref in refs]
+        chunks = self._trainer.split(jobs)
+        futures = [self._simulation.submit(self._trainer.train, [jobs[at] for at in chunk]) for chunk in chunks]
+        for chunk, future in zip(chunks, futures, strict=True):
+            for at, solved in zip(chunk, await self._simulation.join(future), strict=True):
+                refs[at].settle(solved.weights, solved.train_loss)
+
+    def _combine(self, ref: Ref) -> None:
+        recipe = ref.recipe
+        if isinstance(recipe, Initial):
+            init = self._training.init
+            ref.settle(initial_weights(self._model, self._architecture, init, self._streams, recipe.count))
+        elif isinstance(recipe, Mixed):
+            ref.settle(self._mixed(recipe))
+
+    def _mixed(self, recipe: Mixed) -> Weights:
+        kept = [(part, coefficient) for part, coefficient in recipe.parts if part.finite]
+        if len(kept) < len(recipe.parts):
+            for part, _ in recipe.parts:
+                if not part.finite:
+                    self._simulation.emit("non-finite", device=part.device, ref=part.name)
+            total = math.fsum(coefficient for _, coefficient in recipe.parts)
+            left = math.fsum(coefficient for _, coefficient in kept)
+            if not kept or (recipe.rescale and 0.0 in (total, left)):
+                if recipe.otherwise is None:
+                    return np.full(self.parameters, np.nan, dtype=np.float32)
+                return _known(recipe.otherwise)
+            if recipe.rescale:
+                kept = [(part, coefficient * (total / left)) for part, coefficient in kept]
+        return _linear_combination([(_known(part), coefficient) for part, coefficient in kept], self.parameters)
+
+
+def _linear_combination(parts: Sequence[tuple[Weights, float]], size: int) -> Weights:
+    """The sum of coefficient x weights in the order given, in float64, block by block so that the sums stay in the cache."""
+    mixed = np.empty(size, dtype=np.float32)
+    for at in range(0, size, _MIX_BLOCK):
+        block = slice(at, at + _MIX_BLOCK)
+        total = np.zeros(len(mixed[block]))
+        for weights, coefficient in parts:
+            total += weights[block] * np.float64(coefficient)
+        mixed[block] = total
+    return mixed
+
+
+def _known(ref: Ref) -> Weights:
+    """The weights of a ref that has been computed."""
+    if ref.value is None:
+        raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
+    return ref.value
+
+
+def _row(evaluation: Evaluation, at: int) -> Evaluation:
+    """One entry of an evaluation by itself."""
+    row = slice(at, at + 1)
+    return Evaluation(evaluation.devices[row], evaluation.correct[row], evaluation.count[row], evaluation.loss_sum[row])
+
+
+def _device(name: str) -> torch.device:
+    """The torch device, which must be there."""
+    if name.startswith("cuda"):
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = torch.device(name).index
+        if not found or (index is not None and index >= found):
+            there = f"cpu{''.join(f', cuda:{at}' for at in range(found))}"
+            raise ScenarioError(f"training.device is {name!r}, but this machine has no such device; it has {there}")
+    return torch.device(name)

@@ -1,0 +1,94 @@
+"""Building a module of the user's own, and refusing what cannot be trained fairly or repeatably."""
+
+import inspect
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.learning.architecture import Shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedsim.learning.models import ModuleModel
+
+
+def build(model: "ModuleModel", seed: int = 0) -> "nn.Module":
+    """Make the module, initialised under ``seed``; torch's global generator is left as it was.
+
+    Raises:
+        ScenarioError: the path leads nowhere, the factory fails or makes no module, or the module cannot be used.
+    """
+    import torch
+
+    factory = _find(model.factory)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            module = factory(**model.args)
+        except Exception as error:
+            raise ScenarioError(
+                f"model.factory {model.factory!r} failed with model.args = {model.args}: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise ScenarioError(f"model.factory {model.factory!r} made a {type(module).__name__}; it must make a torch.nn.Module")
+    _refuse(module, model.factory)
+    return module
+
+
+def forward_flops(module: "nn.Module", shape: Shape) -> float:
+    """FLOPs of the matrix products and convolutions of one forward pass on one sample.
+
+    Raises:
+        ScenarioError: the module does not take such samples.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        try:
+            module.eval()(torch.zeros(1, *shape))
+        except Exception as error:
+            raise ScenarioError(f"the module of model.factory cannot take samples of shape {shape}: {error}") from error
+    return float(counter.get_total_flops())
+
+
+def _find(path: str) -> Any:
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise ScenarioError(f"model.factory is {path!r}; it must be of the form 'package.module:function'")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ScenarioError(f"model.factory is {path!r}, but {module_name!r} cannot be imported: {error}") from error
+    if not hasattr(module, name):
+        hint = nearest(name, (known for known in dir(module) if not known.startswith("_")))
+        raise ScenarioError(f"model.factory is {path!r}, but {module_name!r} has no attribute {name!r}{hint}")
+    factory = getattr(module, name)
+    if not callable(factory):
+        raise ScenarioError(f"model.factory is {path!r}, which is a {type(factory).__name__}; it must be callable")
+    return factory
+
+
+def _refuse(module: "nn.Module", path: str) -> None:
+    """Raise for a part that keeps running statistics, or draws from torch's global generator."""
+    from torch import nn
+
+    from fedsim.learning.solvers.dropout import REPLACEABLE
+
+    keyed = "its random numbers would depend on the order of the work; use torch.nn.Dropout, whose masks are keyed"
+    for name, part in module.named_modules():
+        where = f"model.factory {path!r}: the part {name or 'itself'!r} is a {type(part).__name__}"
+        if getattr(part, "running_mean", None) is not None:
+            raise ScenarioError(
+                f"{where}, whose running statistics are no parameters and would be lost or mixed between devices; "
+                "use torch.nn.GroupNorm, or track_running_stats=False"
+            )
+        draws = isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU) and not isinstance(part, REPLACEABLE)
+        inner = getattr(part, "dropout", 0.0) if isinstance(part, nn.RNNBase | nn.MultiheadAttention) else 0.0
+        if draws or inner:
+            raise ScenarioError(f"{where} that draws random numbers in training; {keyed}")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ScenarioError(f"model.factory {path!r} makes a module without trainable parameters")
+    if hasattr(module, "loss") and not inspect.ismethod(module.loss):
+        raise ScenarioError(f"model.factory {path!r}: 'loss' must be a method loss(outputs, y) that returns one loss a sample")

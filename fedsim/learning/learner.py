@@ -1,0 +1,68 @@
+"""What every learner offers, whether it learns or not."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.refs import Ref
+
+
+class Learner(Protocol):
+    """Where models are made and measured: ``Learning``, or ``Off`` for time and bytes only."""
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of the model, d."""
+
+    @property
+    def bytes(self) -> float:
+        """Size of the model in float32."""
+
+    @property
+    def flops_per_sample(self) -> float:
+        """FLOPs of a training step on one sample."""
+
+    def initial(self, count: int = 0) -> Ref:
+        """A freshly initialised model."""
+
+    def train(
+        self,
+        base: Ref,
+        device: int,
+        *,
+        epochs: int = 1,
+        key: int,
+        round: int = 0,  # noqa: A002
+        version: int = 0,
+        proximal: float = 0.0,
+        iterations: int | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> Ref:
+        """The result of local training on a device."""
+
+    def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """A linear combination of models."""
+
+    def shift(self, device: int, version: int) -> None:
+        """From now on a device is tested on another version of its data."""
+
+    def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """A flat model as named tensors."""
+
+    async def value(self, ref: Ref) -> NDArray[np.float32]:
+        """The weights of a model."""
+
+    async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation | None:
+        """Test models on the devices that they serve."""
+
+    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation | None:
+        """Test a model a device."""
+
+    async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
+        """Weighted mean of the devices' own training losses."""
+
+    async def discrepancy(self, updates: Sequence[Ref], center: Ref) -> float | None:
+        """Mean distance of updates from a model."""

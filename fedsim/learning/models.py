@@ -1,0 +1,279 @@
+"""What ``[model]`` may say: the models of the literature, any ``nn.Module`` by import path, or a bare size.
+
+The published parameter counts are tests. Convolutions pad symmetrically; where Keras would pad one row more at the end than
+at the start (even inputs, stride 2), shapes and counts are the same and the values are shifted by a pixel.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from fedsim.learning.architecture import (
+    Architecture,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Shape,
+    dense,
+)
+from fedsim.spec import Spec
+from fedsim.units import Bytes
+
+
+class _Layered(Spec):
+    """A model whose layers follow from the shape of a sample and the number of classes."""
+
+    def architecture(self, shape: Shape, classes: int) -> Architecture:
+        """The layers for samples of ``shape``.
+
+        Raises:
+            ScenarioError: the model cannot take such samples.
+        """
+        return Architecture(shape, self._layers(shape, classes))
+
+    def parameters(self, shape: Shape, classes: int) -> int:
+        """Trained numbers."""
+        return self.architecture(shape, classes).parameters
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        """FLOPs of a training step on one sample."""
+        return float(self.architecture(shape, classes).flops)
+
+    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
+        raise NotImplementedError
+
+
+class _Convolutional(_Layered):
+    """Convolutional layers, then dense ones."""
+
+    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
+        channels = shape[0]
+        front = (*self._front(channels), Flatten())
+        features = Architecture(shape, front).shapes[-1][0]
+        return (*front, *self._back(features, classes))
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        raise NotImplementedError
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        raise NotImplementedError
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, *, same: bool = True) -> tuple[Layer, ...]:
+    """A convolution and its ReLU; ``same`` keeps the sides (divided by the stride)."""
+    return Conv2d(inputs, outputs, kernel, stride, kernel // 2 if same else 0), ReLU()
+
+
+def _flat(shape: Shape) -> tuple[tuple[Layer, ...], int]:
+    """A flattening layer where one is needed, and the number of features after it."""
+    if len(shape) == 1:
+        return (), shape[0]
+    return (Flatten(),), Flatten().output(shape)[0]
+
+
+class Logistic(_Layered):
+    """Multinomial logistic regression; 784 x 10 + 10 = 7,850 parameters on MNIST."""
+
+    kind: Literal["logistic"] = "logistic"
+
+    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
+        front, features = _flat(shape)
+        return (*front, Linear(features, classes))
+
+
+class Perceptron(_Layered):
+    """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's MNIST-MLP).
+
+    Attributes:
+        hidden: widths of the hidden layers.
+    """
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: list[int] = Field(default=[128], min_length=1)
+
+    @field_validator("hidden")
+    @classmethod
+    def _positive(cls, hidden: list[int]) -> list[int]:
+        if min(hidden) < 1:
+            raise ValueError(f"a hidden layer has {min(hidden)} neurons; allowed is 1 and more")
+        return hidden
+
+    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
+        front, features = _flat(shape)
+        return (*front, *dense(features, *self.hidden, classes))
+
+
+class FemnistPerceptron(_Layered):
+    """FlexCFL's FEMNIST-MLP: 784-512-10, 407,050 parameters."""
+
+    kind: Literal["femnist-mlp"] = "femnist-mlp"
+
+    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
+        front, features = _flat(shape)
+        return (*front, *dense(features, 512, classes))
+
+
+class MnistCNN(_Convolutional):
+    """FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense; 50,186 parameters."""
+
+    kind: Literal["mnist-cnn"] = "mnist-cnn"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        return (*_conv(channels, 32, 3), MaxPool2d(2), *_conv(32, 64, 3), MaxPool2d(2))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return (Dropout(0.5), Linear(features, classes))
+
+
+class FemnistCNN(_Convolutional):
+    """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578 parameters."""
+
+    kind: Literal["femnist-cnn"] = "femnist-cnn"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        def block(inputs: int, outputs: int) -> tuple[Layer, ...]:
+            valid = (*_conv(inputs, outputs, 3, same=False), *_conv(outputs, outputs, 3, same=False))
+            return (*valid, *_conv(outputs, outputs, 5, 2), Dropout(0.4))
+
+        return (*block(channels, 32), *block(32, 64))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return (Linear(features, 128), ReLU(), Dropout(0.4), Linear(128, classes))
+
+
+class FashionCNN(_Convolutional):
+    """FlexCFL's FashionMNIST-CNN: 5x5x32, pool, 5x5x64, pool, dense 1024; 3,274,634 parameters."""
+
+    kind: Literal["fashion-cnn"] = "fashion-cnn"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        return (*_conv(channels, 32, 5), MaxPool2d(2), *_conv(32, 64, 5), MaxPool2d(2))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return dense(features, 1024, classes)
+
+
+class LcflCNN(_Convolutional):
+    """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482 parameters."""
+
+    kind: Literal["lcfl-cnn"] = "lcfl-cnn"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        return (*_conv(channels, 16, 5), MaxPool2d(2), *_conv(16, 32, 5), MaxPool2d(2))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return dense(features, 256, classes)
+
+
+class LcflCifarCNN(_Convolutional):
+    """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142 parameters."""
+
+    kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        return (*_conv(channels, 32, 5, same=False), MaxPool2d(2), *_conv(32, 84, 5, same=False), MaxPool2d(2))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return dense(features, 256, classes)
+
+
+class CataCNN(_Convolutional):
+    """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
+
+    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our reading of the paper.
+    """
+
+    kind: Literal["cata-cnn"] = "cata-cnn"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        def pair(inputs: int, outputs: int) -> tuple[Layer, ...]:
+            return (*_conv(inputs, outputs, 3), *_conv(outputs, outputs, 3), MaxPool2d(2), Dropout(0.2))
+
+        return (*pair(channels, 32), *pair(32, 64), *pair(64, 128))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return dense(features, 1024, 512, 256, classes)
+
+
+class CNN5(_Convolutional):
+    """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922 parameters on MNIST."""
+
+    kind: Literal["cnn5"] = "cnn5"
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        return (*_conv(channels, 32, 5), MaxPool2d(2), *_conv(32, 64, 5), MaxPool2d(2))
+
+    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return dense(features, 128, classes)
+
+
+class ModuleModel(Spec):
+    """Any ``torch.nn.Module``, by the import path of something that makes one.
+
+    The module maps samples [n, *shape] to outputs [n, classes]. Its loss is softmax cross-entropy unless it has a method
+    ``loss(outputs, y)`` that returns one loss a sample, [n]. It initialises itself, under a seed of the run's. Dropout is
+    replaced by one whose masks are keyed; whatever else draws random numbers in training, or keeps running statistics, is
+    refused.
+
+    Attributes:
+        factory: ``package.module:name`` of a class or function.
+        args: keyword arguments for it.
+    """
+
+    kind: Literal["module"] = "module"
+    factory: str
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    def parameters(self, shape: Shape, classes: int) -> int:
+        """Trained numbers, counted by building the module; frozen parameters are no part of what is trained and sent."""
+        from fedsim.learning.factory import build
+
+        return sum(parameter.numel() for parameter in build(self).parameters() if parameter.requires_grad)
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass."""
+        from fedsim.learning.factory import build, forward_flops
+
+        return 3.0 * forward_flops(build(self), shape)
+
+
+class SizeOnly(Spec):
+    """A model of which only the size and the cost are known; for ``learning = "off"``.
+
+    Attributes:
+        bytes: its size in float32.
+        flops_per_sample: FLOPs of a training step on one sample.
+    """
+
+    kind: Literal["size"] = "size"
+    bytes: Bytes
+    flops_per_sample: float = Field(default=1e6, gt=0.0, allow_inf_nan=False)
+
+    def parameters(self, shape: Shape, classes: int) -> int:
+        """As many float32 numbers as fill ``bytes``."""
+        return round(self.bytes / 4)
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        """FLOPs of a training step on one sample."""
+        return self.flops_per_sample
+
+
+ModelSpec = Annotated[
+    Logistic
+    | Perceptron
+    | MnistCNN
+    | FemnistPerceptron
+    | FemnistCNN
+    | FashionCNN
+    | LcflCNN
+    | LcflCifarCNN
+    | CataCNN
+    | CNN5
+    | ModuleModel
+    | SizeOnly,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,92 @@
+"""``learning = "off"``: the learner that never learns. Time and bytes are all that a run then measures."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.learning.architecture import Shape
+from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.models import ModelSpec
+from fedsim.learning.refs import Ref
+
+
+class Off:
+    """Gives out names of models that have a size and a cost, and no weights.
+
+    Args:
+        model: what is pretended to be trained.
+        shape: shape of one sample.
+        classes: number of classes.
+
+    Every test answers None: nothing was measured. Whoever asks for weights gets a ``SimulationError``.
+    """
+
+    def __init__(self, model: ModelSpec, shape: Shape, classes: int) -> None:
+        self.parameters = model.parameters(shape, classes)
+        self.bytes = 4.0 * self.parameters
+        self.flops_per_sample = model.flops(shape, classes)
+        self._serial = 0
+
+    def initial(self, count: int = 0) -> Ref:
+        """A name."""
+        return self._name("model")
+
+    def train(
+        self,
+        base: Ref,
+        device: int,
+        *,
+        epochs: int = 1,
+        key: int,
+        round: int = 0,  # noqa: A002
+        version: int = 0,
+        proximal: float = 0.0,
+        iterations: int | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> Ref:
+        """A name."""
+        return self._name("update", device)
+
+    def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """A name."""
+        return self._name("model")
+
+    def shift(self, device: int, version: int) -> None:
+        """Nothing to do: nothing is tested."""
+
+    def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """There are none."""
+        return {}
+
+    async def value(self, ref: Ref) -> NDArray[np.float32]:
+        """There is none.
+
+        Raises:
+            SimulationError: always.
+        """
+        raise SimulationError(
+            f'the strategy looks at the weights of {ref.name}, but learning = "off" has none; set learning = "on"'
+        )
+
+    async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation | None:
+        """None: nothing is measured."""
+        return None
+
+    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation | None:
+        """None: nothing is measured."""
+        return None
+
+    async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
+        """None: nothing is measured."""
+        return None
+
+    async def discrepancy(self, updates: Sequence[Ref], center: Ref) -> float | None:
+        """None: nothing is measured."""
+        return None
+
+    def _name(self, what: str, device: int | None = None) -> Ref:
+        ref = Ref(f"{what}-{self._serial}", self._serial, None, device)
+        self._serial += 1
+        return ref

@@ -1,0 +1,95 @@
+"""What a solver is given and what it gives."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.learning.refs import Weights
+from fedsim.learning.solvers.batches import Batches
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The rule of an SGD step.
+
+    The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only) + proximal (w - w_start); with momentum m
+    the step is v <- m v + gradient, w <- w - lr v.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    l2: float = 0.0
+    proximal: float = 0.0
+
+    def shrinkage(self, kernel: bool) -> float:
+        """The factor of w itself in the gradient of a parameter; for a ``kernel`` with the L2 penalty."""
+        return self.weight_decay + self.proximal + (2.0 * self.l2 if kernel else 0.0)
+
+
+@dataclass(frozen=True)
+class LocalSolve:
+    """One device's work.
+
+    Attributes:
+        weights: where it starts, float [d].
+        x: its samples, float32 [n, *shape].
+        y: their labels, int64 [n].
+        batches: which of them make up each step.
+        key: 64 random bits, for dropout.
+    """
+
+    weights: Weights
+    x: Tensor
+    y: Tensor
+    batches: Batches
+    key: int = 0
+
+
+class Solved(NamedTuple):
+    """The outcome: weights, float [d], and the mean loss over the samples of the last epoch (NaN without a step)."""
+
+    weights: Weights
+    train_loss: float
+
+
+class Solver(Protocol):
+    """Trains and applies one kind of model. Its methods may run in several threads at once.
+
+    Attributes:
+        device: where the arithmetic is done.
+        clients_at_once: how many solves may share a ``solve`` (memory and cache; never the number of workers).
+    """
+
+    device: torch.device
+    clients_at_once: int
+
+    def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
+        """Train all; the batches of all have one width. Each result is the same, bit for bit, whoever else is among them."""
+
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """What the model makes of samples [n, *shape]: [n, classes]."""
+
+    def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
+        """The same for several models, each with its own samples."""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample, [n]."""
+
+
+_threads = threading.local()
+
+
+def compute_with_one_thread() -> None:
+    """Let torch use one thread in the calling thread, from now on.
+
+    Workers are the parallelism here: two torch threads on small matrices are slower than one, and their results depend on
+    how the work was split.
+    """
+    if not getattr(_threads, "single", False):
+        torch.set_num_threads(1)
+        _threads.single = True

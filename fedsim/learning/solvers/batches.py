@@ -1,0 +1,69 @@
+"""Which samples make up each SGD step of a local solve."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NARROW = 64  # batches up to this size are always padded to the full batch size
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one local solve, one row a step.
+
+    Attributes:
+        rows: positions of the samples, int64 [steps, width]; ``samples`` stands for none (the last batch of an epoch).
+        counts: samples in each batch, int64 [steps].
+        last_epoch: the first step of the last epoch.
+        samples: number of samples n.
+    """
+
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    last_epoch: int
+    samples: int
+
+    @property
+    def steps(self) -> int:
+        """SGD steps in all."""
+        return len(self.counts)
+
+
+def width(samples: int, batch_size: int) -> int:
+    """How many rows a batch array has, for a device with so many samples.
+
+    A function of the device alone, never of who trains beside it: otherwise its result would depend on its company.
+    """
+    return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
+
+
+def steps(samples: int, batch_size: int, epochs: int, iterations: int | None) -> int:
+    """SGD steps of a local solve."""
+    if not samples:
+        return 0
+    return epochs * -(-samples // batch_size) if iterations is None else iterations
+
+
+def shuffled(
+    generator: np.random.Generator, samples: int, batch_size: int, epochs: int, iterations: int | None = None
+) -> Batches:
+    """Batches from a fresh permutation in each epoch; the last one of an epoch may be partial.
+
+    Args:
+        generator: source of the permutations.
+        samples: number of samples n.
+        batch_size: B.
+        epochs: passes over the samples.
+        iterations: steps, instead of ``epochs``; the last epoch may then be cut short.
+    """
+    columns = width(samples, batch_size)
+    total = steps(samples, batch_size, epochs, iterations)
+    per_epoch = -(-samples // batch_size) if samples else 1
+    epochs = -(-total // per_epoch)
+    rows = np.full((epochs, per_epoch * batch_size if samples > batch_size else columns), samples, dtype=np.int64)
+    for epoch in range(epochs):
+        rows[epoch, :samples] = generator.permutation(samples)
+    counts = np.full((epochs, per_epoch), batch_size, dtype=np.int64)
+    counts[:, -1] = samples - (per_epoch - 1) * batch_size
+    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], max(0, (epochs - 1) * per_epoch), samples)

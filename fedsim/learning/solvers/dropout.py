@@ -1,0 +1,82 @@
+"""Dropout whose masks are a function of (device, task, step, layer, element): the same whoever trains beside whom.
+
+torch's own dropout draws from one global generator, so its masks would depend on the order of the work.
+"""
+
+import torch
+from torch import Tensor, nn
+
+REPLACEABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+_STEP = -7046029254386353131  # the increment of splitmix64 as a signed word
+_MIX1 = -4658895280553007687
+_MIX2 = -7723592293110705685
+_WORD = 1 << 64
+
+
+def signed(word: int) -> int:
+    """A 64-bit word as the signed number that torch's int64 holds."""
+    word %= _WORD
+    return word - _WORD if word >= _WORD // 2 else word
+
+
+def step_key(key: int, step: int) -> int:
+    """The key of one SGD step of a local solve, as a signed 64-bit number."""
+    return signed(key + (step + 1) * 0xD1342543DE82EF95)
+
+
+class KeyedDropout(nn.Module):
+    """Dropout by a counter hash of the element's position, under a key that is set before each step.
+
+    Args:
+        rate: probability of a zero.
+        place: number of this layer within the module, so that two layers have different masks.
+        per_channel: whether whole channels are dropped, as ``nn.Dropout2d`` does.
+
+    The buffer ``key`` (int64, no axes) may be batched by ``torch.func.vmap``.
+    """
+
+    key: Tensor
+
+    def __init__(self, rate: float, place: int, *, per_channel: bool = False) -> None:
+        super().__init__()
+        self.rate = rate
+        self.salt = signed(place * _MIX2)
+        self.per_channel = per_channel
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` with zeros, the rest scaled up; unchanged in evaluation."""
+        if not self.training or self.rate == 0.0:
+            return x
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.per_channel else tuple(x.shape)
+        count = torch.Size(shape).numel()
+        word = torch.arange(1, count + 1, device=x.device).view(shape) * _STEP + (self.key + self.salt)
+        word = _mixed(_mixed(word) + self.key)
+        keep = ((word >> 40) & 0xFFFFFF) >= round(self.rate * (1 << 24))
+        scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
+        return x * (keep.to(x.dtype) * scale)
+
+
+def _mixed(word: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64 (the masks make torch's arithmetic shift a logical one)."""
+    word = (word ^ ((word >> 30) & ((1 << 34) - 1))) * _MIX1
+    word = (word ^ ((word >> 27) & ((1 << 37) - 1))) * _MIX2
+    return word ^ ((word >> 31) & ((1 << 33) - 1))
+
+
+def with_keyed_dropout(module: nn.Module) -> nn.Module:
+    """Replace every dropout layer within ``module``, in place, by a keyed one; returns the module."""
+    places = iter(range(1 << 30))
+    if isinstance(module, REPLACEABLE):
+        return _keyed(module, next(places))
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, REPLACEABLE):
+                setattr(parent, name, _keyed(child, next(places)))
+    return module
+
+
+def _keyed(layer: nn.Module, place: int) -> KeyedDropout:
+    return KeyedDropout(float(layer.p), place, per_channel=isinstance(layer, _PER_CHANNEL))  # type: ignore[arg-type]

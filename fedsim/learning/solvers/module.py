@@ -1,0 +1,219 @@
+"""Any ``nn.Module``: one device at a time on a CPU, stacked under ``vmap`` on a GPU.
+
+On a CPU one device at a time is not slower (its weights stay in the cache, convolutions run channels-last) and keeps results
+equal bit for bit whatever the cohort. A GPU is bound by launches, so there a whole cohort takes each step at once.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
+
+from fedsim.learning.refs import Weights
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
+from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
+from fedsim.learning.solvers.modules import flat_weights, kernels, load_weights
+
+_STACK_BYTES = 8 << 30  # stacked weights of one solve on a GPU
+_MOST_AT_ONCE = 256
+_APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
+
+
+class Module:
+    """Local SGD of a ``nn.Module``.
+
+    Args:
+        module: the model; it is copied, once for each thread that computes with it. Its loss is softmax cross-entropy unless
+            it has a method ``loss(outputs, y)`` that returns one loss a sample, [n].
+        device: where to compute.
+
+    Attributes:
+        tensors: names and shapes of the trained parameters, in the order of a flat model.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self._template = with_keyed_dropout(copy.deepcopy(module)).to(device)
+        self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        if self._is_image:
+            self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._threads = threading.local()
+        self._own_loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self._template, "loss", None)
+        self._kernels = kernels(module)
+        trained = {name: parameter for name, parameter in self._template.named_parameters() if parameter.requires_grad}
+        stack_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
+        self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
+        self.clients_at_once = 1 if device.type == "cpu" else max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes))
+
+    def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
+        """Train all; see ``Solver``."""
+        if self.device.type == "cpu":
+            return [self.solve_one(solve, descent) for solve in solves]
+        return self.solve_stacked(solves, descent)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample: the module's own, or softmax cross-entropy."""
+        if self._own_loss is not None:
+            return self._own_loss(outputs, y)
+        return functional.cross_entropy(outputs, y, reduction="none")
+
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """What the module makes of samples [n, *shape]."""
+        module = self._own_copy().eval()
+        load_weights(_trained(module), weights)
+        size = max(1, _APPLIED_AT_ONCE // max(1, x[0].numel())) if len(x) else 1
+        with torch.inference_mode():
+            return torch.cat([module(self._laid_out(piece.to(self.device))) for piece in x.split(size)])
+
+    def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
+        """The same for several models, one after the other."""
+        return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
+
+    def solve_one(self, solve: LocalSolve, descent: Descent) -> Solved:
+        """Train one device."""
+        module = self._own_copy().train()
+        load_weights(_trained(module), solve.weights)
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        steps = [
+            _Step(p, descent, descent.shrinkage(name in self._kernels)) for name, p in zip(names, _trained(module), strict=True)
+        ]
+        parameters = [step.parameter for step in steps]
+        dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
+        x, y = solve.x.to(self.device), solve.y.to(self.device)
+        rows = torch.from_numpy(solve.batches.rows).to(self.device)
+        total = 0.0
+        for step, count in enumerate(solve.batches.counts.tolist()):
+            for dropout in dropouts:
+                dropout.key.fill_(step_key(solve.key, step))
+            batch = rows[step, :count]
+            losses = self.losses(module(self._laid_out(x[batch])), y[batch])
+            gradients = torch.autograd.grad(losses.mean(), parameters)
+            with torch.no_grad():
+                for rule, gradient in zip(steps, gradients, strict=True):
+                    rule.descend(gradient)
+            if step >= solve.batches.last_epoch:
+                total += float(losses.detach().sum(dtype=torch.float64))
+        seen = int(solve.batches.counts[solve.batches.last_epoch :].sum())
+        return Solved(flat_weights(parameters), total / seen if seen else float("nan"))
+
+    def solve_stacked(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
+        """Train all at once, each step of all under one ``vmap``."""
+        order = sorted(range(len(solves)), key=lambda at: -solves[at].batches.steps)
+        ranked = [solves[at] for at in order]
+        stacked = _Stacked(self._own_copy().train(), self.losses, ranked, descent, self._kernels, self.device)
+        most = ranked[0].batches.steps
+        active = len(ranked)
+        for step in range(most):
+            while ranked[active - 1].batches.steps <= step:
+                active -= 1
+            stacked.step(step, active)
+        solved = dict(zip(order, stacked.solved(), strict=True))
+        return [solved[at] for at in range(len(solves))]
+
+    def _own_copy(self) -> nn.Module:
+        """This thread's copy of the module."""
+        if not hasattr(self._threads, "module"):
+            self._threads.module = copy.deepcopy(self._template)
+        return self._threads.module  # type: ignore[no-any-return]
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+class _Step:
+    """The SGD rule for one parameter (or a stack of them), with the state that it keeps."""
+
+    def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float) -> None:
+        self.parameter = parameter
+        self.descent = descent
+        self.shrinkage = shrinkage
+        self.anchor = parameter.detach().clone() if descent.proximal else None
+        self.velocity = torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
+
+    def descend(self, gradient: Tensor) -> None:
+        """One step; of a stack, the first ``len(gradient)`` members."""
+        descent, weight = self.descent, self.parameter[: len(gradient)] if gradient.ndim else self.parameter
+        if self.shrinkage:
+            gradient = gradient.add(weight, alpha=self.shrinkage)
+        if self.anchor is not None:
+            anchor = self.anchor[: len(gradient)] if gradient.ndim else self.anchor
+            gradient = gradient.sub(anchor, alpha=descent.proximal)
+        if self.velocity is not None:
+            velocity = self.velocity[: len(gradient)] if gradient.ndim else self.velocity
+            gradient = velocity.mul_(descent.momentum).add_(gradient)
+        weight.sub_(gradient, alpha=descent.lr)
+
+
+class _Stacked:
+    """The parameters of many devices, stacked, and their samples padded to one length."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        losses: Callable[[Tensor, Tensor], Tensor],
+        solves: Sequence[LocalSolve],
+        descent: Descent,
+        kernel_names: set[str],
+        device: torch.device,
+    ) -> None:
+        self.solves = solves
+        flat = torch.from_numpy(np.stack([solve.weights for solve in solves])).to(device)
+        self.steps: dict[str, _Step] = {}
+        at = 0
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                values = flat[:, at : at + parameter.numel()].reshape(len(solves), *parameter.shape).contiguous()
+                self.steps[name] = _Step(values, descent, descent.shrinkage(name in kernel_names))
+                at += parameter.numel()
+        longest = max(len(solve.x) for solve in solves)
+        self.x = torch.zeros(len(solves), longest + 1, *solves[0].x.shape[1:], device=device)
+        self.y = torch.zeros(len(solves), longest + 1, dtype=torch.int64, device=device)
+        for rank, solve in enumerate(solves):
+            self.x[rank, : len(solve.x)] = solve.x.to(device)
+            self.y[rank, : len(solve.y)] = solve.y.to(device)
+        self.totals = torch.zeros(len(solves), dtype=torch.float64, device=device)
+        self.device = device
+        self.dropouts = [name for name, part in module.named_modules() if isinstance(part, KeyedDropout)]
+        self.gradient = vmap(grad_and_value(self._loss_of(module, losses)))
+
+    @staticmethod
+    def _loss_of(module: nn.Module, losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+        def mean_loss(own: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+            return (losses(functional_call(module, {**own, **buffers}, (x,)), y) * share).sum()
+
+        return mean_loss
+
+    def step(self, step: int, active: int) -> None:
+        """One SGD step of the first ``active`` devices."""
+        batches = [solve.batches for solve in self.solves[:active]]
+        rows = torch.from_numpy(np.stack([batch.rows[step] for batch in batches])).to(self.device)
+        counts = torch.tensor([int(batch.counts[step]) for batch in batches], device=self.device)
+        share = (torch.arange(rows.shape[1], device=self.device) < counts[:, None]) / counts[:, None]
+        device = torch.arange(active, device=self.device)[:, None]
+        keys = torch.tensor([step_key(solve.key, step) for solve in self.solves[:active]], device=self.device)
+        buffers = {f"{name}.key" if name else "key": keys for name in self.dropouts}
+        own: Mapping[str, Tensor] = {name: rule.parameter[:active] for name, rule in self.steps.items()}
+        gradients, loss = self.gradient(own, buffers, self.x[device, rows], self.y[device, rows], share)
+        for name, rule in self.steps.items():
+            rule.descend(gradients[name])
+        last = torch.tensor([step >= batch.last_epoch for batch in batches], device=self.device)
+        self.totals[:active] += loss * counts * last
+
+    def solved(self) -> list[Solved]:
+        """The outcome, in the order of the stack."""
+        flat = torch.cat([rule.parameter.flatten(1) for rule in self.steps.values()], dim=1).cpu().numpy()
+        seen = [int(solve.batches.counts[solve.batches.last_epoch :].sum()) for solve in self.solves]
+        totals = self.totals.tolist()
+        return [
+            Solved(row.copy(), total / count if count else float("nan"))
+            for row, total, count in zip(flat, totals, seen, strict=True)
+        ]

@@ -1,0 +1,44 @@
+"""What ``[training]`` may say: how a device trains locally."""
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from fedsim.spec import Spec
+
+
+class TrainingSpec(Spec):
+    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled anew each epoch, none dropped.
+
+    Attributes:
+        lr: learning rate eta.
+        batch_size: B; the last batch of an epoch may be smaller. Anything above a device's data means full batches.
+        momentum: heavy-ball momentum, v <- momentum v + g.
+        weight_decay: added to the gradient of every parameter, as weight_decay w.
+        l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W.
+        lr_decay: the learning rate of round r is lr lr_decay^r.
+        init: ``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases
+            too). A module of the user's own initialises itself.
+        device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
+    """
+
+    lr: float = Field(default=0.03, gt=0.0, allow_inf_nan=False)
+    batch_size: int = Field(default=10, ge=1)
+    momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    weight_decay: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    l2: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
+    init: Literal["glorot", "torch"] = "glorot"
+    device: str = "cpu"
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise ValueError(f"'device' is {device!r}; allowed are cpu, cuda and cuda:N")
+        return device
+
+    def lr_in(self, round_number: int) -> float:
+        """The learning rate of a round (from 0)."""
+        return self.lr * self.lr_decay**round_number

@@ -1,0 +1,97 @@
+"""How far a run is: a live line on a terminal, plain lines elsewhere."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from fedsim.simulation import Record
+from fedsim.units import show_seconds
+
+if TYPE_CHECKING:
+    from fedsim.server import StopSpec
+
+_TOTAL = 1000  # steps of the bar
+_PLAIN_EVERY_S = 5.0
+_LIVE_EVERY_S = 0.1
+
+
+class RunProgress:
+    """A sink that shows simulated time, round, accuracy, and the real time left.
+
+    Args:
+        stop: when the run ends, from which the share done is known.
+        console: where to show it.
+    """
+
+    def __init__(self, stop: "StopSpec", console: Console) -> None:
+        self._stop = stop
+        self._console = console
+        self._began = time.perf_counter()
+        self._shown = 0.0
+        self._round = 0
+        self._accuracy: float | None = None
+        self._live: Progress | None = None
+        if console.is_terminal:
+            bar = (
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.description}"),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self._live = Progress(*bar, console=console, transient=True)
+            self._bar = self._live.add_task("simulated 0 s", total=_TOTAL)
+            self._live.start()
+
+    def take(self, record: Record) -> None:
+        """Note a record; show it if it is time to."""
+        if record.kind == "round":
+            self._round = record.fields["round"] + 1
+            self._accuracy = record.fields["accuracy"] if record.fields["accuracy"] is not None else self._accuracy
+        real = time.perf_counter()
+        if real - self._shown < (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
+            return
+        self._shown = real
+        self._show(record.time, real - self._began)
+
+    def close(self) -> None:
+        """Take the live line away."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _show(self, simulated_s: float, real_s: float) -> None:
+        done = self._share_done(simulated_s)
+        accuracy = "" if self._accuracy is None else f", accuracy {self._accuracy:.4f}"
+        text = f"simulated {show_seconds(simulated_s)}, round {self._round}{accuracy}"
+        if self._live is not None:
+            self._live.update(self._bar, completed=done * _TOTAL, description=text)
+        elif self._round:
+            left = show_seconds(real_s * (1 - done) / done) if done else "unknown"
+            self._console.print(f"{text}, about {left} left", highlight=False, soft_wrap=True)
+
+    def _share_done(self, simulated_s: float) -> float:
+        shares = [0.0]
+        if self._stop.rounds is not None:
+            shares.append(self._round / self._stop.rounds)
+        if self._stop.simulated_time is not None:
+            shares.append(simulated_s / self._stop.simulated_time)
+        return min(1.0, max(shares))
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """What a run came to, for people."""
+    from fedsim.units import show_bytes
+
+    moved, accuracy = summary["bytes"], summary["accuracy"]
+    total = moved["down"] + moved["up"]
+    lines = [
+        f"{summary['strategy']}, seed {summary['seed']}: {summary['rounds']} rounds in {show_seconds(summary['simulated_s'])} "
+        f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
+        f"moved {show_bytes(total)} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up), "
+        f"of which {show_bytes(moved['wasted'])} wasted",
+    ]
+    if accuracy["final"] is not None:
+        lines.insert(1, f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
+    return lines

@@ -1,0 +1,49 @@
+"""The audit: does a run folder tell a story that can have happened? It uses the folder alone, never the engine.
+
+Each check is one function that yields what it finds wrong; ``audit`` runs them all.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedsim.errors import RunFolderError
+from fedsim.records.audit import books, causality, files, learning, links
+from fedsim.records.reading import RunFolder
+
+CHECKS: dict[str, Callable[[RunFolder], Iterator[str]]] = {
+    "every file is there, whole and as it was sealed": files.sealed,
+    "the records are those that were fingerprinted": files.records_intact,
+    "the models are those that were fingerprinted": files.models_intact,
+    "the scenario is the one that was run": files.scenario_agrees,
+    "time never runs backwards": causality.time_order,
+    "every task begins, takes its steps in order and ends once": causality.task_lives,
+    "no device does two things at once": causality.one_place,
+    "deadlines held": causality.deadlines,
+    "every valid update was aggregated once": learning.aggregated_once,
+    "rounds agree with their tasks": learning.round_counts,
+    "transfers agree with the records": books.transfers_agree,
+    "no more bytes arrived than were sent": books.delivered_at_most_sent,
+    "ledger, transfers and summary agree": books.ledgers_agree,
+    "devices agree with the records": books.devices_agree,
+    "no link carried more than it can": links.within_capacity,
+}
+
+
+def audit(path: str | Path) -> dict[str, list[str]]:
+    """Run every check on the run folder at ``path``; returns what each found, an empty list where all is well.
+
+    Raises:
+        RunFolderError: there is no run folder.
+    """
+    run = RunFolder(path)
+    return {name: _findings(check, run) for name, check in CHECKS.items()}
+
+
+def _findings(check: Callable[[RunFolder], Iterator[str]], run: RunFolder) -> list[str]:
+    """What a check finds; a folder too damaged for it to be carried out is a finding too."""
+    try:
+        return list(check(run))
+    except RunFolderError as error:
+        return [str(error)]
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return [f"cannot be checked: the folder is damaged ({type(error).__name__}: {error})"]

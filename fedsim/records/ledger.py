@@ -1,0 +1,85 @@
+"""The ledger: every byte that moved, by direction and purpose, read off the transfers.
+
+The ledger holds what really moved (``strict``). ``paper`` is a view over the same rows that counts as the FlexCFL paper does
+(its Fig. 6): models and updates only, without the initial model sent to cold clients, ids, scalars and other control traffic.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+Preset = Literal["strict", "paper"]
+
+NOT_IN_PAPER = ("initial-model", "id", "size-report", "probe-loss", "control")
+"""Purposes that the papers leave out of their traffic figures (``algorithms.md`` 1.1)."""
+
+
+Payloads = Sequence[tuple[str, float]]
+"""A message's parts in the order in which they are sent: (purpose, bytes)."""
+
+
+def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
+    """The delivered bytes of one message by purpose: what was sent first arrived first."""
+    shares: dict[str, float] = {}
+    for purpose, size in payloads:
+        part = min(size, delivered)
+        shares[purpose] = shares.get(purpose, 0.0) + part
+        delivered -= part
+    return shares
+
+
+class Ledger:
+    """Bytes that moved, summed in order of the messages' ends.
+
+    Attributes:
+        down, up: all bytes that moved each way, in bytes.
+        wasted: those of tasks whose work was not used: they ended late, lost or left, or came too late to count.
+        by_purpose: bytes by purpose, both ways.
+    """
+
+    def __init__(self) -> None:
+        self.down = 0.0
+        self.up = 0.0
+        self.wasted = 0.0
+        self.by_purpose: dict[str, float] = {}
+        self._by_task: dict[int, float] = {}
+
+    def add(self, task: int, direction: str, payloads: Payloads, delivered: float) -> None:
+        """A message has ended, whole or cut short."""
+        if direction == "down":
+            self.down += delivered
+        else:
+            self.up += delivered
+        for purpose, part in split_by_purpose(payloads, delivered).items():
+            self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + part
+        self._by_task[task] = self._by_task.get(task, 0.0) + delivered
+
+    def close_task(self, task: int, outcome: str) -> None:
+        """A task has ended; unless it was done, what it moved was wasted."""
+        moved = self._by_task.pop(task, 0.0)
+        if outcome != "done":
+            self.wasted += moved
+
+    def summary(self) -> dict[str, Any]:
+        """The ``bytes`` entry of ``summary.json``."""
+        return {
+            "down": self.down,
+            "up": self.up,
+            "wasted": self.wasted,
+            "by_purpose": dict(sorted(self.by_purpose.items())),
+            "paper": sum_view(self.by_purpose, "paper"),
+        }
+
+
+def sum_view(by_purpose: Mapping[str, float], preset: Preset) -> float:
+    """Total bytes under a preset."""
+    return sum(part for purpose, part in sorted(by_purpose.items()) if preset == "strict" or purpose not in NOT_IN_PAPER)
+
+
+def ledger_of(transfers: Iterable[Mapping[str, Any]], outcomes: Mapping[int, str]) -> Ledger:
+    """The ledger of a run folder: its transfers' rows (``payloads`` parsed), and how each task ended."""
+    ledger = Ledger()
+    for row in transfers:
+        ledger.add(row["task"], row["direction"], row["payloads"], row["delivered"])
+    for task, outcome in outcomes.items():
+        ledger.close_task(task, outcome)
+    return ledger

@@ -1,0 +1,105 @@
+"""Reading a run folder: for the audit, for comparisons, and for pictures. Knows the files, and nothing of the engine."""
+
+import json
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+
+Rows = list[dict[str, Any]]
+
+
+class RunFolder:
+    """A run folder that was written before.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        RunFolderError: there is no run here, or, when it is read, a file is missing or damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / files.SUMMARY).is_file():
+            raise RunFolderError(f"{str(self.path)!r} is not a run folder: it holds no {files.SUMMARY}")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``."""
+        try:
+            value = json.loads((self.path / files.SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{files.SUMMARY} of {str(self.path)!r} is damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise RunFolderError(f"{files.SUMMARY} of {str(self.path)!r} is damaged: it is not a table")
+        return value
+
+    @cached_property
+    def scenario(self) -> dict[str, Any]:
+        """``scenario.toml`` as plain tables."""
+        try:
+            return tomllib.loads((self.path / files.SCENARIO).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{files.SCENARIO} of {str(self.path)!r} is missing or damaged: {error}") from None
+
+    def table(self, name: str) -> Any:
+        """A Parquet table of the folder, as ``pyarrow.Table``."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.read_table(self.path / name)
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise RunFolderError(f"{name} of {str(self.path)!r} is missing or damaged: {reason}") from None
+
+    def rows(self, name: str) -> Rows:
+        """A table as a list of dicts."""
+        return self.table(name).to_pylist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def events(self) -> Rows:
+        """Every record in order, ``data`` parsed."""
+        rows = self.rows(files.EVENTS)
+        try:
+            for row in rows:
+                row["data"] = {} if row["data"] is None else json.loads(row["data"])
+        except (KeyError, ValueError) as error:
+            raise RunFolderError(f"{files.EVENTS} of {str(self.path)!r} is damaged: {error}") from None
+        return rows
+
+    @cached_property
+    def transfers(self) -> Rows:
+        """One row a message, ``payloads`` parsed."""
+        rows = self.rows(files.TRANSFERS)
+        try:
+            for row in rows:
+                row["payloads"] = json.loads(row["payloads"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"{files.TRANSFERS} of {str(self.path)!r} is damaged: {error}") from None
+        return rows
+
+    @cached_property
+    def rounds(self) -> Rows:
+        """One row an aggregation."""
+        return self.rows(files.ROUNDS)
+
+    @cached_property
+    def devices(self) -> Rows:
+        """One row a device."""
+        return self.rows(files.DEVICES)
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Every model file's tensors, by file name without its ending."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            paths = sorted((self.path / files.MODELS).glob("*.safetensors"))
+            return {path.stem: load_file(path) for path in paths}
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"a file in {files.MODELS} of {str(self.path)!r} is damaged: {error}") from None

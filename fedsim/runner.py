@@ -1,0 +1,154 @@
+"""From a scenario to a result: build, run, and keep the books, whatever happens on the way."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedsim
+from fedsim.errors import ScenarioError, SimulationError, nearest
+from fedsim.executors.base import Executor
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.records import folder as files
+from fedsim.records.digest import models_digest
+from fedsim.records.recorder import Recorder
+from fedsim.simulation import Simulation
+
+if TYPE_CHECKING:
+    from fedsim.assembly import Run
+    from fedsim.scenario import Scenario
+
+EXECUTORS = ("inline", "threads")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has left.
+
+    Attributes:
+        summary: the content of ``summary.json``.
+        rounds: one dict an aggregation, as in ``rounds.parquet``.
+        folder: the run folder, or None.
+    """
+
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    folder: Path | None
+
+
+def make_executor(name: str, workers: int | None = None) -> Executor:
+    """An executor by name; ``workers`` defaults to the number of cores.
+
+    Raises:
+        ScenarioError: there is no such executor, or the number of workers is below 1.
+    """
+    if workers is not None and workers < 1:
+        raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
+    if name == "inline":
+        return Inline()
+    if name == "threads":
+        return Threads(workers or os.cpu_count() or 1)
+    raise ScenarioError(f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}")
+
+
+class Job:
+    """One run from its building to its books.
+
+    Building it refuses whatever can be refused, and only then makes the folder.
+
+    Args:
+        scenario: what to run.
+        out: the run folder to make, or None to keep nothing on disk.
+        executor: where real work runs; the job closes it.
+    """
+
+    def __init__(self, scenario: "Scenario", out: Path | None, executor: Executor) -> None:
+        self._started = time.perf_counter()
+        if out is not None:
+            files.refuse_unusable(out)
+        self.scenario = scenario
+        self.simulation = Simulation(scenario, executor=executor)
+        self.run: Run = self.simulation.installed
+        self.out = out
+        if out is not None:
+            files.make(out)
+            files.write_text(out / files.SCENARIO, scenario.to_toml())
+        self.recorder = Recorder(out)
+        self.simulation.listen(self.recorder.take, self.recorder.close)
+
+    def interrupt(self) -> None:
+        """End after the running instant; what is there is kept."""
+        self.simulation.stop("interrupted")
+
+    async def execute(self) -> Result:
+        """Run to the end. A failure is passed on after the books are closed."""
+        status = "failed"
+        try:
+            stopped = await self.simulation.run()
+            status = "interrupted" if stopped == "interrupted" else "done"
+        finally:
+            result = await self._close(status)
+            self.simulation.executor.close()
+        return result
+
+    async def _close(self, status: str) -> Result:
+        tensors = await self.run.model_tensors() if status != "failed" else {}
+        summary = self._summary(status, models_digest(tensors))
+        if self.out is not None:
+            files.write_models(self.out, tensors)
+            files.write_devices(self.out, self.run.device_columns())
+            files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out)})
+        return Result(summary, self.recorder.rounds, self.out)
+
+    def _summary(self, status: str, models_sha256: str) -> dict[str, Any]:
+        recorder = self.recorder
+        accuracies = [row["accuracy"] for row in recorder.rounds if row["accuracy"] is not None]
+        return {
+            "fedsim": fedsim.__version__,
+            "name": self.scenario.name,
+            "seed": self.scenario.seed,
+            "strategy": self.scenario.strategy.kind,
+            "status": status,
+            "stopped": self.simulation.stopped or "nothing left to happen",
+            "rounds": len(recorder.rounds),
+            "simulated_s": recorder.last_time,
+            "accuracy": {
+                "final": accuracies[-1] if accuracies else None,
+                "best": max(accuracies) if accuracies else None,
+            },
+            "bytes": recorder.ledger.summary(),
+            "events": recorder.chain.count,
+            "events_sha256": recorder.chain.hexdigest(),
+            "models_sha256": models_sha256,
+            "wall_s": time.perf_counter() - self._started,
+        }
+
+
+async def run_async(
+    scenario: "Scenario", out: str | Path | None = None, *, executor: str = "threads", workers: int | None = None
+) -> Result:
+    """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
+    return await Job(scenario, None if out is None else Path(out), make_executor(executor, workers)).execute()
+
+
+def run(
+    scenario: "Scenario", out: str | Path | None = None, *, executor: str = "threads", workers: int | None = None
+) -> Result:
+    """Run a scenario to its end.
+
+    Args:
+        scenario: what to run.
+        out: the run folder to make; None keeps only what is returned.
+        executor: ``inline`` or ``threads``: where the learning is computed. It has no influence on the result.
+        workers: how many threads; by default one a core.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: nothing was written.
+        SimulationError: the run met a state from which it cannot go on; the folder holds what there was until then.
+    """
+    if asyncio._get_running_loop() is not None:
+        raise SimulationError("an event loop is running here already (a notebook?): use 'await fedsim.run_async(...)'")
+    return asyncio.run(run_async(scenario, out, executor=executor, workers=workers))

@@ -1,0 +1,198 @@
+"""What a scenario may say, and what is answered when it says something wrong.
+
+A scenario is data, short enough to read aloud. Each section is a ``Spec`` that lives where its rule lives; here they are only
+put together, read from TOML, and written back with every default.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+
+from fedsim.data.spec import DataSpec
+from fedsim.errors import ScenarioError, nearest
+from fedsim.learning.models import Logistic, ModelSpec
+from fedsim.learning.training import TrainingSpec
+from fedsim.server import MessagesSpec, StopSpec
+from fedsim.simulation import Simulation
+from fedsim.spec import Spec
+from fedsim.strategies import params_class
+from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.fedavg import FedAvgParams
+from fedsim.world.network import NetworkSpec, StarSpec
+from fedsim.world.population import PopulationSpec
+
+
+class EvaluationSpec(Spec):
+    """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time.
+
+    Attributes:
+        every: after every so many rounds, and after the last.
+        score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies), or
+            the strategy's own way when not given.
+    """
+
+    every: int = Field(default=1, ge=1)
+    score: Literal["pooled", "device-mean"] | None = None
+
+
+def _strategy_params(value: Any) -> Any:
+    """Find the parameters' class by ``kind``."""
+    if not isinstance(value, Mapping):
+        return value
+    kind = value.get("kind", "fedavg")
+    if not isinstance(kind, str):
+        raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
+    return params_class(kind).model_validate(value)
+
+
+class Scenario(Spec):
+    """A whole run, described.
+
+    Attributes:
+        name: for people; it goes into reports, never into a path or a command.
+        seed: one seed gives every strategy the same world.
+        learning: ``on``, or ``off`` for time and bytes only.
+        data, model, training, population, network, messages, strategy, evaluation, stop: the sections.
+    """
+
+    name: str = Field(default="unnamed", max_length=200)
+    seed: int = Field(default=1, ge=0)
+    learning: Literal["on", "off"] = "on"
+    data: DataSpec = DataSpec()
+    model: ModelSpec = Logistic()
+    training: TrainingSpec = TrainingSpec()
+    population: PopulationSpec = PopulationSpec()
+    network: NetworkSpec = StarSpec()
+    messages: MessagesSpec = MessagesSpec()
+    strategy: Annotated[SerializeAsAny[StrategyParams], BeforeValidator(_strategy_params)] = FedAvgParams()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    stop: StopSpec = StopSpec(rounds=100)
+
+    def __init__(self, **sections: Any) -> None:
+        try:
+            super().__init__(**sections)
+        except ValidationError as error:
+            raise ScenarioError(explain(error, sections)) from None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Scenario":
+        self.strategy.check(self.population.devices)
+        if self.learning == "on" and self.model.kind == "size":
+            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if self.learning == "on" and self.population.samples is not None:
+            raise ScenarioError(
+                'population.samples gives sizes without data; allowed with learning = "off" only'
+            )
+        if self.population.capacity is not None and self.network.has_device_rates:
+            raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
+        return self
+
+    def install(self, simulation: Simulation) -> Any:
+        """Build this scenario into an empty simulation."""
+        from fedsim.assembly import assemble
+
+        return assemble(self, simulation)
+
+    def to_toml(self) -> str:
+        """The scenario with every default written out; reading it gives the same scenario."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="python")))
+
+
+def load(path: str | Path, changes: Sequence[str] = (), seed: int | None = None) -> Scenario:
+    """Read a scenario file.
+
+    Args:
+        path: a TOML file.
+        changes: ``key.path=value`` texts that override it; a value is TOML, or else plain text.
+        seed: overrides the file's seed.
+
+    Raises:
+        ScenarioError: the file cannot be read, or says something that cannot be run.
+    """
+    try:
+        sections = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"the scenario {str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"the scenario {str(path)!r} is not valid TOML: {error}") from None
+    for change in changes:
+        _apply(sections, change)
+    if seed is not None:
+        sections["seed"] = seed
+    return Scenario(**sections)
+
+
+def _apply(sections: dict[str, Any], change: str) -> None:
+    """Carry out one ``key.path=value``."""
+    path, equals, text = change.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        raise ScenarioError(f"--set {change!r} is not of the form key.path=value, such as training.lr=0.01")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table: Any = sections
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ScenarioError(f"--set {change!r}: {key!r} is {table!r} in the scenario, not a table; set the whole of it")
+    table[keys[-1]] = value
+
+
+def explain(error: ValidationError, sections: Mapping[str, Any]) -> str:
+    """One message for what is wrong with a scenario: the key, the value, what is allowed, the nearest right name."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    key = _key_path(first["loc"], sections) or "the scenario"
+    message = _explain_one(key, first)
+    return message if len(problems) == 1 else f"{message} (and {len(problems) - 1} more)"
+
+
+def _explain_one(key: str, problem: Any) -> str:
+    context, value = problem.get("ctx", {}), problem["input"]
+    match problem["type"]:
+        case "unknown_key":
+            return f"{key} {problem['msg']}"
+        case "union_tag_invalid":
+            allowed = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
+            return f"{key}.kind is {context['tag']!r}; allowed are {', '.join(allowed)}{nearest(str(context['tag']), allowed)}"
+        case "union_tag_not_found":
+            return f"{key}.kind is missing; it says which kind of {key.rpartition('.')[2]} is meant"
+        case "missing":
+            return f"{key} is missing"
+        case "literal_error":
+            allowed = [word.strip("' ") for word in context["expected"].replace(" or ", ",").split(",")]
+            return f"{key} is {_short(value)}; allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
+        case "value_error":
+            return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{key} is {_short(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _key_path(location: tuple[int | str, ...], sections: Mapping[str, Any]) -> str:
+    """The key as written in the scenario: pydantic's location without the tags of unions."""
+    keys: list[str] = []
+    here: Any = sections
+    for depth, part in enumerate(location):
+        last = depth == len(location) - 1
+        if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
+            here = here[part]
+        elif not (last and isinstance(here, Mapping)):
+            continue  # the tag of a union, or a key that stands for a shorthand
+        keys.append(str(part))
+    return ".".join(keys)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

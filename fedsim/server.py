@@ -1,0 +1,368 @@
+"""The server: all that a strategy may call, and what it is told.
+
+A strategy sees messages, and nothing of the world behind them: no device's data, speed or labels. Its handlers begin and end
+in one instant; they may await values (real work), never simulated time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation, Wakeup, on_grid
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+from fedsim.units import Bytes, Seconds
+from fedsim.world.task import Cause, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
+
+if TYPE_CHECKING:
+    from fedsim.learning import Evaluation, Learner, Ref
+    from fedsim.strategies.base import Strategy
+    from fedsim.world.population import Population
+    from fedsim.world.workforce import Workforce
+
+_BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+class MessageSize(Spec):
+    """How large a model is in a message: by its number format, or plainly. Sizes only; the learning stays in float32.
+
+    Attributes:
+        dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.
+        size: the size itself, for compressed messages.
+    """
+
+    dtype: str = "float32"
+    size: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> "MessageSize":
+        if self.dtype not in _BYTES_PER_PARAMETER:
+            raise ValueError(f"'dtype' is {self.dtype!r}; allowed are {', '.join(_BYTES_PER_PARAMETER)}")
+        return self
+
+    def bytes(self, parameters: float) -> float:
+        """Bytes of a model with so many parameters."""
+        return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
+
+
+class MessagesSpec(Spec):
+    """``[messages]``: the size of a model on its way down and of an update on its way up."""
+
+    down: MessageSize = MessageSize()
+    up: MessageSize = MessageSize()
+
+
+class StopSpec(Spec):
+    """``[stop]``: when a run ends; the first condition that is met counts.
+
+    Attributes:
+        rounds: after so many aggregations.
+        simulated_time: at this simulated time.
+        accuracy: at the first evaluation that reaches it (0..1).
+    """
+
+    rounds: int | None = None
+    simulated_time: Seconds | None = None
+    accuracy: float | None = None
+
+    @model_validator(mode="after")
+    def _some_end(self) -> "StopSpec":
+        if self.rounds is None and self.simulated_time is None:
+            raise ValueError("a run needs an end: give 'rounds' or 'simulated_time'")
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"'rounds' is {self.rounds}; it must be at least 1")
+        if self.simulated_time is not None and self.simulated_time <= 0:
+            raise ValueError("'simulated_time' must be above 0 s")
+        if self.accuracy is not None and not 0 < self.accuracy <= 1:
+            raise ValueError(f"'accuracy' is {self.accuracy:g}; it must lie in (0, 1]")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
+
+    Attributes:
+        task, device, round, group: as asked.
+        outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``).
+        samples: training samples that the device says it holds.
+        epochs: local epochs that its update is made of.
+        update: the trained model; None unless the task is done and had a ``Train`` step.
+    """
+
+    task: int
+    device: int
+    round: int | None
+    group: int | None
+    outcome: Outcome
+    samples: int
+    epochs: int
+    update: "Ref | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer of the strategy's has gone off."""
+
+    name: str
+
+
+class Start:
+    """The run begins."""
+
+
+class Server:
+    """What a strategy holds in its hands.
+
+    Args:
+        simulation: the clock.
+        population, workforce: the devices.
+        learner: where models are made and measured, or the one for ``learning = "off"``.
+        streams: the run's streams; strategies draw only through ``rng`` and ``sample``.
+        stop: when to end.
+        messages: sizes.
+        evaluate_every: a test after every so many rounds, and after the last.
+        score: ``pooled`` (all test samples as one set) or ``device-mean`` (mean of the devices' accuracies).
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        population: "Population",
+        learner: "Learner",
+        streams: Streams,
+        *,
+        stop: StopSpec,
+        messages: MessagesSpec,
+        evaluate_every: int,
+        score: str | None,
+    ) -> None:
+        self._simulation = simulation
+        self._population = population
+        self._learner = learner
+        self._streams = streams
+        self._stop = stop
+        self._evaluate_every = evaluate_every
+        self._score = score
+        self._timers: dict[str, Wakeup] = {}
+        self._timer_count = 0
+        self._workforce: Workforce
+        self._strategy: Strategy[Any]
+        self.devices = len(population.speed)
+        self.download_bytes = messages.down.bytes(learner.parameters)
+        self.upload_bytes = messages.up.bytes(learner.parameters)
+        self.last_evaluation: Evaluation | None = None
+
+    def connect(self, workforce: "Workforce", strategy: "Strategy[Any]") -> None:
+        """Join the two sides, which both need the server to be made."""
+        self._workforce = workforce
+        self._strategy = strategy
+
+    # Time.
+
+    @property
+    def now(self) -> float:
+        """The simulated time (s)."""
+        return self._simulation.now
+
+    def timer(self, name: str, when: float) -> None:
+        """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it."""
+        self.cancel_timer(name)
+        self._timer_count += 1
+        when = max(self.now, on_grid(when))
+        self._timers[name] = self._simulation.wake(("timer", self._timer_count), when, lambda: self._ring(name))
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget a timer; harmless when there is none."""
+        wakeup = self._timers.pop(name, None)
+        if wakeup is not None:
+            wakeup.cancel()
+
+    def look_again(self, name: str, delay: float) -> None:
+        """With nobody to ask: set a timer ``delay`` (s) from now, or end the run if no device will ever be there again."""
+        if self._workforce.anyone_ever():
+            self.timer(name, self.now + delay)
+        else:
+            self.stop("no device will ever be there again")
+
+    def _ring(self, name: str) -> None:
+        del self._timers[name]
+        self._simulation.post(Timer(name))
+
+    # Devices.
+
+    def online(self) -> list[int]:
+        """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
+        return [device for device in range(self.devices) if self._workforce.is_idle(device)]
+
+    def sample(self, count: int, purpose: str, *ids: int) -> list[int]:
+        """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
+
+        Walks a random permutation of all devices (the stream ``strategy/purpose``, ids) and takes the first that can be
+        had, so the cost does not grow with the population, and a device that is away changes no other's place.
+        """
+        generator = self.rng(purpose, *ids)
+        moved: dict[int, int] = {}  # a Fisher-Yates shuffle that stores only what it has touched
+        chosen: list[int] = []
+        remaining = self.devices
+        while remaining and len(chosen) < count:
+            for draw in generator.random(min(remaining, 2 * count)).tolist():
+                position = int(draw * remaining)
+                device = moved.get(position, position)
+                remaining -= 1
+                moved[position] = moved.pop(remaining, remaining)
+                if self._workforce.is_idle(device):
+                    chosen.append(device)
+                    if len(chosen) == count:
+                        break
+        return chosen
+
+    def ask(self, device: int, steps: Sequence[Step], *, round: int | None = None, group: int | None = None) -> int:  # noqa: A002
+        """Ask an idle device to carry out ``steps``; returns the task's number. ``on_task_end`` tells how it ended, once."""
+        return self._workforce.start(device, tuple(steps), round, group).id
+
+    def end(self, task: int, cause: Cause = "late") -> None:
+        """End a task that still runs; harmless on one that has just ended."""
+        self._workforce.end(task, cause)
+
+    def download(self, purpose: str = "model") -> Download:
+        """The step in which a device receives a model."""
+        return Download((Payload(purpose, self.download_bytes),))
+
+    def upload(self, purpose: str = "update") -> Upload:
+        """The step in which a device sends its update."""
+        return Upload((Payload(purpose, self.upload_bytes),))
+
+    # Models.
+
+    def initial(self, count: int = 0) -> "Ref":
+        """A freshly initialised model; another ``count`` is another draw. The same for every strategy with the same seed."""
+        return self._learner.initial(count)
+
+    def mix(self, parts: Sequence[tuple["Ref", float]], otherwise: "Ref | None" = None) -> "Ref":
+        """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
+
+        Updates that are not finite are left out, the other coefficients rescaled to the same sum; ``otherwise`` stands in
+        when nothing is left.
+        """
+        return self._learner.mix(parts, otherwise)
+
+    async def value(self, model: "Ref") -> NDArray[np.float32]:
+        """The weights, flat, float32 [d]. Forces them to be computed."""
+        return await self._learner.value(model)
+
+    # Randomness, records, the end.
+
+    def rng(self, purpose: str, *ids: int) -> np.random.Generator:
+        """A generator of the strategy's own, named by a purpose and counts."""
+        return self._streams.generator(f"strategy/{purpose}", *ids)
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Record something that the strategy decided."""
+        self._simulation.emit(kind, **data)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this instant."""
+        self._simulation.stop(reason)
+
+    async def finish_round(
+        self,
+        number: int,
+        models: Mapping[str, tuple["Ref", Sequence[int] | None]],
+        updates: Sequence[tuple["Ref", float]] = (),
+        center: "Ref | None" = None,
+        **counts: int,
+    ) -> bool:
+        """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
+
+        Measuring is the researcher's instrument: it takes no simulated time and moves no bytes.
+
+        Args:
+            number: the round that has just been aggregated, from 0.
+            models: the strategy's models and the devices that each serves (None: all).
+            updates: what was aggregated, with weights: for the training loss, the weighted mean of the devices' own.
+            center: the model whose distance from the updates is the discrepancy (FlexCFL Eq. 3), or None.
+            counts: ``selected``, ``valid``, ``slow``, ``disconnected``.
+
+        Returns:
+            Whether the run goes on.
+        """
+        last = self._stop.rounds is not None and number + 1 >= self._stop.rounds
+        row: dict[str, float | None] = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy"))
+        if last or (number + 1) % self._evaluate_every == 0:
+            row = await self._measure(models, updates, center)
+        self.emit("round", round=number, **row, **counts)
+        accuracy = row["accuracy"]
+        if self._stop.accuracy is not None and accuracy is not None and accuracy >= self._stop.accuracy:
+            self.stop(f"accuracy {accuracy:.4f} reached")
+        elif last:
+            self.stop(f"{number + 1} rounds")
+        return self._simulation.stopped is None
+
+    async def _measure(
+        self,
+        models: Mapping[str, tuple["Ref", Sequence[int] | None]],
+        updates: Sequence[tuple["Ref", float]],
+        center: "Ref | None",
+    ) -> dict[str, float | None]:
+        evaluation = await self._learner.evaluate(models)
+        if evaluation is None:
+            return dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy"))
+        self.last_evaluation = evaluation
+        accuracy, loss = evaluation.score(self._score or self._strategy.score)
+        refs = [ref for ref, _ in updates]
+        return {
+            "accuracy": accuracy,
+            "loss": loss,
+            "train_loss": await self._learner.train_loss(updates) if refs else None,
+            "discrepancy": await self._learner.discrepancy(refs, center) if refs and center is not None else None,
+        }
+
+    # From the world to the strategy.
+
+    def on_task_end(self, task: Task) -> None:
+        """The world says that a task has ended: put the message into the inbox."""
+        update = None
+        if task.outcome == "done":
+            update = next((self._trained(task, step) for step in task.steps if isinstance(step, Train)), None)
+        outcome = task.outcome or "done"
+        samples = int(self._population.samples[task.device])
+        self._simulation.post(TaskEnd(task.id, task.device, task.round, task.group, outcome, samples, task.epochs, update))
+
+    def _trained(self, task: Task, step: Train) -> "Ref":
+        return self._learner.train(
+            step.model, task.device, epochs=task.epochs, key=task.count, round=task.round or 0, proximal=step.proximal
+        )
+
+    async def handle(self, message: Start | Timer | TaskEnd) -> None:
+        """Give a message to the strategy."""
+        match message:
+            case TaskEnd():
+                await self._strategy.on_task_end(message)
+            case Timer(name):
+                await self._strategy.on_timer(name)
+            case Start():
+                await self._strategy.on_start()
+            case _:
+                raise SimulationError(f"the server cannot handle a {type(message).__name__}")
+
+
+__all__ = [
+    "Download",
+    "Evaluate",
+    "MessagesSpec",
+    "Payload",
+    "Server",
+    "Start",
+    "Step",
+    "StopSpec",
+    "TaskEnd",
+    "Timer",
+    "Train",
+    "Upload",
+]

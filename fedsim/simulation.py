@@ -1,0 +1,260 @@
+"""The clock: one SimPy environment, driven by asyncio, in which real work may be joined and every event is emitted.
+
+Simulated time belongs to SimPy alone. asyncio drives it and lets others watch; it never decides an order. Within one
+instant the order is fixed: world events; one solve for each network that changed; joins, oldest first; then the inbox, a
+message at a time, in order of posting; and round again until nothing is due now. Only then does time move on. So real work
+may take any time on any number of workers, and the run is the same to the bit.
+
+Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days), so two times
+that ought to be equal are equal however they were added up; ``on_grid`` puts a duration there.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from concurrent.futures import Future
+from heapq import heappop
+from typing import Any, NamedTuple, Protocol
+
+import simpy
+from simpy.events import URGENT, Event, ProcessGenerator
+
+from fedsim.errors import SimulationError
+from fedsim.executors.base import Executor
+from fedsim.executors.inline import Inline
+
+_TICKS_PER_SECOND = 2.0**30
+_BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
+_INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
+
+
+def on_grid(seconds: float) -> float:
+    """``seconds`` moved to the nearest tick of the clock (2^-30 s); infinity stays."""
+    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if math.isfinite(seconds) else seconds
+
+
+def on_grid_after(seconds: float) -> float:
+    """The first tick of the clock at or after ``seconds``; infinity stays."""
+    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if math.isfinite(seconds) else seconds
+
+
+class Record(NamedTuple):
+    """One thing that happened: when (simulated seconds), what, and what that kind of event needs."""
+
+    time: float
+    kind: str
+    fields: dict[str, Any]
+
+
+class Wakeup(Event):
+    """A named alarm at an absolute simulated time. Every wait of the engine is one, so that a snapshot can name it."""
+
+    def __init__(self, env: simpy.Environment, name: tuple[str, int], when: float, callback: Callable[[], None]) -> None:
+        super().__init__(env)
+        self.name = name
+        self.when = when
+        self._ok = True
+        self._value = None
+        self.callbacks.append(lambda _event: callback())
+        env.schedule(self, delay=when - env.now)
+
+    def cancel(self) -> None:
+        """Never fire. The dead entry is dropped from the schedule without moving the clock."""
+        if self.callbacks is not None:
+            self.callbacks.clear()
+
+
+class Join(Event):
+    """The result of real work, for a process (``value = yield join``) or a handler (``value = await join``).
+
+    In a process it fires in the instant in which it was made, after everything else due then, in order of making.
+    """
+
+    def __init__(self, env: simpy.Environment, work: "Future[Any]") -> None:
+        super().__init__(env)
+        self.work = work
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self.work).__await__()
+
+    async def resolve(self) -> None:
+        """Wait (in real time) for the work, then fire with its value or its exception."""
+        try:
+            value = await asyncio.wrap_future(self.work)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.succeed(value)
+
+
+class Solver(Protocol):
+    """Something shared by many processes, whose changes within one instant are settled together (a network)."""
+
+    def solve(self) -> None:
+        """Take in all the changes of this instant at once."""
+
+
+class Blueprint(Protocol):
+    """Anything that can put a world and its server into an empty simulation; ``Scenario`` is one."""
+
+    def install(self, simulation: "Simulation") -> Any:
+        """Build everything into ``simulation``: processes, first wake-ups, sinks. What it returns is kept for the caller."""
+
+
+class Simulation:
+    """A run in simulated time. ``Simulation(scenario)`` has a world in it; ``Simulation()`` is a bare clock.
+
+    Args:
+        blueprint: what to build into it (a ``Scenario``), or None.
+        executor: where real work runs; by default in this thread.
+
+    Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
+    """
+
+    def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
+        self.env = simpy.Environment(initial_time=0.0)
+        self.executor: Executor = Inline() if executor is None else executor
+        self.handle: Callable[[Any], Awaitable[None]] | None = None
+        self.stopped: str | None = None
+        self._sinks: list[Callable[[Record], None]] = []
+        self._finals: list[Callable[[], None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self._unsettled: list[Solver] = []
+        self._joins: deque[Join] = deque()
+        self._inbox: deque[Any] = deque()
+        self._watched: deque[Record] | None = None
+        self.installed: Any = None if blueprint is None else blueprint.install(self)
+
+    # What the world and the server use.
+
+    @property
+    def now(self) -> float:
+        """The simulated time, seconds since the start."""
+        return self.env.now
+
+    def process(self, generator: ProcessGenerator) -> simpy.Process:
+        """Start a SimPy process in this instant."""
+        return self.env.process(generator)
+
+    def wake(self, name: tuple[str, int], when: float, callback: Callable[[], None]) -> Wakeup:
+        """Call ``callback`` at the absolute time ``when`` (seconds; not before now)."""
+        return Wakeup(self.env, name, when, callback)
+
+    def unsettle(self, solver: Solver) -> None:
+        """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
+        self._unsettled.append(solver)
+
+    def post(self, message: Any) -> None:
+        """Put a message into the server's inbox; it is handled in this instant, after the world's events."""
+        self._inbox.append(message)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in."""
+        return self.executor.submit(function, *args)
+
+    def join(self, work: "Future[Any]") -> Join:
+        """The result of ``work``, at this very instant: the clock stands still until it is there."""
+        join = Join(self.env, work)
+        if self.env.active_process is not None:
+            self._joins.append(join)
+        return join
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record that something happened now. Fields are JSON-able."""
+        record = Record(self.env.now, kind, fields)
+        for sink in self._sinks:
+            sink(record)
+        if self._watched is not None:
+            self._watched.append(record)
+
+    def listen(self, sink: Callable[[Record], None], close: Callable[[], None] | None = None) -> None:
+        """Give every record to ``sink`` as it is emitted, and call ``close`` when the run is over, however it ends."""
+        self._sinks.append(sink)
+        if close is not None:
+            self._closers.append(close)
+
+    def at_end(self, final: Callable[[], None]) -> None:
+        """Call ``final`` when the run is over but records are still taken, to end what is open. No message is handled then."""
+        self._finals.append(final)
+
+    def stop(self, reason: str) -> None:
+        """End the run when this instant is over. The first reason counts."""
+        self.stopped = self.stopped or reason
+
+    # What a person uses.
+
+    async def run(self) -> str:
+        """Run to the end; returns why it ended: what ``stop`` was told, or ``"nothing left to happen"``."""
+        async for _ in self._drive():
+            pass
+        return self.stopped or "nothing left to happen"
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        self._watched = deque()
+        async for _ in self._drive():
+            while self._watched:
+                yield self._watched.popleft()
+        while self._watched:
+            yield self._watched.popleft()
+
+    async def _drive(self) -> AsyncIterator[None]:
+        """Carry out instant after instant; yields between two of them, often enough to keep the event loop alive."""
+        try:
+            async for _ in self._play():
+                yield
+            for final in self._finals:
+                final()
+                self._play_world()
+        finally:
+            for close in self._closers:
+                close()
+
+    async def _play(self) -> AsyncIterator[None]:
+        queue, step = self.env._queue, self.env.step
+        breath, instants = time.perf_counter(), 0
+        while True:
+            self._play_world()
+            if self._joins:
+                await self._joins.popleft().resolve()
+                continue
+            if self._inbox:
+                await self._handle_one()
+                continue
+            if self.stopped is not None:
+                return
+            instants += 1
+            if self._watched or instants >= _INSTANTS_A_LOOK:
+                instants = 0
+                if self._watched:
+                    yield
+                if time.perf_counter() - breath > _BREATH_S:
+                    await asyncio.sleep(0)
+                    yield
+                    breath = time.perf_counter()
+            while queue and type(queue[0][3]) is Wakeup and not queue[0][3].callbacks:
+                heappop(queue)
+            if not queue:
+                return
+            step()
+
+    def _play_world(self) -> None:
+        """Process all events that are due now, and settle what they changed, until the world stands still."""
+        env, queue = self.env, self.env._queue
+        while True:
+            while queue and queue[0][0] <= env._now:
+                env.step()
+            if not self._unsettled:
+                return
+            unsettled, self._unsettled = self._unsettled, []
+            for solver in unsettled:
+                solver.solve()
+
+    async def _handle_one(self) -> None:
+        if self.handle is None:
+            raise SimulationError("a message was posted, but no server handles messages in this simulation")
+        await self.handle(self._inbox.popleft())
+
+
+__all__ = ["URGENT", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]

@@ -1,0 +1,48 @@
+"""The strategies: one class in one file each, found by name.
+
+``REGISTRY`` names every strategy and where it lives; nothing is imported before it is asked for. A strategy of the user's own
+is named by its import path, ``package.module:Class``.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import ScenarioError, nearest
+
+if TYPE_CHECKING:
+    from fedsim.strategies.base import Strategy, StrategyParams
+
+REGISTRY: Mapping[str, str] = {
+    "fedavg": "fedsim.strategies.fedavg:FedAvg",
+    "fedprox": "fedsim.strategies.fedprox:FedProx",
+    "local": "fedsim.strategies.local:Local",
+}
+
+
+def strategy_class(kind: str) -> "type[Strategy[Any]]":
+    """The class of a registered strategy, or of the user's own by import path.
+
+    Raises:
+        ScenarioError: there is no such strategy, or the path does not lead to one.
+    """
+    from fedsim.strategies.base import Strategy
+
+    if kind not in REGISTRY and ":" not in kind:
+        names = ", ".join(REGISTRY)
+        raise ScenarioError(
+            f"strategy.kind is {kind!r}; allowed are {names}, or your own as 'package.module:Class'{nearest(kind, REGISTRY)}"
+        )
+    module, _, name = REGISTRY.get(kind, kind).partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ScenarioError(f"strategy.kind is {kind!r}, which cannot be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ScenarioError(f"strategy.kind is {kind!r}, which is not a subclass of fedsim.Strategy")
+    return found
+
+
+def params_class(kind: str) -> "type[StrategyParams]":
+    """The parameters that a strategy takes."""
+    return strategy_class(kind).Params

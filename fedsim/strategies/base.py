@@ -1,0 +1,70 @@
+"""What every strategy is: explicit state, and handlers that begin and end in one instant."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from fedsim.server import Server, TaskEnd
+from fedsim.spec import Spec
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+
+class StrategyParams(Spec):
+    """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``."""
+
+    kind: str
+
+    def check(self, devices: int) -> None:
+        """Refuse what cannot work with so many devices.
+
+        Raises:
+            ScenarioError: names the key, the value and what is allowed.
+        """
+
+    def check_deadline(self, fastest_download_s: float) -> None:
+        """Refuse a deadline before which no device can have downloaded the model (the fastest takes that many seconds).
+
+        Raises:
+            ScenarioError: names the deadline and the time.
+        """
+
+
+P = TypeVar("P", bound=StrategyParams)
+
+
+class Strategy(Generic[P]):
+    """A federated learning algorithm at the server's side.
+
+    A subclass keeps everything that it must remember in ``state`` (JSON-able values and model refs), so that a run can be
+    saved and continued, and acts in its handlers through ``server`` alone. Its docstring states the source, what it sends
+    when, and its parameters with their units.
+    """
+
+    Params: ClassVar[type[StrategyParams]] = StrategyParams
+    score: ClassVar[Literal["pooled", "device-mean"]] = "pooled"
+    """How its accuracy is counted unless the scenario says otherwise."""
+
+    def __init__(self, params: P, server: Server) -> None:
+        self.params = params
+        self.server = server
+        self.state: dict[str, Any] = {}
+
+    async def on_start(self) -> None:
+        """The run begins."""
+        raise NotImplementedError
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A task has ended; each does so once."""
+        raise NotImplementedError
+
+    async def on_timer(self, name: str) -> None:
+        """A timer set by ``server.timer`` has gone off."""
+
+    def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
+        """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""
+        raise NotImplementedError
+
+    def group_of(self, device: int) -> int | None:
+        """The group that a device belongs to now, where the strategy has groups."""
+        return None

@@ -1,0 +1,45 @@
+"""FedProx: FedAvg with a proximal term and partial work (Li et al., 2020)."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.server import Train
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.synchronous import SynchronousParams
+
+
+class FedProxParams(SynchronousParams):
+    """What FedProx takes.
+
+    Attributes:
+        mu: weight of the proximal term mu/2 ||w - w_global||^2.
+        partial_work: a client that cannot finish all epochs before the deadline sends what it has.
+    """
+
+    kind: Literal["fedprox"] = "fedprox"
+    mu: float = Field(default=1.0, ge=0.0)
+    partial_work: bool = True
+
+
+class FedProx(FedAvg):
+    """FedAvg with a proximal term.
+
+    Source: Li et al., "Federated optimization in heterogeneous networks", Algorithm 2.
+
+    Sends what FedAvg sends. The local gradient step is w <- w - lr (g + mu (w - w_global)) with the received model as anchor
+    for the whole local solve. With a deadline and ``partial_work`` a client stops in time for its upload to arrive on its own
+    link, and sends what its finished epochs gave; it is dropped only when not one epoch fits. mu = 0 with
+    ``partial_work = false`` is FedAvg, bit for bit.
+
+    Parameters: ``mu``, ``partial_work``, and FedAvg's.
+    """
+
+    Params: ClassVar[type[SynchronousParams]] = FedProxParams
+    params: FedProxParams  # type: ignore[assignment]
+
+    def training(self) -> Train:
+        """Local SGD with the proximal term, up to the deadline."""
+        params, server = self.params, self.server
+        stop_at = server.now + params.deadline if params.deadline is not None and params.partial_work else None
+        return Train(self.state["model"], params.local_epochs, params.mu, stop_at, reserve_upload=True)

@@ -1,0 +1,78 @@
+"""Local: every device for itself, the reference line of every comparison."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedsim.errors import ScenarioError
+from fedsim.server import Step, Train
+from fedsim.strategies.synchronous import Synchronous, SynchronousParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedsim.learning import Ref
+
+
+class LocalParams(SynchronousParams):
+    """What Local takes.
+
+    Attributes:
+        clients_per_round: how many devices train in a round; None for every one that can be had.
+    """
+
+    kind: Literal["local"] = "local"
+    clients_per_round: int | None = None  # type: ignore[assignment]
+
+    @property
+    def asked_per_round(self) -> int:
+        """How many devices a round asks; 0 stands for all."""
+        return self.clients_per_round or 0
+
+    def check(self, devices: int) -> None:
+        """A round cannot ask more devices than there are, nor can it close early."""
+        if self.over_selection != 1:
+            raise ScenarioError(f"strategy.over_selection is {self.over_selection:g}; local training allows only 1")
+        if self.clients_per_round is not None:
+            super().check(devices)
+
+
+class Local(Synchronous[LocalParams]):
+    """Every device trains a model of its own with the same local schedule; nothing is ever sent.
+
+    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each device; its score is the mean
+    of the devices' accuracies, each with its own model on its own test samples.
+
+    Parameters: ``clients_per_round`` (default: all), ``local_epochs``, ``deadline`` (s; a device that is late or lost keeps
+    the model that it had), ``retry`` (s).
+    State besides ``Synchronous``'s: ``own``, each device's model.
+    """
+
+    Params: ClassVar[type[SynchronousParams]] = LocalParams
+    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+
+    async def on_start(self) -> None:
+        """Give every device the same start."""
+        self.state["own"] = [self.server.initial()] * self.server.devices
+        await super().on_start()
+
+    def select(self) -> list[int]:
+        """All idle devices, or some drawn at random."""
+        if self.params.asked_per_round:
+            return super().select()
+        return self.server.online()
+
+    def steps(self, device: int) -> tuple[Step, ...]:
+        """Train, and keep the result."""
+        return (Train(self.state["own"][device], self.params.local_epochs),)
+
+    def aggregate(self) -> None:
+        """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""
+        received = self.state["received"]
+        for entry in received:
+            self.state["own"][entry["device"]] = entry["update"]
+        if received:
+            tasks = [entry["task"] for entry in received]
+            self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[1.0] * len(tasks))
+
+    def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
+        """A model a device."""
+        return {f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])}

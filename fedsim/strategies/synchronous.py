@@ -1,0 +1,170 @@
+"""The round loop as handlers: ask a cohort, wait until every task has ended, aggregate, and again.
+
+A round closes in one place, the end of its last open task; the deadline only ends what is open.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import Field, field_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.server import Step, TaskEnd
+from fedsim.strategies.base import P, Strategy, StrategyParams
+from fedsim.units import Seconds, show_seconds
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+
+class SynchronousParams(StrategyParams):
+    """What every synchronous strategy takes.
+
+    Attributes:
+        clients_per_round: K, the updates wanted in a round.
+        local_epochs: E, passes over its own data that a client makes.
+        deadline: a round ends so long after its begin (s); tasks that are still open are late. None: it waits for all.
+        over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
+        retry: with nobody to ask, look again after this time (s).
+    """
+
+    clients_per_round: int = Field(default=10, ge=1)
+    local_epochs: int = Field(default=1, ge=1)
+    deadline: Seconds | None = None
+    over_selection: float = Field(default=1.0, ge=1.0)
+    retry: Seconds = 60.0
+
+    @field_validator("deadline", "retry")
+    @classmethod
+    def _positive(cls, value: float | None) -> float | None:
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError("must be above 0 s and finite")
+        return value
+
+    @property
+    def asked_per_round(self) -> int:
+        """How many clients a round asks: K, or more with over-selection."""
+        return math.ceil(self.clients_per_round * self.over_selection - 1e-9)
+
+    def check(self, devices: int) -> None:
+        """A round cannot ask more clients than there are devices."""
+        if self.asked_per_round > devices:
+            over = (
+                "" if self.over_selection == 1 else f" with over_selection {self.over_selection:g} asks {self.asked_per_round},"
+            )
+            raise ScenarioError(
+                f"strategy.clients_per_round is {self.clients_per_round},{over} more than the population's {devices} devices; "
+                f"allowed are 1 to {int(devices / self.over_selection)}"
+            )
+
+    def check_deadline(self, fastest_download_s: float) -> None:
+        """A deadline before which nobody can even have downloaded the model drops everybody, always."""
+        if self.deadline is not None and self.deadline <= fastest_download_s:
+            raise ScenarioError(
+                f"strategy.deadline is {show_seconds(self.deadline)}, but the fastest device needs "
+                f"{show_seconds(fastest_download_s)} for its download alone; allowed is more than that"
+            )
+
+
+class Synchronous(Strategy[P]):
+    """A strategy in rounds. Most algorithms fill in ``select``, ``steps`` and ``aggregate``.
+
+    State:
+        round: the number of the round that is open, from 0.
+        open: tasks that have not ended, task -> device.
+        received: the round's updates in order of arrival, dicts of task, device, samples, epochs and update.
+        slow, disconnected: how many of the round's tasks ended so.
+        selected: how many were asked.
+    """
+
+    params: SynchronousParams  # type: ignore[assignment]
+
+    # What an algorithm fills in.
+
+    def select(self) -> list[int]:
+        """Whom to ask in this round; by default clients uniformly at random out of those that can be had."""
+        return self.server.sample(self.params.asked_per_round, "select", self.state["round"])
+
+    def steps(self, device: int) -> tuple[Step, ...]:
+        """What to ask of a device."""
+        raise NotImplementedError
+
+    def aggregate(self) -> "Ref | None":
+        """Put the round's ``received`` updates into the models; returns the model that they now form, if there is one."""
+        raise NotImplementedError
+
+    # The loop.
+
+    async def on_start(self) -> None:
+        """Open the first round."""
+        self.state |= {"round": 0}
+        self._open_round()
+
+    def _open_round(self) -> None:
+        server, number = self.server, self.state["round"]
+        self.state |= {"open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
+        devices = self.select()
+        if not devices:
+            server.look_again("retry", self.params.retry)
+            return
+        deadline = None if self.params.deadline is None else server.now + self.params.deadline
+        server.emit("round-start", round=number, selected=len(devices), deadline=deadline)
+        if deadline is not None:
+            server.timer("deadline", deadline)
+        for device in devices:
+            self.state["open"][server.ask(device, self.steps(device), round=number)] = device
+        self.state["selected"] = len(devices)
+
+    async def on_timer(self, name: str) -> None:
+        """The deadline ends what is open; the retry looks for clients again."""
+        if name == "retry":
+            self._open_round()
+        elif name == "deadline":
+            self._end_open()
+
+    def _end_open(self) -> None:
+        for task in list(self.state["open"]):
+            self.server.end(task, "late")
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """Note what came back; the last one closes the round."""
+        state = self.state
+        del state["open"][message.task]
+        if message.outcome == "done":
+            state["received"].append(
+                {
+                    "task": message.task,
+                    "device": message.device,
+                    "samples": message.samples,
+                    "epochs": message.epochs,
+                    "update": message.update,
+                }
+            )
+            if self.params.over_selection > 1 and len(state["received"]) == self.params.clients_per_round:
+                self._end_open()
+        elif message.outcome == "late":
+            state["slow"] += 1
+        else:
+            state["disconnected"] += 1
+        if not state["open"]:
+            await self._close_round()
+
+    async def _close_round(self) -> None:
+        state, server = self.state, self.server
+        server.cancel_timer("deadline")
+        model = self.aggregate()
+        received = state["received"]
+        goes_on = await server.finish_round(
+            state["round"],
+            self.models(),
+            updates=[(entry["update"], float(entry["samples"])) for entry in received],
+            center=model,
+            selected=state["selected"],
+            valid=len(received),
+            slow=state["slow"],
+            disconnected=state["disconnected"],
+        )
+        state["received"] = []
+        if goes_on:
+            state["round"] += 1
+            self._open_round()

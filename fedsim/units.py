@@ -1,0 +1,92 @@
+"""Quantities that carry their unit: ``"90 s"``, ``"40 Mbit/s"``, ``"400 samples/s"``.
+
+A scenario writes quantities as text with a unit; code holds plain floats in the base unit, which the type's name says:
+``Seconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``. A number without a unit is refused.
+Written back (``scenario.toml``), a quantity gets the largest unit that reads back to the very same float.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "week": 604800.0}
+_SIZE = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
+_RATE = {"bit/s": 0.125, "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
+_SPEED = {"samples/s": 1.0, "samples/min": 1 / 60, "samples/h": 1 / 3600}
+_FREQUENCY = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600, "/day": 1 / 86400}
+
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf)\s*([A-Za-z/]+)\s*")
+
+
+def parse(text: object, units: dict[str, float], what: str) -> float:
+    """Read one quantity; raises ``PydanticCustomError`` that says which units are allowed."""
+    example = f"'90 {next(iter(units)) if 's' not in units else 's'}'"
+    allowed = f"a number and a unit out of {', '.join(units)}; for example {example}"
+    if not isinstance(text, str):
+        raise PydanticCustomError("quantity", "{what} needs its unit: {allowed}", {"what": what, "allowed": allowed})
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise PydanticCustomError("quantity", "{what} is {allowed}", {"what": what, "allowed": allowed})
+    value = float(match[1]) * units[match[2]]
+    if math.isnan(value) or value < 0:
+        raise PydanticCustomError("quantity", "{what} cannot be negative", {"what": what})
+    return value
+
+
+def show(value: float, units: dict[str, float]) -> str:
+    """Write a quantity in the unit with the shortest number (of equals, the largest) that reads back to the very same float."""
+    exact = []
+    for unit, factor in units.items():
+        number = f"{value / factor:.12g}"
+        if value >= factor and float(number) * factor == value < math.inf:
+            exact.append((len(number), -factor, f"{number} {unit}"))
+    if exact:
+        return min(exact)[2]
+    base = next(unit for unit, factor in units.items() if factor == 1.0)
+    return f"{value:g} {base}" if float(f"{value:g}") == value else f"{value!r} {base}"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Tells pydantic how to read and write a float that carries a unit (an annotation, never an instance in a spec)."""
+
+    what: str
+    units: tuple[tuple[str, float], ...]
+    shown: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        units = dict(self.units)
+        shown = {unit: factor for unit, factor in self.units if unit in self.shown or not self.shown or factor == 1.0}
+        return core_schema.no_info_plain_validator_function(
+            lambda value: parse(value, units, self.what),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: show(value, shown)),
+        )
+
+
+Seconds = Annotated[float, Quantity("a time", tuple(_TIME.items()))]
+Bytes = Annotated[float, Quantity("a size", tuple(_SIZE.items()))]
+BytesPerSecond = Annotated[float, Quantity("a data rate", tuple(_RATE.items()), ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))]
+SamplesPerSecond = Annotated[float, Quantity("a speed", tuple(_SPEED.items()))]
+PerSecond = Annotated[float, Quantity("a rate", tuple(_FREQUENCY.items()))]
+
+
+def show_seconds(value: float) -> str:
+    """A time for people: ``"1 h 02 min"``, ``"12.3 s"``."""
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, hours, days = value / 60, value / 3600, value / 86400
+    if minutes < 60:
+        return f"{int(minutes)} min {int(value % 60):02d} s"
+    return f"{int(hours)} h {int(minutes % 60):02d} min" if hours < 24 else f"{int(days)} d {int(hours % 24):02d} h"
+
+
+def show_bytes(value: float) -> str:
+    """A size for people: ``"1.26 MB"``."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"

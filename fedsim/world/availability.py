@@ -1,0 +1,230 @@
+"""When a device can be reached: always, in random on and off phases, or as recorded from real phones.
+
+A path is a pure function of (seed, device): ``span(device, time)`` answers for any time in any order, and the answer never
+depends on what was asked before. Cursors into a path are a cache, not state. One who asks every second and one who asks once
+at the end see the same path.
+"""
+
+import json
+import math
+from bisect import bisect_right
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Protocol
+
+from pydantic import Field, field_validator
+
+from fedsim.errors import DataError
+from fedsim.simulation import on_grid
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+from fedsim.units import Seconds
+
+_TICK = 2.0**-30
+
+
+class Span(NamedTuple):
+    """One phase of a path: on or off, from ``start`` up to but not including ``end`` (simulated seconds)."""
+
+    on: bool
+    start: float
+    end: float
+
+
+class Availability(Protocol):
+    """The paths of a whole population."""
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s)."""
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which ``device`` is on; ``inf`` if it never comes back."""
+
+
+class Phases:
+    """Alternating exponential phases of each device, sampled lazily from its own counter.
+
+    Phase k of a device is its k-th draw, whoever asks; the phase at time 0 is on with the long-run share of on time, so
+    that the population starts in its steady state (an exponential phase has no memory of when it began).
+    """
+
+    def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float) -> None:
+        self._streams = streams
+        self._purpose = purpose
+        self._means = (mean_off, mean_on)
+        self._share_on = mean_on / (mean_on + mean_off)
+        self._cursors: dict[int, tuple[int, Span]] = {}
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s)."""
+        count, span = self._cursors.get(device) or self._first(device)
+        if time < span.start:
+            count, span = self._first(device)
+        while time >= span.end:
+            count += 1
+            span = Span(not span.on, span.end, span.end + self._length(device, count, not span.on))
+        self._cursors[device] = (count, span)
+        return span
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which ``device`` is on."""
+        span = self.span(device, time)
+        return time if span.on else span.end
+
+    def _first(self, device: int) -> tuple[int, Span]:
+        on = self._streams.uniform(f"{self._purpose}/first", device) < self._share_on
+        return 0, Span(on, 0.0, self._length(device, 0, on))
+
+    def _length(self, device: int, count: int, on: bool) -> float:
+        return max(_TICK, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
+
+
+class Traces:
+    """Recorded phases: each device follows one trace, over and over."""
+
+    def __init__(self, traces: list[tuple[float, list[float]]], assigned: list[int]) -> None:
+        # A trace is its period and its change times, on at even positions, off at odd ones, all in [0, period].
+        self._traces = traces
+        self._assigned = assigned
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s)."""
+        period, changes = self._traces[self._assigned[device]]
+        if changes == [0.0, period]:
+            return Span(True, 0.0, math.inf)
+        offset = math.fmod(time, period)
+        lap = time - offset
+        position = bisect_right(changes, offset)
+        start = changes[position - 1] if position else 0.0
+        end = changes[position] if position < len(changes) else period
+        on = position % 2 == 1
+        if on and end == period and changes[0] == 0.0:  # the phase goes on in the next lap
+            end = period + changes[1]
+        return Span(on, lap + start, lap + end)
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which ``device`` is on; ``inf`` for a trace without one."""
+        if not self._traces[self._assigned[device]][1]:
+            return math.inf
+        while not (span := self.span(device, time)).on:
+            time = span.end
+        return time
+
+
+class AlwaysOn(Spec):
+    """Every device can be reached at any time."""
+
+    kind: Literal["always"] = "always"
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> "AlwaysOn":
+        """The spec is its own path."""
+        return self
+
+    def span(self, device: int, time: float) -> Span:
+        """One phase without end."""
+        return Span(True, 0.0, math.inf)
+
+    def next_on(self, device: int, time: float) -> float:
+        """Now."""
+        return time
+
+
+class Renewal(Spec):
+    """On and off phases of exponential length, independent between devices."""
+
+    kind: Literal["renewal"] = "renewal"
+    mean_on: Seconds
+    mean_off: Seconds
+
+    @field_validator("mean_on", "mean_off")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if not 0 < value < math.inf:
+            raise ValueError("a mean time must be above 0 s and finite")
+        return value
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
+        """The population's paths."""
+        return Phases(streams, "world/availability", self.mean_on, self.mean_off)
+
+
+class Flash(Spec):
+    """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
+
+    The file is JSON, ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds; entries with ``ok`` false are skipped.
+    Each device follows a trace drawn at random; a trace starts at time 0 and repeats when it is through.
+    """
+
+    kind: Literal["flash"] = "flash"
+    file: str = "traces/flash_availability_1000.json"
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> Traces:
+        """The population's paths.
+
+        Raises:
+            DataError: the file is missing, is not such a file, or has a trace with holes (missing or disordered times).
+        """
+        path = (root or Path()) / self.file
+        traces = read_flash(path)
+        drawn = streams.generator("world/availability").integers(len(traces), size=devices)
+        return Traces(traces, [int(trace) for trace in drawn])
+
+
+def read_flash(path: Path) -> list[tuple[float, list[float]]]:
+    """Each usable trace of a FLASH file as (period in s, change times in s from its start)."""
+    try:
+        entries = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DataError(
+            f"population.availability: there is no trace file {str(path)!r}; put FLASH's availability file there, "
+            "or name another with 'file' (relative to data.root or $FEDSIM_DATA)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"population.availability: {str(path)!r} cannot be read as JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise DataError(f"population.availability: {str(path)!r} is not a table of traces by phone")
+    traces = [_changes(path, name, entry) for name, entry in entries.items() if not _skipped(path, name, entry)]
+    if not traces:
+        raise DataError(f"population.availability: {str(path)!r} holds no trace with 'ok': true")
+    return traces
+
+
+def _skipped(path: Path, name: str, entry: object) -> bool:
+    if not isinstance(entry, dict) or "ok" not in entry:
+        raise DataError(f"population.availability: trace {name!r} of {str(path)!r} lacks 'ok'")
+    return not entry["ok"]
+
+
+def _changes(path: Path, name: str, entry: dict[str, object]) -> tuple[float, list[float]]:
+    """Validate one trace and turn it into (period, change times); empty intervals vanish, touching ones join."""
+
+    def hole(what: str) -> DataError:
+        return DataError(f"population.availability: trace {name!r} of {str(path)!r} has holes: {what}")
+
+    def number(value: object, what: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise hole(f"{what} is {value!r}, not a time in seconds")
+        return on_grid(float(value))
+
+    start, end = number(entry.get("start"), "'start'"), number(entry.get("end"), "'end'")
+    ready = entry.get("ready")
+    if end <= start or not isinstance(ready, list):
+        raise hole(f"'start' {start:g} s, 'end' {end:g} s and 'ready' do not make a path")
+    changes: list[float] = []
+    last = start
+    for position, pair in enumerate(ready):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise hole(f"interval {position} is {pair!r}, not [from, to]")
+        begin, finish = number(pair[0], f"interval {position}"), number(pair[1], f"interval {position}")
+        if not last <= begin <= finish <= end:
+            raise hole(f"interval {position} [{begin:g}, {finish:g}] does not follow what is before it, or leaves [start, end]")
+        last = finish
+        if finish == begin:
+            continue
+        if changes and changes[-1] == begin - start:
+            changes[-1] = finish - start
+        else:
+            changes += [begin - start, finish - start]
+    return end - start, changes
+
+
+AvailabilitySpec = Annotated[AlwaysOn | Renewal | Flash, Field(discriminator="kind")]

@@ -1,0 +1,84 @@
+"""What real phones can do: FedScale's table of speeds and link rates."""
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+
+_COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
+_TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Speeds of all devices and, where a file says them, their links.
+
+    Attributes:
+        speed: samples/s, float64 [devices].
+        links: (down, up) in bytes/s, each float64 [devices]; None where the network's own distributions hold.
+    """
+
+    speed: NDArray[np.float64]
+    links: tuple[NDArray[np.float64], NDArray[np.float64]] | None
+
+
+class FedScaleCapacity(Spec):
+    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
+
+    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
+    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+    """
+
+    kind: Literal["fedscale"] = "fedscale"
+    file: str = "traces/fedscale_capacity_9242.csv"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        """One row for each device.
+
+        Raises:
+            DataError: the file is missing, lacks a column, or has a value that is not a positive number.
+        """
+        table = read_capacities((root or Path()) / self.file)
+        generator = streams.generator("world/capacity")
+        rows = generator.choice(len(table), devices, replace=devices > len(table))
+        milliseconds, down_kbps, up_kbps = table[rows].T
+        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+
+
+def read_capacities(path: Path) -> NDArray[np.float64]:
+    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DataError(f"population.capacity: {str(path)!r} lacks the column {missing[0]!r}")
+            rows = [[_positive(row[name], path, name, reader.line_num) for name in _COLUMNS] for row in reader]
+    except FileNotFoundError:
+        raise DataError(
+            f"population.capacity: there is no file {str(path)!r}; put FedScale's client capacity table there, "
+            "or name another with 'file' (relative to data.root or $FEDSIM_DATA)"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"population.capacity: {str(path)!r} cannot be read: {error}") from None
+    if not rows:
+        raise DataError(f"population.capacity: {str(path)!r} has no rows")
+    return np.array(rows, dtype=np.float64)
+
+
+def _positive(text: str | None, path: Path, column: str, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise DataError(f"population.capacity: line {line} of {str(path)!r}: {column} is {text!r}, not a positive number")
+    return value

@@ -1,0 +1,87 @@
+"""How long a device computes: samples x cost / speed, with jitter from epoch to epoch and phases in which it is slow.
+
+Durations are models, never measurements. An epoch's jitter is named by the device and the instant at which the epoch begins,
+so it belongs to the world: whoever trains on this device at this time meets the same delay.
+"""
+
+import math
+
+from pydantic import Field, field_validator
+
+from fedsim.simulation import on_grid
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+from fedsim.units import Seconds
+from fedsim.world.availability import Phases
+
+_TICKS_PER_SECOND = 1 << 30
+
+
+class SlowPhases(Spec):
+    """Phases in which a device computes at ``factor`` of its speed (another app runs, the phone is hot)."""
+
+    factor: float = Field(gt=0.0, le=1.0)
+    mean_normal: Seconds
+    mean_slow: Seconds
+
+    @field_validator("mean_normal", "mean_slow")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if not 0 < value < math.inf:
+            raise ValueError("a mean time must be above 0 s and finite")
+        return value
+
+
+class Compute:
+    """The clockwork of local training.
+
+    Args:
+        streams: the run's streams; this draws from ``world/jitter`` and ``world/slow``.
+        jitter: coefficient of variation of an epoch's time (lognormal, mean 1); 0 for none.
+        slow: slow phases, or None.
+    """
+
+    def __init__(self, streams: Streams, jitter: float, slow: SlowPhases | None) -> None:
+        self._streams = streams
+        self._sigma = math.sqrt(math.log1p(jitter**2))
+        self._factor = 1.0 if slow is None else slow.factor
+        # "on" is the normal phase.
+        self._phases = None if slow is None else Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow)
+
+    def epoch_ends(self, device: int, start: float, epoch_s: float, epochs: int, limit: float) -> list[float]:
+        """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.
+
+        Args:
+            device: who computes.
+            start: begin of the first epoch (s).
+            epoch_s: time of an undisturbed epoch at full speed (s).
+            epochs: how many are asked for.
+            limit: epochs that would begin at or after this time are left out (s).
+        """
+        if self._sigma == 0.0 and self._phases is None:
+            step = on_grid(epoch_s)
+            fitting = epochs if step == 0 or limit == math.inf else min(epochs, math.ceil((limit - start) / step))
+            return [start + step * (epoch + 1) for epoch in range(max(fitting, 0))]
+        ends: list[float] = []
+        while len(ends) < epochs and start < limit:
+            start = self._finish(device, start, epoch_s * self._jitter(device, start))
+            ends.append(start)
+        return ends
+
+    def _jitter(self, device: int, start: float) -> float:
+        if self._sigma == 0.0:
+            return 1.0
+        normal = self._streams.normal("world/jitter", device, int(start * _TICKS_PER_SECOND))
+        return math.exp(self._sigma * normal - self._sigma**2 / 2)
+
+    def _finish(self, device: int, start: float, work_s: float) -> float:
+        """When ``work_s`` seconds of work at full speed are done, if begun at ``start``."""
+        if self._phases is None:
+            return start + on_grid(work_s)
+        while True:
+            span = self._phases.span(device, start)
+            rate = 1.0 if span.on else self._factor
+            if (span.end - start) * rate >= work_s:
+                return start + on_grid(work_s / rate)
+            work_s -= (span.end - start) * rate
+            start = span.end

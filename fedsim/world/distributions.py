@@ -1,0 +1,111 @@
+"""Distributions of a quantity over the devices: a constant, or uniform, lognormal, choice, values, with units in the text."""
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedsim.spec import Spec
+from fedsim.units import BytesPerSecond, SamplesPerSecond, Seconds
+
+Q = TypeVar("Q")
+
+
+class WholeNumbers(Spec):
+    """Whole numbers from ``low`` to ``high``, both included, each equally likely."""
+
+    low: int = Field(ge=1)
+    high: int
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "WholeNumbers":
+        if self.low > self.high:
+            raise ValueError("'low' is above 'high'")
+        return self
+
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.int64]:
+        """``size`` whole numbers, int64 [size]."""
+        return generator.integers(self.low, self.high + 1, size)
+
+
+class Constant(Spec, Generic[Q]):
+    """The same value everywhere. In a scenario a bare quantity means this."""
+
+    kind: Literal["constant"] = "constant"
+    value: Q
+
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+        """``size`` values in the base unit, float64 [size]."""
+        return np.full(size, self.value, dtype=np.float64)
+
+
+class Uniform(Spec, Generic[Q]):
+    """Uniform between two values."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: Q
+    high: Q
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Uniform[Q]":
+        if self.low > self.high:  # type: ignore[operator]
+            raise ValueError("'low' is above 'high'")
+        return self
+
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+        """``size`` values in the base unit, float64 [size]."""
+        return generator.uniform(self.low, self.high, size)  # type: ignore[call-overload, no-any-return]
+
+
+class LogNormal(Spec, Generic[Q]):
+    """Lognormal by its median and its spread, the factor by which one standard deviation multiplies (exp of sigma)."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    median: Q
+    spread: float = Field(ge=1.0)
+
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+        """``size`` values in the base unit, float64 [size]."""
+        return self.median * np.exp(np.log(self.spread) * generator.standard_normal(size))  # type: ignore[no-any-return]
+
+
+class Choice(Spec, Generic[Q]):
+    """One of several values, with given shares (equal when none are given)."""
+
+    kind: Literal["choice"] = "choice"
+    values: list[Q] = Field(min_length=1)
+    shares: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _matching(self) -> "Choice[Q]":
+        if self.shares is not None and (len(self.shares) != len(self.values) or min(self.shares) < 0 or sum(self.shares) <= 0):
+            raise ValueError("'shares' must be as many as 'values', none negative, not all zero")
+        return self
+
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+        """``size`` values in the base unit, float64 [size]."""
+        shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
+        return generator.choice(np.array(self.values, dtype=np.float64), size, p=shares)
+
+
+def _spelled_out(value: Any) -> Any:
+    """A bare quantity is short for a constant one."""
+    return value if isinstance(value, dict | Spec) else {"kind": "constant", "value": value}
+
+
+SpeedDistribution = Annotated[
+    Constant[SamplesPerSecond] | Uniform[SamplesPerSecond] | LogNormal[SamplesPerSecond] | Choice[SamplesPerSecond],
+    Field(discriminator="kind"),
+    BeforeValidator(_spelled_out),
+]
+RateDistribution = Annotated[
+    Constant[BytesPerSecond] | Uniform[BytesPerSecond] | LogNormal[BytesPerSecond] | Choice[BytesPerSecond],
+    Field(discriminator="kind"),
+    BeforeValidator(_spelled_out),
+]
+TimeDistribution = Annotated[
+    Constant[Seconds] | Uniform[Seconds] | LogNormal[Seconds] | Choice[Seconds],
+    Field(discriminator="kind"),
+    BeforeValidator(_spelled_out),
+]

@@ -1,0 +1,303 @@
+"""What every network does whatever its sharing rule: latency, starts and ends, one wake-up for all, and who is told when.
+
+A network is an exact fluid simulator with an inner clock of its own. Rates change only where a flow enters or ends, so between
+two such points all is linear, and the next end is known exactly as a real number. The world's clock ticks on a grid, so the
+network wakes at the first tick at or after that end; it then carries out the ends that lie before now one after another, each
+at its exact time, and tells of them. So ``Flow.ended`` is exact, and news of it comes less than a nanosecond later.
+
+All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``, ``load``) changes nothing.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from operator import attrgetter
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation, Wakeup, on_grid, on_grid_after
+
+Direction = Literal["down", "up"]  # down: from the server to a device
+_BY_ID = attrgetter("id")
+
+
+class Flow:
+    """What a running or ended transfer knows.
+
+    Attributes:
+        id: the order of its start among all flows of the network.
+        device: whose it is.
+        direction: ``"down"`` from the server to the device, ``"up"`` back.
+        size: bytes to send.
+        started: when ``Network.start`` was called (s).
+        ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
+        sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
+        done: what is called when the last byte is there.
+    """
+
+    __slots__ = ("device", "direction", "done", "ended", "id", "sent", "size", "started")
+
+    def __init__(
+        self, flow_id: int, device: int, direction: Direction, size: float, started: float, done: Callable[[], None]
+    ) -> None:
+        self.id = flow_id
+        self.device = device
+        self.direction: Direction = direction
+        self.size = size
+        self.started = started
+        self.ended: float | None = None
+        self.sent = 0.0
+        self.done = done
+
+    def __repr__(self) -> str:
+        state = "running" if self.ended is None else f"ended {self.ended:.9g} s, {self.sent:.0f} sent"
+        return f"<Flow {self.id}: {self.size:.0f} B {self.direction}, device {self.device}, {state}>"
+
+
+class Sharing(Protocol):
+    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied."""
+
+    next_end: float
+    """When the next flow will have sent all if nothing changes (s, exact); infinity if none runs."""
+
+    def leave(self, flow_id: int, now: float) -> None:
+        """Take a flow out before its end. Its share is given away by the next ``share``."""
+
+    def share(self, now: float) -> None:
+        """Share the links anew among the flows that are there ``now`` (s)."""
+
+    def advance(self, until: float) -> list[tuple[float, int]]:
+        """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""
+
+    def sent(self, flow_id: int, at: float) -> float:
+        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
+
+    def rates(self) -> dict[int, float]:
+        """Flow id -> bytes/s of all running flows."""
+
+
+class Network(ABC):
+    """Flows between the server and devices, which share links by max-min fairness.
+
+    A device has its own link, one each way, and in each direction one flow at a time. Two things that fall on the same instant
+    are told apart so: a flow whose exact end is not after now has ended, and cancelling it then is too late, whichever of the
+    two the world's order of events brings first.
+
+    Args:
+        simulation: the clock.
+        down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
+        latency: what passes before a flow's first byte leaves, s; loads no link; float64 [devices].
+        sharing: the rule that shares the links of each direction; the same object where both share links.
+
+    Raises:
+        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        down: NDArray[np.float64],
+        up: NDArray[np.float64],
+        latency: NDArray[np.float64],
+        sharing: Mapping[Direction, Sharing],
+    ) -> None:
+        _check_devices(down, up, latency)
+        self._simulation = simulation
+        self._access: dict[Direction, NDArray[np.float64]] = {"down": down, "up": up}
+        self._latency = latency
+        self._sharing = sharing
+        self._rules = list({id(rule): rule for rule in sharing.values()}.values())
+        self._started = 0
+        self._busy: dict[Direction, dict[int, Flow]] = {"down": {}, "up": {}}
+        self._in_latency: dict[int, Wakeup] = {}
+        self._entering: dict[int, Flow] = {}  # since the last solve
+        self._leaving: list[Flow] = []  # cancelled since the last solve
+        self._running: dict[int, Flow] = {}
+        self._arrived: list[Flow] = []  # ended, and nobody has been told yet
+        self._wakeup: Wakeup | None = None
+        self._unsettled = False
+
+    @abstractmethod
+    def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
+        """The links between the server and a device's own link: the name and the capacity (bytes/s) of each."""
+
+    @abstractmethod
+    def _enter(self, flow: Flow, now: float) -> None:
+        """Put a flow under the sharing rule. Its rate is found by the next ``share``."""
+
+    def latency_s(self, device: int) -> float:
+        """What passes before a flow's first byte leaves, on the clock's grid (s)."""
+        return on_grid(self._latency.item(device))
+
+    def access_rate(self, device: int, direction: Direction) -> float:
+        """The rate of a device's own link (bytes/s)."""
+        return self._access[direction].item(device)
+
+    def lone_rate(self, device: int, direction: Direction) -> float:
+        """The rate of a flow that shares its way with no other (bytes/s)."""
+        return min(self.access_rate(device, direction), *(capacity for _, capacity in self.route(device, direction)), math.inf)
+
+    def _is_unlimited(self, device: int, direction: Direction) -> bool:
+        return self.access_rate(device, direction) == math.inf and self.lone_rate(device, direction) == math.inf
+
+    # Changes. They are taken in at the end of the instant, all at once.
+
+    def start(self, device: int, direction: Direction, size: float, done: Callable[[], None]) -> Flow:
+        """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
+
+        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone.
+
+        Raises:
+            SimulationError: the device already sends or receives in this direction, or size is negative or not finite.
+        """
+        busy = self._busy[direction]
+        if device in busy:
+            raise SimulationError(f"device {device} does one transfer {direction} at a time; there is {busy[device]!r}")
+        if not 0 <= size < math.inf:
+            raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
+        now = self._simulation.now
+        flow = busy[device] = Flow(self._started, device, direction, size, now, done)
+        self._started += 1
+        latency = self.latency_s(device)
+        if latency > 0:
+            self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, lambda: self._admit(flow))
+        else:
+            self._entering[flow.id] = flow
+            self._unsettle()
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        """No more bytes from now on; ``done`` is never called. An ended flow stays as it ended, one that ends now included."""
+        now = self._simulation.now
+        self._advance(now)
+        if flow.ended is not None:
+            return
+        if flow.id in self._running:
+            flow.sent = _between(0.0, self._sharing[flow.direction].sent(flow.id, now), flow.size)
+            del self._running[flow.id]
+            self._leaving.append(flow)
+            self._unsettle()
+        elif flow.id in self._in_latency:
+            self._in_latency.pop(flow.id).cancel()
+        else:
+            del self._entering[flow.id]
+        self._end(flow, now)
+
+    def solve(self) -> None:
+        """Take in all that changed in this instant, and set the alarm to the next end. Called by the simulation."""
+        self._unsettled = False
+        now = self._simulation.now
+        self._advance(now)
+        for flow in self._leaving:
+            self._sharing[flow.direction].leave(flow.id, now)
+        self._leaving.clear()
+        for flow in self._entering.values():
+            if flow.size == 0 or self._is_unlimited(flow.device, flow.direction):
+                self._arrive(flow, now)
+            else:
+                self._running[flow.id] = flow
+                self._enter(flow, now)
+        self._entering.clear()
+        for rule in self._rules:
+            rule.share(now)
+        self._set_alarm(now)
+
+    # Readings. They change nothing.
+
+    def sent(self, flow: Flow) -> float:
+        """Bytes delivered up to now, exact at any point within an instant."""
+        if flow.id not in self._running:
+            return flow.sent
+        rule, ended = self._as_of_now(flow.direction)
+        return flow.size if flow.id in ended else _between(0.0, rule.sent(flow.id, self._simulation.now), flow.size)
+
+    def rate(self, flow: Flow) -> float:
+        """Bytes/s with which a flow is sent now, as of the last solve; 0 when it is not."""
+        return self._as_of_now(flow.direction)[0].rates().get(flow.id, 0.0) if flow.id in self._running else 0.0
+
+    def load(self) -> dict[str, tuple[float, float]]:
+        """Name of each link that carries something -> (bytes/s in use as of the last solve, capacity in bytes/s)."""
+        used: dict[str, float] = {}
+        capacities: dict[str, float] = {}
+        for direction in self._sharing:
+            rates = self._as_of_now(direction)[0].rates()
+            for flow in self._running.values():
+                if flow.direction == direction and flow.id in rates:
+                    own = (f"device {flow.device} {direction}", self.access_rate(flow.device, direction))
+                    for name, capacity in (own, *self.route(flow.device, direction)):
+                        used[name] = used.get(name, 0.0) + rates[flow.id]
+                        capacities[name] = capacity
+        return {name: (rate, capacities[name]) for name, rate in used.items()}
+
+    def _as_of_now(self, direction: Direction) -> tuple[Sharing, set[int]]:
+        """The rule with all ends up to now carried out, and which flows these ended: on a copy if there are any."""
+        rule, now = self._sharing[direction], self._simulation.now
+        if rule.next_end > now:
+            return rule, set()
+        ahead = deepcopy(rule)
+        return ahead, {flow_id for _, flow_id in ahead.advance(now)}
+
+    # From one end to the next.
+
+    def _admit(self, flow: Flow) -> None:
+        del self._in_latency[flow.id]
+        self._entering[flow.id] = flow
+        self._unsettle()
+
+    def _unsettle(self) -> None:
+        if not self._unsettled:
+            self._unsettled = True
+            self._simulation.unsettle(self)
+
+    def _advance(self, now: float) -> None:
+        for rule in self._rules:
+            if rule.next_end <= now:
+                for end, flow_id in rule.advance(now):
+                    self._arrive(self._running.pop(flow_id), end)
+
+    def _arrive(self, flow: Flow, end: float) -> None:
+        flow.sent = flow.size
+        self._end(flow, end)
+        self._arrived.append(flow)
+
+    def _end(self, flow: Flow, end: float) -> None:
+        flow.ended = end
+        del self._busy[flow.direction][flow.device]
+
+    def _set_alarm(self, now: float) -> None:
+        """Keep exactly one wake-up: at the next end, or in this instant if someone is still to be told."""
+        when = now if self._arrived else on_grid_after(min(rule.next_end for rule in self._rules))
+        if self._wakeup is not None:
+            if self._wakeup.when == when:
+                return
+            self._wakeup.cancel()
+        self._wakeup = None if when == math.inf else self._simulation.wake(("network", 0), when, self._tell)
+
+    def _tell(self) -> None:
+        """Tell of all flows that have ended by now, in the order of their starts."""
+        self._wakeup = None
+        self._advance(self._simulation.now)
+        arrived, self._arrived = sorted(self._arrived, key=_BY_ID), []
+        self._unsettle()
+        for flow in arrived:
+            flow.done()
+
+
+def _between(low: float, value: float, high: float) -> float:
+    return low if value < low else high if value > high else value
+
+
+def _check_devices(down: NDArray[np.float64], up: NDArray[np.float64], latency: NDArray[np.float64]) -> None:
+    if not len(down) == len(up) == len(latency):
+        raise SimulationError(f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; all as many")
+    for name, rates in (("down", down), ("up", up)):
+        wrong = np.flatnonzero(~(rates > 0))
+        if wrong.size:
+            raise SimulationError(f"device {wrong[0]} has a link {name} of {rates[wrong[0]]} B/s; a rate must be above 0")
+    wrong = np.flatnonzero(~((latency >= 0) & (latency < np.inf)))
+    if wrong.size:
+        raise SimulationError(f"device {wrong[0]} has a latency of {latency[wrong[0]]} s; it must be finite and not negative")

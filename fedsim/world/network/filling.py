@@ -1,0 +1,127 @@
+"""Max-min fairness over any links, by progressive filling: all that runs is shared anew at each change, in numpy."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
+
+
+def max_min(capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The max-min fair rates of flows over shared links.
+
+    Each round offers every flow the least of its links' equal shares. Shares only rise as flows are settled below them, so a
+    flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their offer, it is
+    their bottleneck. Both are final, so a round settles many flows at once; the link with the least share is always among them.
+    (Bertsekas and Gallager, Data Networks, section 6.5.2, taken at all local bottlenecks at a time.)
+
+    Args:
+        capacity: bytes/s, float64 [links + 1]; the last is infinite and pads routes.
+        routes: numbers of the links of each flow, padded; int64 [flows, hops].
+        caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
+
+    Returns:
+        bytes/s, float64 [flows].
+    """
+    links, hops = len(capacity), routes.shape[1]
+    room = capacity.copy()
+    rates = np.empty(len(routes))
+    open_ = np.arange(len(routes))
+    while open_.size:
+        route, cap = routes[open_], caps[open_]
+        flat = route.ravel()
+        shares = (room / np.maximum(np.bincount(flat, minlength=links), 1))[route]
+        offer = np.minimum(shares.min(axis=1), cap)
+        not_full = np.bincount(flat, weights=(offer[:, None] < shares).ravel(), minlength=links)
+        settled = (cap <= offer) | (not_full[route] == 0).any(axis=1)
+        rates[open_[settled]] = offer[settled]
+        room -= np.bincount(route[settled].ravel(), weights=np.repeat(offer[settled], hops), minlength=links)
+        open_ = open_[~settled]
+    return rates
+
+
+class Filling:
+    """Flows over a set of links, shared by ``max_min`` at each change.
+
+    Args:
+        capacity: bytes/s of each link, infinity allowed; float64 [links].
+        hops: links on the longest route.
+    """
+
+    def __init__(self, capacity: NDArray[np.float64], hops: int) -> None:
+        self.next_end = math.inf
+        self._capacity = np.append(capacity, np.inf)
+        self._since = 0.0
+        self._id = np.empty(0, dtype=np.int64)
+        self._size, self._sent, self._cap, self._rate, self._end = (np.empty(0) for _ in range(5))
+        self._route = np.empty((0, hops), dtype=np.int64)
+        self._entering: list[tuple[int, float, float, NDArray[np.int64]]] = []
+        self._leaving: list[int] = []
+
+    def enter(self, flow_id: int, size: float, cap: float, route: NDArray[np.int64]) -> None:
+        """Let a flow of ``size`` bytes in at the next ``share``.
+
+        Args:
+            flow_id: its number.
+            size: bytes.
+            cap: bytes/s of its own link.
+            route: its links, padded with the number of links; int64 [hops].
+        """
+        self._entering.append((flow_id, size, cap, route))
+
+    def leave(self, flow_id: int, now: float) -> None:
+        """Take a flow out at the next ``share``."""
+        self._leaving.append(flow_id)
+
+    def share(self, now: float) -> None:
+        """Share the links anew if a flow has entered or left."""
+        if not self._entering and not self._leaving:
+            return
+        self._move(now)
+        if self._leaving:
+            self._keep(~np.isin(self._id, self._leaving))
+            self._leaving.clear()
+        if self._entering:
+            ids, sizes, caps, routes = zip(*self._entering, strict=True)
+            self._id = np.append(self._id, np.array(ids, dtype=np.int64))
+            self._size = np.append(self._size, sizes)
+            self._sent = np.append(self._sent, np.zeros(len(sizes)))
+            self._cap = np.append(self._cap, caps)
+            self._route = np.concatenate((self._route, np.stack(routes)))
+            self._entering.clear()
+        self._fill()
+
+    def advance(self, until: float) -> list[tuple[float, int]]:
+        """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
+        ended: list[tuple[float, int]] = []
+        while self.next_end <= until:
+            now = self.next_end
+            over = self._end <= now + _ROUNDING * math.ulp(now)
+            ended.extend((now, flow_id) for flow_id in self._id[over].tolist())
+            self._move(now)
+            self._keep(~over)
+            self._fill()
+        return ended
+
+    def sent(self, flow_id: int, at: float) -> float:
+        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
+        row = int(np.flatnonzero(self._id == flow_id)[0])
+        return self._sent.item(row) + self._rate.item(row) * (at - self._since)
+
+    def rates(self) -> dict[int, float]:
+        """Flow id -> bytes/s of all running flows."""
+        return dict(zip(self._id.tolist(), self._rate.tolist(), strict=True))
+
+    def _move(self, now: float) -> None:
+        self._sent += self._rate * (now - self._since)
+        self._since = now
+
+    def _keep(self, rows: NDArray[np.bool_]) -> None:
+        self._id, self._size, self._sent = self._id[rows], self._size[rows], self._sent[rows]
+        self._cap, self._route = self._cap[rows], self._route[rows]
+
+    def _fill(self) -> None:
+        self._rate = max_min(self._capacity, self._route, self._cap)
+        self._end = self._since + np.maximum(self._size - self._sent, 0.0) / self._rate
+        self.next_end = float(self._end.min()) if self._end.size else math.inf

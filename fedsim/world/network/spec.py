@@ -1,0 +1,223 @@
+"""What a scenario may say of the network: a star, a tree of cells, or any graph from a file."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.simulation import Simulation
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+from fedsim.units import BytesPerSecond, Seconds
+from fedsim.world.distributions import Choice, Constant, LogNormal, RateDistribution, TimeDistribution, Uniform
+from fedsim.world.network.base import Network
+
+if TYPE_CHECKING:
+    import networkx
+
+DeviceRates = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s; each float64 [devices]."""
+
+
+def _above_zero(rate: float) -> float:
+    if not rate > 0:
+        raise ValueError("a link must carry something: its rate must be above 0")
+    return rate
+
+
+LinkRate = Annotated[BytesPerSecond, AfterValidator(_above_zero)]
+
+
+class ServerLinks(Spec):
+    """The server's own link: ``down`` to the devices, ``up`` from them."""
+
+    down: LinkRate = math.inf
+    up: LinkRate = math.inf
+
+
+class CellLinks(Spec):
+    """What connects a cell to the server: ``down`` to its devices, ``up`` from them."""
+
+    down: LinkRate = math.inf
+    up: LinkRate = math.inf
+
+
+class DeviceLinks(Spec):
+    """The devices' own links, and the latency that each transfer pays before its first byte."""
+
+    down: RateDistribution = Constant[BytesPerSecond].model_validate({"value": "inf B/s"})
+    up: RateDistribution = Constant[BytesPerSecond].model_validate({"value": "inf B/s"})
+    latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
+
+    @model_validator(mode="after")
+    def _possible(self) -> "DeviceLinks":
+        for name, rate in (("down", self.down), ("up", self.up)):
+            least, most = _range(rate)
+            if least <= 0:
+                raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
+            if isinstance(rate, Uniform) and most == math.inf:
+                raise ValueError(f"{name!r} cannot be uniform up to infinity")
+        if _range(self.latency)[1] == math.inf:
+            raise ValueError("'latency' must be finite")
+        return self
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether all devices have links of infinite rate, as when nothing is said of them."""
+        return all(isinstance(rate, Constant) and rate.value == math.inf for rate in (self.down, self.up))
+
+
+def _range(distribution: Any) -> tuple[float, float]:
+    """The least and the greatest of a distribution's parameters: 0 or infinity among the draws shows in them."""
+    match distribution:
+        case Constant(value=value):
+            return value, value
+        case Uniform(low=low, high=high):
+            return low, high
+        case LogNormal(median=median):
+            return median, median
+        case Choice(values=values):
+            return min(values), max(values)
+    raise TypeError(f"no range is known of {distribution!r}")
+
+
+class _NetworkSpec(Spec):
+    """What all networks have: devices with links of their own."""
+
+    device: DeviceLinks = DeviceLinks()
+
+    @property
+    def has_device_rates(self) -> bool:
+        """Whether this section says how fast the devices' own links are."""
+        return not self.device.unlimited
+
+    def _columns(
+        self, streams: Streams, devices: int, rates: DeviceRates | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
+        if rates is None:
+            rates = (
+                self.device.down.draw(streams.generator("world/link-down"), devices),
+                self.device.up.draw(streams.generator("world/link-up"), devices),
+            )
+        return *rates, self.device.latency.draw(streams.generator("world/latency"), devices)
+
+
+class StarSpec(_NetworkSpec):
+    """One server link each way, and each device behind its own. Nothing said: transfers take no time."""
+
+    kind: Literal["star"] = "star"
+    server: ServerLinks = ServerLinks()
+
+    def build(self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None) -> Network:
+        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
+        from fedsim.world.network.star import Star
+
+        return Star(simulation, *self._columns(streams, devices, rates), self.server.down, self.server.up)
+
+
+class TreeSpec(_NetworkSpec):
+    """Cells with a link each to the server; device i is in cell i mod ``cells``."""
+
+    kind: Literal["tree"] = "tree"
+    cells: int = Field(ge=1)
+    cell: CellLinks = CellLinks()
+    server: ServerLinks = ServerLinks()
+
+    def build(self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None) -> Network:
+        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
+        from fedsim.world.network.graph import Graph
+
+        links = {"server down": self.server.down, "server up": self.server.up}
+        for cell in range(self.cells):
+            links |= {f"cell {cell} down": self.cell.down, f"cell {cell} up": self.cell.up}
+        down = [["server down", f"cell {cell} down"] for cell in range(self.cells)]
+        up = [[f"cell {cell} up", "server up"] for cell in range(self.cells)]
+        sites = np.arange(devices) % self.cells
+        return Graph(simulation, *self._columns(streams, devices, rates), links, {"down": down, "up": up}, sites)
+
+
+class GraphSpec(_NetworkSpec):
+    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` such as "1 Gbit/s".
+
+    Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
+
+    Attributes:
+        file: the file; relative names start at the folder that ``build`` is given, else at the working directory.
+        server: the server's node.
+        attach: the nodes that devices are dealt over in turn.
+    """
+
+    kind: Literal["graph"] = "graph"
+    file: str
+    server: str
+    attach: list[str] = Field(min_length=1)
+
+    def build(
+        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
+    ) -> Network:
+        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``.
+
+        Raises:
+            ScenarioError: the file is missing or malformed, or a node is unknown or cannot be reached.
+        """
+        from fedsim.errors import SimulationError
+        from fedsim.world.network.graph import Graph
+
+        graph = read_graph((root or Path()) / self.file)
+        for key, node in (("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))):
+            if node not in graph:
+                raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
+        columns = self._columns(streams, devices, rates)
+        try:
+            return Graph.between(simulation, *columns, graph, self.server, self.attach)
+        except SimulationError as error:
+            raise ScenarioError(f"network.file {self.file!r}: {error}") from None
+
+
+def read_graph(path: Path) -> "networkx.Graph[str]":
+    """A network from a JSON node-link file; nodes are named by text, edges have their ``capacity`` in bytes/s.
+
+    Raises:
+        ScenarioError: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
+    """
+    import networkx
+
+    where = f"network.file {str(path)!r}"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        edges = data["edges"] if "edges" in data else data["links"]  # "links" is what networkx before 3.4 wrote
+        graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
+        graph.add_nodes_from(str(node["id"]) for node in data["nodes"])
+        ends = [(str(edge["source"]), str(edge["target"]), edge.get("capacity")) for edge in edges]
+    except OSError as error:
+        raise ScenarioError(f"{where} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ScenarioError(f"{where} is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'") from None
+    for tail, head, text in ends:
+        edge = f"{where}: the edge {tail!r} - {head!r}"
+        for node in (tail, head):
+            if node not in graph:
+                raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
+        if graph.has_edge(tail, head):
+            raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
+        graph.add_edge(tail, head, capacity=_capacity(text, edge))
+    return graph
+
+
+def _capacity(text: object, edge: str) -> float:
+    if text is None:
+        raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
+    try:
+        return TypeAdapter[float](LinkRate).validate_python(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ScenarioError(f"{edge} has the capacity {text!r}: {message}") from None
+
+
+NetworkSpec = Annotated[StarSpec | TreeSpec | GraphSpec, Field(discriminator="kind")]

@@ -1,0 +1,312 @@
+"""The star: one server link each way, and each device behind a link of its own. O(log n) an event, by virtual time.
+
+In max-min fairness over one shared link of capacity C every flow runs at min(w, its own cap), with one water level w. Flows
+below their cap are free and run at w; the others are capped. So two clocks serve all: real time for capped flows, and a virtual
+clock dV = w dt for free ones, on which a flow's end is fixed however w changes. Two heaps hold the next ends, one a clock; two
+more hold the caps, and tell who changes sides when w crosses a cap.
+
+Flows with the same cap always run at the same rate, so they form a *tier* and change sides as one: without tiers, n devices
+with equal links make each event O(n) when the server's link is just about to fill.
+
+Whether w crosses a cap is decided without rounding: rates are whole numbers of 2^-40 bytes/s, so that sums of caps are exact
+and no flow can hover between the sides. A rate of 4 kB/s or more is such a number to the last bit; a smaller one is moved by
+less than 10^-12 bytes/s. The virtual clock restarts from 0 whenever no flow is free.
+"""
+
+import math
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation
+from fedsim.world.network.base import Direction, Flow, Network
+
+_UNITS = 2.0**40  # units of rate in a byte/s
+_SLACK = 64  # how many dead entries a heap may hold beside as many as it has live ones
+
+Units = int | float
+"""A rate in units: an int, or infinity."""
+
+
+def _in_units(rate: float) -> Units:
+    return rate if rate == math.inf else max(1, round(rate * _UNITS))
+
+
+class _Tier:
+    """The flows of one cap. Its clock counts the bytes that each of them has been sent since the tier began.
+
+    While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``).
+
+    Attributes:
+        cap, rate: the cap in units, and in bytes/s.
+        flows: heap of (end on the tier's clock, flow id); ids of flows that have left may still be in it, not at its top.
+        count: flows that are there.
+        end: when the first will end, on V while free, in real time while capped.
+    """
+
+    __slots__ = ("cap", "clock", "count", "end", "flows", "free", "rate", "since")
+
+    def __init__(self, cap: Units, rate: float, free: bool, clock: float, since: float) -> None:
+        self.cap = cap
+        self.rate = rate
+        self.free = free
+        self.clock = clock
+        self.since = since
+        self.flows: list[tuple[float, int]] = []
+        self.count = 0
+        self.end = math.inf
+
+
+class Half:
+    """One direction of a star: flows with caps over one shared link.
+
+    Args:
+        capacity: of the shared link, bytes/s, infinity allowed.
+    """
+
+    def __init__(self, capacity: float) -> None:
+        self.next_end = math.inf
+        self._changed = False  # whether flows came or left since the last share
+        self._next_free = False  # whether the tier that ends next is free
+        self._room = _in_units(capacity)  # what capped flows leave, in units
+        self._free = 0  # free flows
+        self._level = math.inf  # w, bytes/s
+        self._clock = 0.0  # V, bytes, as of _since
+        self._since = 0.0
+        self._tiers: dict[Units, _Tier] = {}
+        self._flows: dict[int, tuple[_Tier, float]] = {}  # where each flow is, and what its tier's clock read at its start
+        self._free_ends: list[tuple[float, Units]] = []  # heaps; an entry whose tier says otherwise is dead
+        self._capped_ends: list[tuple[float, Units]] = []
+        self._free_caps: list[Units] = []
+        self._capped_caps: list[Units] = []  # negative: the largest first
+
+    # Flows come and go.
+
+    def enter(self, flow_id: int, size: float, rate: float, now: float) -> None:
+        """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s."""
+        self._move(now)
+        self._changed = True
+        cap = _in_units(rate)
+        tier = self._tiers.get(cap)
+        if tier is None:
+            tier = self._new_tier(cap, rate)
+        if tier.free:
+            start = self._clock + tier.clock
+            self._free += 1
+        else:
+            start = tier.clock + rate * (now - tier.since)
+            self._room -= cap
+        tier.count += 1
+        self._flows[flow_id] = (tier, start)
+        flows = tier.flows
+        heappush(flows, (start + size, flow_id))
+        if flows[0][1] == flow_id:
+            self._schedule(tier)
+
+    def leave(self, flow_id: int, now: float) -> None:
+        """Take a flow out before its end."""
+        self._move(now)
+        self._changed = True
+        tier = self._drop(flow_id)
+        if tier.count:
+            flows = tier.flows
+            if len(flows) > 2 * tier.count + _SLACK:
+                flows[:] = [entry for entry in flows if entry[1] in self._flows]
+                heapify(flows)
+            self._schedule_first(tier)
+
+    def advance(self, until: float) -> list[tuple[float, int]]:
+        """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
+        ended: list[tuple[float, int]] = []
+        while self.next_end <= until:
+            now = self.next_end
+            heap = self._free_ends if self._next_free else self._capped_ends
+            end, cap = heap[0]
+            self._move(now)
+            if self._next_free:
+                self._clock = end  # what _move found, without its rounding
+            tier = self._tiers[cap]
+            flows = tier.flows
+            finish = flows[0][0]
+            while flows and flows[0][0] <= finish:
+                flow_id = heappop(flows)[1]
+                if flow_id in self._flows:
+                    self._drop(flow_id)
+                    ended.append((now, flow_id))
+            if tier.count:
+                self._schedule_first(tier)
+            self._find_level()
+        return ended
+
+    def _new_tier(self, cap: Units, rate: float) -> _Tier:
+        """A tier on the side where its first flow will most likely be; ``share`` has the last word."""
+        if cap * (self._free + 1) > self._room:
+            tier = _Tier(cap, rate, True, -self._clock, self._since)
+            self._push_cap(self._free_caps, cap, True)
+        else:
+            tier = _Tier(cap, rate, False, 0.0, self._since)
+            self._push_cap(self._capped_caps, -cap, False)
+        self._tiers[cap] = tier
+        return tier
+
+    def _drop(self, flow_id: int) -> _Tier:
+        tier = self._flows.pop(flow_id)[0]
+        tier.count -= 1
+        if tier.free:
+            self._free -= 1
+        else:
+            self._room += tier.cap
+        if not tier.count:
+            del self._tiers[tier.cap]
+        return tier
+
+    # The two clocks.
+
+    def _move(self, now: float) -> None:
+        """Bring the virtual clock to ``now``."""
+        if now > self._since:
+            if self._free:
+                self._clock += self._level * (now - self._since)
+            self._since = now
+
+    def _schedule_first(self, tier: _Tier) -> None:
+        """Make the first flow that is still there the tier's next end."""
+        flows, alive = tier.flows, self._flows
+        while flows[0][1] not in alive:
+            heappop(flows)
+        self._schedule(tier)
+
+    def _schedule(self, tier: _Tier) -> None:
+        """Enter the tier's next end into the heap of its side."""
+        first = tier.flows[0][0]
+        if tier.free:
+            heap, end = self._free_ends, first - tier.clock
+        else:
+            heap, end = self._capped_ends, tier.since + (first - tier.clock) / tier.rate
+        tier.end = end
+        heappush(heap, (end, tier.cap))
+        if len(heap) > 2 * len(self._tiers) + _SLACK:
+            heap[:] = [(other.end, cap) for cap, other in self._tiers.items() if other.free == tier.free and other.count]
+            heapify(heap)
+
+    # The water level.
+
+    def share(self, now: float) -> None:
+        """Share the link anew if a flow has entered or left."""
+        if self._changed:
+            self._changed = False
+            self._move(now)
+            self._find_level()
+
+    def _find_level(self) -> None:
+        """Tiers whose cap the level has crossed change sides. It only rises on the way, so this ends."""
+        tiers, free_caps, capped_caps = self._tiers, self._free_caps, self._capped_caps
+        while True:
+            while free_caps and ((tier := tiers.get(free_caps[0])) is None or not tier.free):
+                heappop(free_caps)
+            if free_caps and free_caps[0] * self._free <= self._room:
+                self._put_on_cap(tiers[heappop(free_caps)])
+                continue
+            while capped_caps and ((tier := tiers.get(-capped_caps[0])) is None or tier.free):
+                heappop(capped_caps)
+            if capped_caps and -capped_caps[0] * self._free > self._room:
+                self._set_free(tiers[-heappop(capped_caps)])
+                continue
+            break
+        if self._free:
+            self._level = self._room / self._free / _UNITS
+        else:
+            self._level, self._clock = math.inf, 0.0
+        self._find_next_end()
+
+    def _put_on_cap(self, tier: _Tier) -> None:
+        self._free -= tier.count
+        self._room -= tier.cap * tier.count
+        tier.free = False
+        tier.clock += self._clock
+        tier.since = self._since
+        self._push_cap(self._capped_caps, -tier.cap, False)
+        self._schedule(tier)
+
+    def _set_free(self, tier: _Tier) -> None:
+        self._free += tier.count
+        self._room += tier.cap * tier.count
+        tier.free = True
+        tier.clock += tier.rate * (self._since - tier.since) - self._clock
+        self._push_cap(self._free_caps, tier.cap, True)
+        self._schedule(tier)
+
+    def _push_cap(self, heap: list[Units], key: Units, free: bool) -> None:
+        heappush(heap, key)
+        if len(heap) > 2 * len(self._tiers) + _SLACK:
+            sign = 1 if free else -1
+            heap[:] = [sign * cap for cap, tier in self._tiers.items() if tier.free == free] + [key]
+            heapify(heap)
+
+    def _find_next_end(self) -> None:
+        tiers, heap = self._tiers, self._capped_ends
+        while heap and ((tier := tiers.get(heap[0][1])) is None or tier.free or tier.end != heap[0][0]):
+            heappop(heap)
+        capped = heap[0][0] if heap else math.inf
+        heap = self._free_ends
+        while heap and ((tier := tiers.get(heap[0][1])) is None or not tier.free or tier.end != heap[0][0]):
+            heappop(heap)
+        free = self._since + (heap[0][0] - self._clock) / self._level if heap else math.inf
+        self._next_free = free < capped
+        # Rounding may put an end a last bit before now; it is now.
+        self.next_end = max(self._since, free if self._next_free else capped)
+
+    # Readings.
+
+    def sent(self, flow_id: int, at: float) -> float:
+        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
+        tier, start = self._flows[flow_id]
+        if tier.free:
+            return self._clock + self._level * (at - self._since) + tier.clock - start
+        return tier.clock + tier.rate * (at - tier.since) - start
+
+    def rates(self) -> dict[int, float]:
+        """Flow id -> bytes/s of all running flows."""
+        return {flow_id: self._level if tier.free else tier.rate for flow_id, (tier, _) in self._flows.items()}
+
+
+class Star(Network):
+    """One server link each way, and each device behind a link of its own.
+
+    Args:
+        simulation: the clock.
+        down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
+        latency: of each device, s; float64 [devices].
+        server_down, server_up: rates of the server's link to and from the devices, bytes/s, infinity allowed.
+
+    Raises:
+        SimulationError: a rate is not above 0, or a latency is negative or not finite.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        down: NDArray[np.float64],
+        up: NDArray[np.float64],
+        latency: NDArray[np.float64],
+        server_down: float = math.inf,
+        server_up: float = math.inf,
+    ) -> None:
+        self._halves: dict[Direction, Half] = {"down": Half(server_down), "up": Half(server_up)}
+        super().__init__(simulation, down, up, latency, self._halves)
+        for name, rate in (("down", server_down), ("up", server_up)):
+            if not rate > 0:
+                raise SimulationError(f"the server has a link {name} of {rate} B/s; a rate must be above 0")
+        self._routes: dict[Direction, tuple[tuple[str, float], ...]] = {
+            "down": (("server down", server_down),),
+            "up": (("server up", server_up),),
+        }
+
+    def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
+        """The server's link of that direction."""
+        return self._routes[direction]
+
+    def _enter(self, flow: Flow, now: float) -> None:
+        self._halves[flow.direction].enter(flow.id, flow.size, self.access_rate(flow.device, flow.direction), now)

@@ -1,0 +1,109 @@
+"""A task is data: what the server asks of one device, as a tuple of steps.
+
+Each step is an interval of simulated time that can end early, with a cause. A step names what moves or is computed; what a
+model *is* the world does not know: ``Train.model`` is passed through untouched.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Cause = Literal["late", "lost", "left", "stopped"]
+"""Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for
+good, or the run was over."""
+
+Outcome = Literal["done", "late", "lost", "left", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A part of a message, with a purpose of its own in the ledger.
+
+    Attributes:
+        purpose: what it is for, such as ``"model"``, ``"update"`` or ``"size-report"``.
+        bytes: its size.
+    """
+
+    purpose: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """The server sends payloads to the device, as one message."""
+
+    payloads: tuple[Payload, ...]
+    name = "download"
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The device trains on its own data.
+
+    Attributes:
+        model: what it starts from (a ``Ref``; opaque to the world).
+        epochs: local epochs asked for, at least 1.
+        proximal: FedProx's mu; 0 for plain SGD.
+        stop_at: the absolute time (s) at which the device stops; finished epochs count. None for no limit.
+        reserve_upload: stop earlier, by the time that the device expects its next upload to take on its own link.
+    """
+
+    model: Any
+    epochs: int
+    proximal: float = 0.0
+    stop_at: float | None = None
+    reserve_upload: bool = False
+    name = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """The device computes the loss of ``models`` on its own training data: a forward pass over each sample for each model."""
+
+    models: tuple[Any, ...]
+    name = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The device sends payloads to the server, as one message."""
+
+    payloads: tuple[Payload, ...]
+    name = "upload"
+
+
+Step = Download | Train | Evaluate | Upload
+
+
+@dataclass(slots=True)
+class Task:
+    """A running or ended task: the whole truth about it, nothing lives only in a frame.
+
+    Attributes:
+        id: counts tasks from 0 in the order in which they were asked.
+        device: who carries it out.
+        steps: what was asked.
+        round: the round that it belongs to, or None.
+        group: the group that it belongs to, or None.
+        count: how many tasks this device was given before.
+        position: the step that runs now.
+        step_start: when that step began (s).
+        epochs: local epochs finished so far.
+        epoch_ends: when the epochs of the running training end (absolute s).
+        outcome: how it ended, or None while it runs.
+    """
+
+    id: int
+    device: int
+    steps: tuple[Step, ...]
+    round: int | None
+    group: int | None
+    count: int
+    position: int = 0
+    step_start: float = 0.0
+    epochs: int = 0
+    epoch_ends: list[float] | None = None
+    outcome: Outcome | None = None
+
+    def fields(self) -> dict[str, int | None]:
+        """What every record of this task carries."""
+        return {"task": self.id, "device": self.device, "round": self.round, "group": self.group}

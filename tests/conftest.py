@@ -1,0 +1,52 @@
+"""What the tests share: where real data are, and small scenarios."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+
+_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real data: ``$FEDSIM_DATA``, or ``shared/data`` beside the checkout."""
+    folder = Path(os.environ.get("FEDSIM_DATA") or _BESIDE)
+    if not folder.is_dir():
+        pytest.skip("needs real data: set FEDSIM_DATA to a folder with mnist/, fashion-mnist/ and traces/")
+    return folder
+
+
+@pytest.fixture
+def small() -> dict[str, Any]:
+    """The sections of a scenario that takes a fraction of a second: unequal devices, a shared link, disconnections."""
+    return {
+        "name": "small",
+        "seed": 3,
+        "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "training": {"lr": 0.1, "batch_size": 10},
+        "population": {
+            "devices": 20,
+            "speed": {"kind": "lognormal", "median": "40 samples/s", "spread": 2.0},
+            "jitter": 0.1,
+            "availability": {"kind": "renewal", "mean_on": "2 min", "mean_off": "20 s"},
+        },
+        "network": {
+            "kind": "star",
+            "server": {"down": "400 kbit/s", "up": "100 kbit/s"},
+            "device": {"down": "200 kbit/s", "up": "20 kbit/s", "latency": "50 ms"},
+        },
+        "strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+        "stop": {"rounds": 8},
+    }
+
+
+@pytest.fixture
+def tiny_run(small: dict[str, Any], tmp_path: Path) -> Path:
+    """The folder of a finished run of ``small``."""
+    folder = tmp_path / "run"
+    fedsim.run(fedsim.Scenario(**small), folder, executor="inline")
+    return folder

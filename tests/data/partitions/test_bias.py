@@ -1,0 +1,100 @@
+"""CATA-Fed's and CCS's populations."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from fedsim.data.dataset import Dataset, Raw, pooled
+from fedsim.data.partitions import ClassBias, ClassImbalance, LongTailSizes, UniformSizes
+from fedsim.streams import Streams
+from tests.data.conftest import grey_images
+from tests.data.partitions.conftest import all_test, all_train, assert_each_once, label_table
+
+DEVICES = 400
+
+
+@pytest.fixture(scope="module")
+def large() -> Dataset:
+    return pooled(grey_images(5421, 1000, side=1), "pixel")
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_a_few_classes_make_nine_tenths(large: Dataset, classes: int) -> None:
+    data = ClassBias(classes_per_device=classes).split(large, DEVICES, Streams(1))
+    table = np.sort(label_table(data), axis=1)[:, ::-1]
+    sizes = table.sum(axis=1)
+    assert np.array_equal(table[:, :classes].sum(axis=1), np.round(0.9 * sizes))
+    assert np.ptp(table[:, :classes], axis=1).max() <= 1
+    rest = table[sizes > 2000][:, classes:]
+    assert (rest > 0).mean() > 0.99
+    biased = label_table(data) > 0.1 * data.train_sizes()[:, None]
+    assert biased.sum(axis=0) == pytest.approx(DEVICES * classes / 10, rel=0.5)
+
+
+def test_all_classes_are_iid(large: Dataset) -> None:
+    table = label_table(ClassBias(classes_per_device=10).split(large, DEVICES, Streams(1)))
+    assert np.ptp(table, axis=1).max() <= 1
+
+
+def test_sizes_are_uniform_or_long_tailed() -> None:
+    generator = np.random.Generator(np.random.Philox(1))
+    uniform = UniformSizes().draw(4000, generator)
+    assert (uniform.min(), uniform.max()) == (pytest.approx(100, abs=5), pytest.approx(3000, abs=5))
+    assert uniform.mean() == pytest.approx(1550, rel=0.03)
+    long = LongTailSizes().draw(4000, generator)
+    assert long.mean() == pytest.approx(0.4 * 200 + 0.3 * 400 + 0.2 * 750 + 0.1 * 2000, rel=0.03)
+    assert (long <= 300).mean() == pytest.approx(0.4, abs=0.01)
+    assert (long > 1000).mean() == pytest.approx(0.1, abs=0.01)
+    assert not np.array_equal(long, np.sort(long))
+
+
+def test_images_come_from_the_first_of_each_class_and_repeat_within_a_device_only_when_they_must(large: Dataset) -> None:
+    allowed = np.concatenate([part[:200] for part in large.by_class(large.train)])
+    data = ClassBias(per_class=200).split(large, 50, Streams(1))
+    assert np.isin(all_train(data), allowed).all()
+    for shard, counts in zip(data.shards, label_table(data), strict=True):
+        distinct = np.bincount(large.pool.y[np.unique(shard.train)], minlength=10)
+        assert np.array_equal(distinct[counts <= 200], counts[counts <= 200])
+
+
+def test_the_published_test_images_are_pooled(large: Dataset) -> None:
+    assert_each_once(all_test(ClassBias().split(large, DEVICES, Streams(1))), large.test)
+
+
+def test_4000_devices_of_augmented_images_fit_in_a_fraction_of_a_gigabyte() -> None:
+    x, y = np.zeros((10_000, 1, 28, 28), dtype=np.uint8), np.arange(10_000) % 10
+    dataset = pooled(Raw("empty", np.repeat(x, 5, axis=0), np.tile(y, 5), x, y, classes=10), "pixel")
+    data = ClassBias().split(dataset, 4000, Streams(1))
+    assert data.train_sizes().sum() == pytest.approx(4000 * 1550, rel=0.03)
+    indices = sum(shard.train.nbytes + shard.test.nbytes for shard in data.shards)
+    objects = sum(sys.getsizeof(shard) + 2 * sys.getsizeof(np.empty(0, np.int32)) for shard in data.shards)
+    assert dataset.pool.x.nbytes + indices + objects < 80e6
+    assert all(shard.train.base is None or shard.train.base.nbytes <= shard.train.nbytes for shard in data.shards)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5, 10])
+def test_class_imbalance(large: Dataset, classes: int) -> None:
+    data = ClassImbalance(classes_per_device=classes).split(large, 100, Streams(1))
+    table = label_table(data)
+    assert (table > 0).sum(axis=1).min() >= 1
+    assert (table > 0).sum(axis=1).max() <= classes
+    assert table.max() <= 100
+    assert len(np.unique(all_train(data))) == np.minimum(table.sum(axis=0), 5421).sum()
+    assert all(len(np.unique(shard.train)) == len(shard.train) for shard in data.shards)
+    assert_each_once(all_test(data), large.test)
+    assert np.ptp(data.test_sizes()) <= 1
+
+
+def test_majorities_follow_the_rounded_normal(large: Dataset) -> None:
+    data = ClassImbalance(classes_per_device=1, largest=10).split(large, 3000, Streams(1))
+    majority = np.argmax(label_table(data), axis=1) + 1
+    draws = np.rint(np.random.Generator(np.random.Philox(1)).normal(5.0, np.sqrt(10.0), 400_000))
+    expected = np.bincount(draws[(draws >= 1) & (draws <= 10)].astype(int), minlength=11)[1:]
+    assert np.bincount(majority, minlength=11)[1:] / 3000 == pytest.approx(expected / expected.sum(), abs=0.025)
+
+
+def test_the_majority_class_holds_the_largest_amount(large: Dataset) -> None:
+    """With the normal so narrow that class 3 is everybody's majority."""
+    table = label_table(ClassImbalance(classes_per_device=5, mean=3.0, variance=1e-4).split(large, 60, Streams(1)))
+    assert np.array_equal(table[:, 2], table.max(axis=1))

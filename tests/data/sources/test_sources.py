@@ -1,0 +1,199 @@
+"""Each source: its shapes and counts, and what it answers to missing or malformed files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.data.dataset import Raw
+from fedsim.data.fetch import write_cifar10, write_mnist
+from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Source, Synthetic
+from fedsim.data.sources.emnist import FILES as EMNIST_FILES
+from fedsim.data.sources.idx import write_idx
+from fedsim.errors import DataError
+from fedsim.streams import Streams
+
+
+def refusal(source: Source, root: Path | None) -> str:
+    with pytest.raises(DataError) as caught:
+        source.load(root)
+    return str(caught.value)
+
+
+def test_digits_need_no_files() -> None:
+    raw = Digits().load(None)
+    assert (raw.x_train.shape, raw.x_test.shape) == ((1442, 1, 8, 8), (355, 1, 8, 8))
+    assert (raw.x_train.dtype, int(raw.x_train.max()), raw.peak) == (np.uint8, 16, 16.0)
+    shares = np.bincount(raw.y_test) / (np.bincount(raw.y_train) + np.bincount(raw.y_test))
+    assert shares == pytest.approx(0.2, abs=0.006)
+
+
+def test_mnist_as_published(mnist_raw: Raw) -> None:
+    assert (mnist_raw.x_train.shape, mnist_raw.x_test.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert mnist_raw.y_train[:6].tolist() == [5, 0, 4, 1, 9, 2]
+    assert np.bincount(mnist_raw.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert mnist_raw.x_train.mean() / 255 == pytest.approx(0.1307, abs=1e-4)
+
+
+@pytest.mark.parametrize("source", [Mnist(), Fashion(), Cifar10(), Emnist()])
+def test_missing_files_are_named_with_their_folder(source: Source, tmp_path: Path) -> None:
+    name = str(source.model_dump()["kind"])
+    message = refusal(source, tmp_path)
+    assert f"data.source is '{name}'" in message
+    assert f"'{tmp_path}/" in message
+    assert f"`fedsim data fetch {name}`" in message
+    assert "$FEDSIM_DATA" in refusal(source, None)
+
+
+def test_only_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    write_idx(tmp_path / "mnist" / "train-images-idx3-ubyte.gz", np.zeros((1, 28, 28), dtype=np.uint8))
+    message = refusal(Mnist(), tmp_path)
+    assert "train-images" not in message
+    assert "put train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte (plain or .gz)" in message
+
+
+def mnist_like(folder: Path, **changed: np.ndarray) -> None:
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "train-images-idx3-ubyte": rng.integers(0, 256, (20, 28, 28), dtype=np.uint8),
+        "train-labels-idx1-ubyte": np.arange(20, dtype=np.uint8) % 10,
+        "t10k-images-idx3-ubyte": rng.integers(0, 256, (10, 28, 28), dtype=np.uint8),
+        "t10k-labels-idx1-ubyte": np.arange(10, dtype=np.uint8),
+    }
+    for name, array in {**arrays, **changed}.items():
+        write_idx(folder / name, array)
+
+
+def test_labels_and_counts_of_idx_files_are_checked(tmp_path: Path) -> None:
+    folder = tmp_path / "fashion-mnist"
+    mnist_like(folder, **{"t10k-labels-idx1-ubyte": np.full(10, 11, dtype=np.uint8)})
+    assert "t10k-labels-idx1-ubyte' has the label 11; allowed are 0 to 9" in refusal(Fashion(), tmp_path)
+    mnist_like(folder, **{"train-labels-idx1-ubyte": np.zeros(19, dtype=np.uint8)})
+    assert "has 20 images, but" in refusal(Fashion(), tmp_path)
+    mnist_like(folder, **{"train-images-idx3-ubyte": np.zeros((20, 8, 8), dtype=np.uint8)})
+    assert "8x8 pixels; 28x28 are expected" in refusal(Fashion(), tmp_path)
+    mnist_like(folder)
+    assert Fashion().load(tmp_path).x_train.shape == (20, 1, 28, 28)
+
+
+def test_cifar_batches(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)
+    y = (np.arange(60) % 10).astype(np.uint8)
+    write_cifar10(folder, x, y, train_size=50)
+    raw = Cifar10().load(tmp_path)
+    assert np.array_equal(raw.x_train, x[:50])
+    assert np.array_equal(raw.y_test, y[50:])
+    batch = folder / "data_batch_3.bin"
+    content = batch.read_bytes()
+    batch.write_bytes(content[:-100])
+    assert "10 records of 3073 bytes are 30730 bytes, 30630 are there" in refusal(Cifar10(), tmp_path)
+    batch.write_bytes(b"")
+    assert "0 are there" in refusal(Cifar10(), tmp_path)
+    batch.write_bytes(b"\x0a" + content[1:])
+    assert "data_batch_3.bin' has the label 10" in refusal(Cifar10(), tmp_path)
+
+
+def test_emnist_is_put_upright_and_cut_to_its_ten_letters(tmp_path: Path) -> None:
+    upright = np.random.default_rng(0).integers(0, 256, (124, 28, 28), dtype=np.uint8)
+    labels = (np.arange(124) % 62).astype(np.uint8)
+    (tmp_path / "emnist" / "gzip").mkdir(parents=True)
+    arrays = (upright.swapaxes(1, 2), labels, upright[:62].swapaxes(1, 2), labels[:62])
+    for name, array in zip(EMNIST_FILES, arrays, strict=True):
+        write_idx(tmp_path / "emnist" / "gzip" / f"{name}.gz", array)
+    everything, letters = Emnist().load(tmp_path), Emnist(letters="a-j").load(tmp_path)
+    assert np.array_equal(everything.x_train[:, 0], upright)
+    assert everything.classes == 62
+    assert letters.y_train.tolist() == [*range(10), *range(10)]
+    assert np.array_equal(letters.x_test[:, 0], upright[36:46])
+    assert letters.classes == 10
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (40, 6, 6), (40, 3, 6, 6)])
+def test_npz_of_two_arrays_is_split(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones(shape), y=np.arange(40) % 4)
+    raw = Npz(path="mine.npz").load(tmp_path)
+    assert (len(raw.y_train), np.bincount(raw.y_test).tolist(), raw.classes) == (32, [2, 2, 2, 2], 4)
+    assert (raw.x_train.dtype, raw.x_train.ndim, raw.peak) == (np.float32, 2 if len(shape) == 2 else 4, 1.0)
+
+
+def test_npz_of_four_arrays_is_taken_as_it_is(tmp_path: Path) -> None:
+    x = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=[0, 1, 2, 0, 1, 2], x_test=x[:2], y_test=[2, 3])
+    raw = Npz(path=str(tmp_path / "mine.npz")).load(None)
+    assert np.array_equal(raw.x_train, x)
+    assert (raw.classes, raw.peak, raw.y_test.dtype) == (4, 255.0, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.ones((3, 2))}, "has no array 'y'; it has x"),
+        ({"images": np.ones((3, 2))}, "has no array 'x_train'; it has images"),
+        ({"x": np.ones((3, 2)), "y": np.ones(3)}, "'y' is of shape (3,) and type float64"),
+        ({"x": np.ones((3, 2)), "y": np.arange(4)}, "'x' has 3 samples and 'y' 4 labels"),
+        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must match and not be empty"),
+        ({"x": np.ones((3, 2)), "y": np.array([0, -1, 1])}, "has the label -1"),
+        ({"x": np.ones(3), "y": np.arange(3)}, "'x' is of shape (3,)"),
+        ({"x": np.ones((3, 2), dtype=complex), "y": np.arange(3)}, "type complex128; allowed are uint8 and floats"),
+        ({"x": np.full((3, 2), np.nan), "y": np.arange(3)}, "not finite"),
+        ({"x": np.array([[{}]] * 3), "y": np.arange(3)}, "cannot be read as an .npz archive"),
+        (
+            {"x_train": np.ones((3, 2)), "y_train": np.arange(3), "x_test": np.ones((3, 5)), "y_test": np.arange(3)},
+            "but x_test of (5,)",
+        ),
+    ],
+)
+def test_malformed_npz(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays)
+    assert says in refusal(Npz(path="mine.npz"), tmp_path)
+
+
+def test_npz_that_is_none(tmp_path: Path) -> None:
+    assert f"names '{tmp_path}/absent.npz', which does not exist" in refusal(Npz(path="absent.npz"), tmp_path)
+    (tmp_path / "text.npz").write_text("hello")
+    assert "cannot be read as an .npz archive" in refusal(Npz(path="text.npz"), tmp_path)
+
+
+def test_synthetic_devices_are_unlike_and_do_not_depend_on_each_other() -> None:
+    sizes = np.array([400, 300, 500])
+    few, many = (Synthetic().draw(chosen, Streams(4)) for chosen in (sizes[:2], sizes))
+    assert np.array_equal(few.pool.x, many.pool.x[:700])
+    assert np.array_equal(few.pool.y, many.pool.y[:700])
+    assert many.pool.shape == (60,)
+    first = many.pool.x[:400]
+    assert first[:, 0].std() == pytest.approx(1.0, abs=0.15)
+    assert first[:, 59].std() == pytest.approx(60**-0.6, rel=0.15)
+    assert not np.array_equal(Synthetic().draw(sizes, Streams(5)).pool.x, many.pool.x)
+
+
+def test_synthetic_devices_spread_with_beta() -> None:
+    sizes = np.full(200, 50)
+
+    def spread(beta: float) -> float:
+        dataset = Synthetic(alpha=0.0, beta=beta).draw(sizes, Streams(1))
+        return float(dataset.pool.x.reshape(200, 50, 60).mean(axis=(1, 2)).std())
+
+    assert spread(0.0) == pytest.approx(1 / np.sqrt(60), rel=0.25)
+    assert spread(3.0) == pytest.approx(3.0, rel=0.2)
+
+
+@pytest.mark.parametrize("source", [Digits(), Mnist(), Fashion()])
+def test_shapes_are_known_without_files(source: Source, request: pytest.FixtureRequest) -> None:
+    root = None if isinstance(source, Digits) else request.getfixturevalue("data_root")
+    raw = source.load(root)
+    assert source.shape_and_classes(None) == (raw.x_train.shape[1:], raw.classes)
+
+
+def test_mnist_files_written_by_fetch_are_read_back(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (50, 1, 28, 28), dtype=np.uint8)
+    y = (np.arange(50) % 10).astype(np.uint8)
+    write_mnist(tmp_path / "mnist", x, y, train_size=40)
+    raw = Mnist().load(tmp_path)
+    assert np.array_equal(raw.x_train, x[:40])
+    assert np.array_equal(raw.x_test, x[40:])
+    assert np.array_equal(raw.y_test, y[40:])

@@ -1,0 +1,40 @@
+"""A shard is an index and a transform; its samples come into being when they are asked for."""
+
+import numpy as np
+
+from fedsim.data.dataset import Dataset
+from fedsim.data.federated import FederatedData, Shard
+from fedsim.data.transforms import Augmentation, augment, rotate
+
+
+def index(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int32)
+
+
+def test_a_plain_shard_gives_normalised_samples_in_its_order(small: Dataset) -> None:
+    data = FederatedData(small.pool, [Shard(index(12, 3, 3), index(700))])
+    x, y = data.train_samples(data.shards[0])
+    assert np.array_equal(x, small.pool.x[[12, 3, 3]].astype(np.float32) * np.float32(1 / 255))
+    assert (x.dtype, y.tolist()) == (np.float32, [2, 3, 3])
+    assert (data.train_sizes().tolist(), data.test_sizes().tolist()) == ([3], [1])
+    assert data.label_counts(data.shards[0]).tolist() == [0, 0, 1, 2, 0, 0, 0, 0, 0, 0]
+
+
+def test_labels_and_images_turn_in_training_and_test_alike(small: Dataset) -> None:
+    label_map = np.roll(np.arange(10), 1)
+    shard = Shard(index(12, 3), index(700, 701), quarter_turns=1, label_map=label_map)
+    data = FederatedData(small.pool, [shard])
+    for mine, (x, y) in ((shard.train, data.train_samples(shard)), (shard.test, data.test_samples(shard))):
+        assert np.array_equal(x, small.pool.normalised(rotate(small.pool.x[mine].astype(np.float32), 1)))
+        assert np.array_equal(y, label_map[small.pool.y[mine]])
+    assert data.label_counts(shard).nonzero()[0].tolist() == sorted(label_map[[2, 3]])
+
+
+def test_only_training_images_are_augmented(small: Dataset) -> None:
+    shard = Shard(index(5, 5, 5), index(5), augment_seed=8)
+    data = FederatedData(small.pool, [shard], augmentation=Augmentation())
+    raw = small.pool.x[[5, 5, 5]].astype(np.float32)
+    x, _ = data.train_samples(shard)
+    assert np.array_equal(x, small.pool.normalised(augment(raw, Augmentation(), 8)))
+    assert len(np.unique(x.reshape(3, -1), axis=0)) == 3
+    assert np.array_equal(data.test_samples(shard)[0], small.pool.normalised(raw[:1]))

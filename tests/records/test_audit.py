@@ -1,0 +1,223 @@
+"""The audit: silent on every honest run, and loud at each kind of damage.
+
+Damage to the story (not to the bytes) is sealed again with right fingerprints, as a forger would, so that the check that finds
+it is the one that reads the story.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+from fedsim.records.audit import CHECKS, audit
+from fedsim.records.digest import EventChain
+from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS
+
+Rows = list[dict[str, Any]]
+
+
+def found(folder: Path) -> set[str]:
+    return {name for name, problems in audit(folder).items() if problems}
+
+
+def read(folder: Path, name: str) -> Rows:
+    return pq.read_table(folder / name).to_pylist()
+
+
+def reseal(folder: Path) -> None:
+    """Make all fingerprints right for what the folder now holds."""
+    chain = EventChain()
+    for row in read(folder, files.EVENTS):
+        chain.add(tuple(row[name] for name in ("time", *EVENT_COLUMNS, "data")))
+    summary = json.loads((folder / files.SUMMARY).read_text())
+    last = read(folder, files.EVENTS)[-1]["time"]
+    summary |= {"events": chain.count, "events_sha256": chain.hexdigest(), "simulated_s": last}
+    summary["files_sha256"] = files.fingerprints(folder)
+    (folder / files.SUMMARY).write_text(json.dumps(summary))
+
+
+def edit(name: str, schema: pa.Schema, change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        rows = read(folder, name)
+        changed = change(rows)
+        pq.write_table(pa.Table.from_pylist(rows if changed is None else changed, schema=schema), folder / name)
+        reseal(folder)
+
+    return damage
+
+
+def events(change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
+    return edit(files.EVENTS, EVENTS, change)
+
+
+def first(rows: Rows, **wanted: Any) -> int:
+    return next(number for number, row in enumerate(rows) if all(row[key] == value for key, value in wanted.items()))
+
+
+def test_an_honest_run_passes_every_check(tiny_run: Path) -> None:
+    assert audit(tiny_run) == {name: [] for name in CHECKS}
+
+
+def test_a_resealed_honest_run_still_passes(tiny_run: Path) -> None:
+    reseal(tiny_run)
+    assert found(tiny_run) == set()
+
+
+# Damage to bytes.
+
+
+@pytest.mark.parametrize(
+    "name", [files.EVENTS, files.TRANSFERS, files.ROUNDS, files.DEVICES, files.SCENARIO, "models/global.safetensors"]
+)
+def test_a_byte_lost_or_changed_is_found(tiny_run: Path, name: str) -> None:
+    content = (tiny_run / name).read_bytes()
+    middle = len(content) // 2
+    (tiny_run / name).write_bytes(content[:middle] + content[middle + 1 :])
+    assert found(tiny_run)
+    (tiny_run / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    assert found(tiny_run)
+    (tiny_run / name).write_bytes(content)
+    assert found(tiny_run) == set()
+
+
+def test_a_missing_and_an_added_file_are_found(tiny_run: Path) -> None:
+    (tiny_run / "extra.txt").write_text("hello")
+    assert "every file is there, whole and as it was sealed" in found(tiny_run)
+    (tiny_run / "extra.txt").unlink()
+    (tiny_run / files.ROUNDS).unlink()
+    assert "every file is there, whole and as it was sealed" in found(tiny_run)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        audit(tmp_path)
+
+
+# Damage to the story.
+
+
+def effect_before_cause(rows: Rows) -> None:
+    end = first(rows, kind="step-end", step="upload")
+    rows[end]["time"] = rows[end - 1]["time"] - 1.0
+
+
+def step_out_of_turn(rows: Rows) -> None:
+    start = first(rows, kind="step-start", step="train")
+    end = first(rows, kind="step-end", step="train", task=rows[start]["task"])
+    rows[start]["kind"], rows[end]["kind"] = "step-end", "step-start"
+
+
+def task_never_ends(rows: Rows) -> Rows:
+    gone = first(rows, kind="task-end")
+    return rows[:gone] + rows[gone + 1 :]
+
+
+def in_two_places(rows: Rows) -> None:
+    one, two = (row["device"] for row in rows if row["kind"] == "task-start" and row["round"] == 0 and row["task"] in (0, 1))
+    for row in rows:
+        if row["round"] == 0 and row["device"] == two:
+            row["device"] = one
+
+
+def aggregated_twice(rows: Rows) -> None:
+    number = first(rows, kind="aggregate")
+    data = json.loads(rows[number]["data"])
+    data["tasks"].append(data["tasks"][0])
+    rows[number]["data"] = json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def aggregated_never(rows: Rows) -> None:
+    number = first(rows, kind="aggregate")
+    data = json.loads(rows[number]["data"])
+    del data["tasks"][0]
+    rows[number]["data"] = json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def late_one_counted(rows: Rows) -> None:
+    number = next(number for number, row in enumerate(rows) if row["kind"] == "task-end" and row["outcome"] in ("late", "lost"))
+    aggregate = first(rows, kind="aggregate", round=rows[number]["round"])
+    data = json.loads(rows[aggregate]["data"])
+    data["tasks"].append(rows[number]["task"])
+    rows[aggregate]["data"] = json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def deadline_missed(rows: Rows) -> None:
+    number = first(rows, kind="round-start")
+    data = json.loads(rows[number]["data"])
+    data["deadline"] -= 29.0
+    rows[number]["data"] = json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def bytes_invented(rows: Rows) -> None:
+    rows[0]["delivered"] = rows[0]["bytes"] * 2
+
+
+def message_dropped(rows: Rows) -> Rows:
+    return rows[1:]
+
+
+def purpose_relabelled(rows: Rows) -> None:
+    for row in rows:
+        if row["direction"] == "up":
+            row["payloads"] = row["payloads"].replace("update", "probe-loss")
+
+
+def round_improved(rows: Rows) -> None:
+    rows[-1]["accuracy"] = 0.999
+
+
+@pytest.mark.parametrize(
+    ("damage", "check"),
+    [
+        (events(effect_before_cause), "time never runs backwards"),
+        (events(step_out_of_turn), "every task begins, takes its steps in order and ends once"),
+        (events(task_never_ends), "every task begins, takes its steps in order and ends once"),
+        (events(in_two_places), "no device does two things at once"),
+        (events(aggregated_twice), "every valid update was aggregated once"),
+        (events(aggregated_never), "every valid update was aggregated once"),
+        (events(late_one_counted), "every valid update was aggregated once"),
+        (events(deadline_missed), "deadlines held"),
+        (edit(files.TRANSFERS, TRANSFERS, bytes_invented), "no more bytes arrived than were sent"),
+        (edit(files.TRANSFERS, TRANSFERS, message_dropped), "transfers agree with the records"),
+        (edit(files.TRANSFERS, TRANSFERS, purpose_relabelled), "ledger, transfers and summary agree"),
+        (edit(files.ROUNDS, ROUNDS, round_improved), "rounds agree with their tasks"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_damage_to_the_story_is_found(tiny_run: Path, damage: Callable[[Path], None], check: str) -> None:
+    damage(tiny_run)
+    assert check in found(tiny_run)
+
+
+def test_a_message_faster_than_its_link_is_found(tiny_run: Path) -> None:
+    def too_fast(rows: Rows) -> None:
+        number = next(number for number, row in enumerate(rows) if row["outcome"] == "done")
+        rows[number]["end"] = rows[number]["start"] + 0.06
+
+    edit(files.TRANSFERS, TRANSFERS, too_fast)(tiny_run)
+    assert "no link carried more than it can" in found(tiny_run)
+
+
+def test_a_server_link_that_is_too_thin_for_what_it_carried_is_found(tiny_run: Path) -> None:
+    text = (tiny_run / files.SCENARIO).read_text()
+    assert 'up = "100 kbit/s"' in text
+    (tiny_run / files.SCENARIO).write_text(text.replace('up = "100 kbit/s"', 'up = "10 kbit/s"'))
+    reseal(tiny_run)
+    assert "no link carried more than it can" in found(tiny_run)
+
+
+def test_a_forged_summary_is_found(tiny_run: Path) -> None:
+    summary = json.loads((tiny_run / files.SUMMARY).read_text())
+    for key, value in (("down", 1.0), ("wasted", 1.0), ("paper", 1.0)):
+        (tiny_run / files.SUMMARY).write_text(json.dumps(summary | {"bytes": summary["bytes"] | {key: value}}))
+        assert found(tiny_run) == {"ledger, transfers and summary agree"}
+    (tiny_run / files.SUMMARY).write_text(json.dumps(summary | {"seed": 99}))
+    assert found(tiny_run) == {"the scenario is the one that was run"}
+    (tiny_run / files.SUMMARY).write_text("{}")
+    assert found(tiny_run)

@@ -1,0 +1,246 @@
+"""FedAvg, FedProx and Local against known answers (algorithms.md 12.2), through whole simulated runs."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+
+FEATURES, CLASSES = 6, 3
+_RNG = np.random.default_rng(7)
+
+
+def write_data(folder: Path, sizes: list[int], identical: bool = False) -> dict[str, Any]:
+    """An .npz with a partition file: consecutive samples, ``sizes`` a device, or the same ones on each."""
+    total = sizes[0] if identical else sum(sizes)
+    x = _RNG.normal(size=(total, FEATURES)).astype(np.float32)
+    y = _RNG.integers(0, CLASSES, total)
+    y[:CLASSES] = range(CLASSES)
+    np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    ends = np.cumsum(sizes)
+    shards = [list(range(total)) if identical else list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    (folder / "who.json").write_text(json.dumps({str(device): {"train": shard, "test": shard} for device, shard in enumerate(shards)}))
+    return {
+        "source": {"kind": "npz", "path": "data.npz"},
+        "root": str(folder),
+        "partition": {"kind": "file", "path": "who.json"},
+    }
+
+
+def sections(data: dict[str, Any], devices: int, rounds: int, strategy: dict[str, Any], **training: Any) -> dict[str, Any]:
+    return {
+        "seed": 5,
+        "data": data,
+        "model": {"kind": "logistic"},
+        "training": {"lr": 0.5, "batch_size": 1000} | training,
+        "population": {"devices": devices},
+        "strategy": {"clients_per_round": devices} | strategy,
+        "stop": {"rounds": rounds},
+    }
+
+
+def weights_after(scenario: dict[str, Any]) -> NDArray[np.float32]:
+    """The flat global model at the end of a run."""
+
+    async def run() -> NDArray[np.float32]:
+        simulation = Simulation(fedsim.Scenario(**scenario))
+        await simulation.run()
+        built: Run = simulation.installed
+        return await built.learner.value(built.strategy.state["model"])
+
+    return asyncio.run(run())
+
+
+def initial_weights(scenario: dict[str, Any]) -> NDArray[np.float32]:
+    async def run() -> NDArray[np.float32]:
+        built: Run = Simulation(fedsim.Scenario(**scenario)).installed
+        return await built.learner.value(built.learner.initial())
+
+    return asyncio.run(run())
+
+
+def gradient_step(flat: NDArray[np.float32], scenario: dict[str, Any]) -> NDArray[np.float64]:
+    """One step w - lr sum_i (n_i / N) grad_i by autograd in float64: the same as the full-batch gradient over all data."""
+    built: Run = Simulation(fedsim.Scenario(**scenario)).installed
+    named = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in built.learner.tensors(flat).items()}
+    kernel = next(tensor for tensor in named.values() if tensor.ndim == 2)
+    bias = next(tensor for tensor in named.values() if tensor.ndim == 1)
+    with np.load(Path(scenario["data"]["root"]) / "data.npz") as file:
+        x, y = torch.tensor(file["x_train"], dtype=torch.float64), torch.tensor(file["y_train"])
+    kernel_in_out = kernel if kernel.shape == (FEATURES, CLASSES) else kernel.T
+    torch.nn.functional.cross_entropy(x @ kernel_in_out + bias, y).backward()  # type: ignore[no-untyped-call]
+    lr = scenario["training"]["lr"]
+    return np.concatenate([(tensor - lr * tensor.grad).detach().numpy().ravel() for tensor in named.values()])
+
+
+def test_one_full_batch_epoch_is_one_gradient_step(tmp_path: Path) -> None:
+    scenario = sections(write_data(tmp_path, [5, 17, 40]), 3, 1, {"kind": "fedavg"})
+    expected = gradient_step(initial_weights(scenario), scenario)
+    assert weights_after(scenario) == pytest.approx(expected, abs=1e-6)
+
+
+def test_identical_clients_go_where_one_client_goes(tmp_path: Path) -> None:
+    data = write_data(tmp_path, [30] * 6, identical=True)
+    runs = [
+        weights_after(sections(data, 6, 5, {"kind": "fedavg", "clients_per_round": cohort, "local_epochs": 3})) for cohort in (1, 3, 6)
+    ]
+    assert runs[1] == pytest.approx(runs[0], abs=1e-5)
+    assert runs[2] == pytest.approx(runs[0], abs=1e-5)
+
+
+def test_fedprox_without_its_term_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    data = write_data(tmp_path, [5, 17, 40, 8])
+    shape = {"clients_per_round": 3, "local_epochs": 4}
+    fedavg = sections(data, 4, 6, {"kind": "fedavg"} | shape, batch_size=4)
+    fedprox = sections(data, 4, 6, {"kind": "fedprox", "mu": 0.0} | shape, batch_size=4)
+    assert (weights_after(fedavg) == weights_after(fedprox)).all()
+
+
+def test_a_strong_proximal_term_holds_the_model_near_its_anchor(tmp_path: Path) -> None:
+    data = write_data(tmp_path, [20, 20])
+    moved = []
+    for mu in (0.0, 1.0, 10.0):
+        scenario = sections(data, 2, 1, {"kind": "fedprox", "mu": mu, "local_epochs": 50}, lr=0.05)
+        moved.append(float(np.linalg.norm(weights_after(scenario) - initial_weights(scenario))))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+QUADRATIC = '''
+import torch
+
+class Quadratic(torch.nn.Module):
+    """One weight w; the loss of a sample with the single feature a is (w - a)^2 / 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([4.0]))
+
+    def forward(self, x):
+        return (self.w - x).repeat(1, 2)
+
+    def loss(self, outputs, y):
+        return outputs[:, 0] ** 2 / 2
+'''
+
+
+def test_the_proximal_optimum_of_a_quadratic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many local steps on (w - a)^2 / 2 with anchor w0 end in (a + mu w0) / (1 + mu)."""
+    (tmp_path / "quadratic_model.py").write_text(QUADRATIC)
+    monkeypatch.syspath_prepend(tmp_path)
+    a, mu = -2.0, 0.5
+    x = np.full((4, 1), a, dtype=np.float32)
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=[0, 1, 0, 1], x_test=x, y_test=[0, 1, 0, 1])
+    (tmp_path / "who.json").write_text(json.dumps({"0": {"train": [0, 1, 2, 3], "test": [0]}}))
+    data = {"source": {"kind": "npz", "path": "data.npz"}, "root": str(tmp_path), "partition": {"kind": "file", "path": "who.json"}}
+    scenario = sections(data, 1, 1, {"kind": "fedprox", "mu": mu, "local_epochs": 300}, lr=0.1, init="torch")
+    scenario["model"] = {"kind": "module", "factory": "quadratic_model:Quadratic"}
+    start = float(initial_weights(scenario)[0])
+    assert weights_after(scenario)[0] == pytest.approx((a + mu * start) / (1 + mu), abs=1e-5)
+
+
+def test_when_all_are_dropped_the_model_stays(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"]["speed"] = "1 samples/h"
+    small["strategy"] |= {"deadline": "2 s", "local_epochs": 1}
+    assert (weights_after(small) == initial_weights(small)).all()
+    result = fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
+    assert all(row["valid"] == 0 and row["selected"] > 0 for row in result.rounds)
+    assert result.summary["bytes"]["wasted"] == pytest.approx(result.summary["bytes"]["down"])
+
+
+@pytest.mark.parametrize("learning", ["on", "off"])
+@pytest.mark.parametrize("kind", ["fedavg", "fedprox"])
+def test_the_ledger_holds_two_models_a_client_and_round(small: dict[str, Any], kind: str, learning: str) -> None:
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["learning"] = learning
+    small["strategy"] = {"kind": kind, "clients_per_round": 6}
+    moved = fedsim.run(fedsim.Scenario(**small), executor="inline").summary["bytes"]
+    expected = 6 * 8 * (64 * 10 + 10) * 4
+    assert moved["down"] == moved["up"] == expected
+    assert moved["paper"] == 2 * expected
+    assert moved["wasted"] == 0
+    assert moved["by_purpose"] == {"model": expected, "update": expected}
+
+
+def test_messages_can_be_smaller(small: dict[str, Any]) -> None:
+    small |= {"learning": "off", "messages": {"down": {"dtype": "float16"}, "up": {"size": "100 B"}}}
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
+    moved = fedsim.run(fedsim.Scenario(**small)).summary["bytes"]
+    assert moved["down"] == 6 * 8 * 650 * 2
+    assert moved["up"] == 6 * 8 * 100
+
+
+def outcomes(folder: Path) -> list[tuple[float, str]]:
+    """(time of end, outcome) of every task, by device."""
+    events = [event for event in RunFolder(folder).events if event["kind"] == "task-end"]
+    return [(event["time"], event["outcome"]) for event in sorted(events, key=lambda event: event["device"])]
+
+
+def deadline_run(tmp_path: Path, name: str, strategy: dict[str, Any], sizes: list[int]) -> Path:
+    """One round without network time: device d needs sizes[d] / 10 seconds an epoch."""
+    scenario = sections(write_data(tmp_path, sizes), len(sizes), 1, strategy)
+    scenario["population"]["speed"] = "10 samples/s"
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
+    return tmp_path / name
+
+
+def test_exactly_at_the_deadline_is_in_time_and_a_nanosecond_later_is_late(tmp_path: Path) -> None:
+    for deadline, outcome in (("20 s", "done"), ("19.999999999 s", "late")):
+        folder = deadline_run(tmp_path, outcome, {"kind": "fedavg", "local_epochs": 5, "deadline": deadline}, [30, 40, 50])
+        assert [end for _, end in outcomes(folder)] == ["done", outcome, "late"]
+
+
+def test_without_a_deadline_nobody_is_late(tmp_path: Path) -> None:
+    folder = deadline_run(tmp_path, "run", {"kind": "fedavg", "local_epochs": 5}, [30, 40, 500])
+    assert outcomes(folder) == [(15.0, "done"), (20.0, "done"), (250.0, "done")]
+
+
+def test_fedprox_sends_what_it_has_done_and_drops_only_those_without_an_epoch(tmp_path: Path) -> None:
+    folder = deadline_run(tmp_path, "run", {"kind": "fedprox", "local_epochs": 5, "deadline": "7 s"}, [10, 20, 30, 70, 80])
+    trainings = {event["device"]: event["data"]["epochs"] for event in RunFolder(folder).events if event["step"] == "train" and event["kind"] == "step-end"}
+    assert trainings == {0: 5, 1: 3, 2: 2, 3: 1, 4: 0}
+    assert [end for _, end in outcomes(folder)] == ["done"] * 4 + ["late"]
+
+
+def test_over_selection_closes_when_enough_have_come(tmp_path: Path) -> None:
+    strategy = {"kind": "fedavg", "clients_per_round": 4, "over_selection": 1.3}
+    folder = deadline_run(tmp_path, "run", strategy, [10, 20, 30, 40, 50, 60])
+    (row,) = RunFolder(folder).rounds
+    assert (row["selected"], row["valid"], row["slow"]) == (6, 4, 2)
+    assert [end for _, end in outcomes(folder)] == ["done"] * 4 + ["late"] * 2
+    assert row["time"] == 4.0
+
+
+def test_local_sends_nothing_and_scores_each_device_by_its_own_model(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] = {"kind": "local", "local_epochs": 2}
+    result = fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
+    assert result.summary["bytes"] == {"down": 0.0, "up": 0.0, "wasted": 0.0, "by_purpose": {}, "paper": 0}
+    devices = RunFolder(tmp_path / "run").devices
+    accuracies = [row["accuracy"] for row in devices if row["accuracy"] is not None]
+    assert result.summary["accuracy"]["final"] == pytest.approx(np.mean(accuracies))
+    models = RunFolder(tmp_path / "run").models()["device"]
+    assert len({values.tobytes() for name, values in models.items() if name.endswith("weight")}) == 20
+
+
+def test_local_is_what_one_client_of_fedavg_does_alone(tmp_path: Path) -> None:
+    data = write_data(tmp_path, [25])
+    alone = sections(data, 1, 4, {"kind": "fedavg", "local_epochs": 2}, batch_size=4)
+    local = sections(data, 1, 4, {"kind": "local", "local_epochs": 2}, batch_size=4)
+
+    async def own() -> NDArray[np.float32]:
+        simulation = Simulation(fedsim.Scenario(**local))
+        await simulation.run()
+        built: Run = simulation.installed
+        return await built.learner.value(built.strategy.state["own"][0])
+
+    assert (asyncio.run(own()) == weights_after(alone)).all()

@@ -1,0 +1,176 @@
+"""The command line, as a user meets it: what it prints, what it leaves, and with which status it ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def scenario(small: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "a scenario.toml"
+    path.write_text(tomli_w.dumps(small))
+    return path
+
+
+def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a run"
+    result = call("run", scenario, "--out", out, "--workers", "2")
+    assert result.exit_code == 0, result.output
+    assert "8 rounds" in result.output
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "scenario.toml", "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "summary.json", "models"
+    }  # fmt: skip
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["rounds"] == 8
+    assert 0 < summary["accuracy"]["final"] <= summary["accuracy"]["best"] <= 1
+
+    again = tmp_path / "again"
+    assert call("run", out / "scenario.toml", "--out", again, "--executor", "inline", "--quiet").output == ""
+    repeated = json.loads((again / "summary.json").read_text())
+    for key in ("events", "events_sha256", "models_sha256", "bytes", "accuracy", "simulated_s"):
+        assert repeated[key] == summary[key]
+
+    audited = call("audit", out)
+    assert audited.exit_code == 0, audited.output
+    assert "FAIL" not in audited.output
+    compared = call("compare", out, again, "--target", "0.2")
+    assert compared.exit_code == 0
+    assert "rounds to target" in compared.output
+    assert call("compare", out, again, "--csv").output.startswith("run,strategy,seed,rounds")
+    traced = call("trace", out, "--out", tmp_path / "t.json")
+    assert traced.exit_code == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {"download", "train", "upload"} <= {event["name"] for event in events}
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_an_audit_that_finds_something_ends_with_1(tiny_run: Path) -> None:
+    (tiny_run / "rounds.parquet").unlink()
+    result = call("audit", tiny_run)
+    assert result.exit_code == 1
+    assert "rounds.parquet is missing" in result.output
+
+
+def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_path: Path) -> None:
+    result = call("check", scenario)
+    assert result.exit_code == 0
+    assert "momentum = 0.0" in result.output
+    assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in result.output
+    (tmp_path / "resolved.toml").write_text(result.output)
+    assert call("check", tmp_path / "resolved.toml").output == result.output
+
+
+def test_list_names_everything() -> None:
+    output = call("list").output
+    for name in ("fedavg", "fedprox", "local", "digits", "mnist", "dirichlet", "power-law", "logistic", "star", "renewal"):
+        assert re.search(rf"^  {name} +\S", output, re.MULTILINE), name
+
+
+class TestMistakes:
+    """Each ends with 2, one line, no traceback, and nothing written."""
+
+    def refused(self, *words: str | Path) -> str:
+        result = call(*words)
+        assert result.exit_code == 2, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result.output
+
+    def test_wrong_scenarios(self, scenario: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        for change in ("seeed=1", "population.devices=3", "strategy.deadline=1 ms", "data.source=mnits", "training.lr=lots"):
+            message = self.refused("run", scenario, "--out", out, "--set", change)
+            assert message.startswith("fedsim: ")
+            assert len(message.strip().splitlines()) == 1
+            assert not out.exists()
+
+    def test_wrong_command_lines(self, scenario: Path, tmp_path: Path) -> None:
+        self.refused("run", scenario)
+        self.refused("run", tmp_path / "none.toml", "--out", tmp_path / "out")
+        self.refused("run", scenario, "--out", tmp_path / "out", "--workers", "0")
+        self.refused("run", scenario, "--out", tmp_path / "out", "--executor", "treads")
+        self.refused("fly")
+        self.refused("compare")
+        self.refused("audit", tmp_path)
+        self.refused("trace", tmp_path)
+        assert not (tmp_path / "out").exists()
+
+    def test_an_output_folder_that_cannot_be_used(self, scenario: Path, tmp_path: Path) -> None:
+        used = tmp_path / "used"
+        used.mkdir()
+        (used / "precious.txt").write_text("mine")
+        assert "already holds files" in self.refused("run", scenario, "--out", used)
+        assert [path.name for path in used.iterdir()] == ["precious.txt"]
+        assert "is a file" in self.refused("run", scenario, "--out", scenario)
+        assert "is not a folder" in self.refused("run", scenario, "--out", scenario / "below")
+
+    @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="root may write anywhere")
+    def test_an_output_folder_that_the_system_refuses(self, scenario: Path) -> None:
+        self.refused("run", scenario, "--out", Path("/proc/fedsim-run"))
+
+    def test_missing_and_truncated_data(self, scenario: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        words = ("run", scenario, "--out", out, "--set", "data.source=mnist")
+        message = self.refused(*words, "--set", f"data.root={tmp_path}")
+        assert "train-images-idx3-ubyte" in message
+        assert "fedsim data fetch mnist" in message
+        (tmp_path / "mnist").mkdir()
+        for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+            (tmp_path / "mnist" / f"{name}-ubyte").write_bytes(b"\x00\x00\x08\x03\x00\x00")
+        assert "ubyte" in self.refused(*words, "--set", f"data.root={tmp_path}")
+        assert not out.exists()
+
+    def test_a_trace_with_holes(self, scenario: Path, tmp_path: Path) -> None:
+        trace = {"1": {"start": 0, "end": 100, "ready": [[10, 20], [None, 40]], "ok": True}}
+        (tmp_path / "traces.json").write_text(json.dumps(trace))
+        message = self.refused(
+            "run", scenario, "--out", tmp_path / "out", "--set", f"data.root={tmp_path}",
+            "--set", 'population.availability={kind="flash", file="traces.json"}',
+        )  # fmt: skip
+        assert "has holes: interval 1" in message
+        assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+    words = ["run", scenario, "--out", out, "--set", "stop.rounds=100000"]
+    process = subprocess.Popen([*command, *map(str, words)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not (out / "scenario.toml").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] > 0
+    assert call("audit", out).exit_code == 0
+
+
+def test_without_a_terminal_progress_is_plain_lines(scenario: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+    words = ["run", scenario, "--out", tmp_path / "out", "--set", "stop.rounds=30"]
+    done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "\x1b" not in done.stderr + done.stdout
+    assert "30 rounds" in done.stdout

@@ -1,0 +1,245 @@
+"""Whole runs: the same to the bit however they are computed, and sound in every world."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.executors.base import Executor
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.runner import Job
+from fedsim.server import Server, TaskEnd, Train
+from fedsim.simulation import Simulation
+from fedsim.strategies.base import Strategy, StrategyParams
+from tests.test_simulation import Delayed
+
+
+class EveryArrivalParams(StrategyParams):
+    kind: str
+    concurrency: int = 6
+
+
+class EveryArrival(Strategy[EveryArrivalParams]):
+    """A strategy of a user's own, without rounds: each update is mixed in and evaluated as it arrives."""
+
+    Params = EveryArrivalParams
+
+    async def on_start(self) -> None:
+        self.state = {"model": self.server.initial(), "version": 0, "open": []}
+        self.refill()
+
+    def refill(self) -> None:
+        free = self.params.concurrency - len(self.state["open"])
+        for device in self.server.sample(free, "select", self.state["version"]):
+            steps = (self.server.download(), Train(self.state["model"], 1), self.server.upload())
+            self.state["open"].append(self.server.ask(device, steps, round=self.state["version"]))
+        if not self.state["open"]:
+            self.server.look_again("refill", 1.0)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        if message.update is not None:
+            self.state["model"] = self.server.mix([(self.state["model"], 0.7), (message.update, 0.3)])
+            self.server.emit("aggregate", tasks=[message.task], weights=[0.3])
+            await self.server.finish_round(self.state["version"], self.models())
+            self.state["version"] += 1
+        self.state["open"].remove(message.task)
+        self.refill()
+
+    async def on_timer(self, name: str) -> None:
+        self.refill()
+
+    def models(self) -> Any:
+        return {"global": (self.state["model"], None)}
+
+
+STRATEGIES: list[dict[str, Any]] = [
+    {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "fedprox", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
+    {"kind": "local", "clients_per_round": 7},
+    {"kind": "tests.test_runs:EveryArrival"},
+]
+
+
+def fingerprints(sections: dict[str, Any], executor: Executor, simulation: type[Simulation] | None = None) -> tuple[str, str]:
+    summary = asyncio.run(Job(fedsim.Scenario(**sections), None, executor).execute()).summary
+    assert summary["status"] == "done"
+    return summary["events_sha256"], summary["models_sha256"]
+
+
+@pytest.mark.parametrize("model", [{"kind": "logistic"}, {"kind": "mlp", "hidden": [13]}], ids=lambda model: model["kind"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
+def test_workers_executors_and_real_delays_change_nothing(
+    small: dict[str, Any], strategy: dict[str, Any], model: dict[str, Any]
+) -> None:
+    small |= {"strategy": strategy, "model": model, "stop": {"rounds": 5}}
+    reference = fingerprints(small, Inline())
+    for workers in (1, 2, 4):
+        assert fingerprints(small, Threads(workers)) == reference
+        assert fingerprints(small, Delayed(Threads(workers))) == reference
+
+
+def test_another_seed_is_another_run(small: dict[str, Any]) -> None:
+    small["stop"] = {"rounds": 2}
+    assert fingerprints(small, Inline()) != fingerprints(small | {"seed": 4}, Inline())
+
+
+def test_evaluating_less_often_changes_no_model(small: dict[str, Any]) -> None:
+    small["evaluation"] = {"every": 1}
+    often = fingerprints(small, Inline())
+    small["evaluation"] = {"every": 8}
+    seldom = fingerprints(small, Inline())
+    assert seldom[1] == often[1]
+    assert seldom[0] != often[0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
+def test_the_audit_passes_for_every_strategy(small: dict[str, Any], strategy: dict[str, Any], tmp_path: Path) -> None:
+    fedsim.run(fedsim.Scenario(**small | {"strategy": strategy}), tmp_path / "run")
+    assert not any(audit(tmp_path / "run").values())
+
+
+def test_the_same_world_for_every_strategy(small: dict[str, Any], tmp_path: Path) -> None:
+    columns = ("speed", "link_down", "link_up", "latency", "samples", "test_samples")
+    worlds = []
+    for number, strategy in enumerate(STRATEGIES):
+        fedsim.run(fedsim.Scenario(**small | {"strategy": strategy, "stop": {"rounds": 1}}), tmp_path / str(number))
+        devices = RunFolder(tmp_path / str(number)).devices
+        worlds.append([[row[name] for name in columns] for row in devices])
+    assert all(world == worlds[0] for world in worlds)
+
+
+def test_watching_sees_what_is_recorded(small: dict[str, Any]) -> None:
+    async def watch() -> list[str]:
+        return [record.kind async for record in fedsim.Simulation(fedsim.Scenario(**small))]
+
+    kinds = asyncio.run(watch())
+    assert kinds.count("round") == 8
+    assert kinds[-1] == "run-end"
+
+
+def test_run_inside_an_event_loop_says_what_to_do(small: dict[str, Any]) -> None:
+    async def notebook() -> None:
+        with pytest.raises(fedsim.SimulationError, match="await fedsim.run_async"):
+            fedsim.run(fedsim.Scenario(**small))
+        result = await fedsim.run_async(fedsim.Scenario(**small | {"stop": {"rounds": 1}}))
+        assert result.summary["rounds"] == 1
+
+    asyncio.run(notebook())
+
+
+def test_when_nobody_will_ever_come_the_run_ends_and_says_so(small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100, "ready": [], "ok": true}}')
+    small["data"] |= {"root": str(tmp_path)}
+    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
+    summary = fedsim.run(fedsim.Scenario(**small)).summary
+    assert summary["rounds"] == 0
+    assert summary["stopped"] == "no device will ever be there again"
+
+
+def test_stop_at_a_simulated_time_or_an_accuracy(small: dict[str, Any], tmp_path: Path) -> None:
+    small["stop"] = {"simulated_time": "100 s"}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").summary["simulated_s"] == 100.0
+    assert not any(audit(tmp_path / "run").values())
+    small["stop"] = {"rounds": 100, "accuracy": 0.3}
+    result = fedsim.run(fedsim.Scenario(**small))
+    assert result.rounds[-1]["accuracy"] >= 0.3
+    assert all(row["accuracy"] < 0.3 for row in result.rounds[:-1])
+
+
+def test_a_strategy_that_fails_leaves_readable_books(small: dict[str, Any], tmp_path: Path) -> None:
+    small["strategy"] = {"kind": "tests.test_runs:Failing"}
+    with pytest.raises(ZeroDivisionError):
+        fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    assert run.summary["status"] == "failed"
+    assert len(run.events) > 0
+
+
+class Failing(EveryArrival):
+    """Fails at the third version."""
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        await super().on_task_end(message)
+        if self.state["version"] == 3:
+            raise ZeroDivisionError("on purpose")
+
+
+def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
+    simulation = Simulation(fedsim.Scenario(**small | {"learning": "off"}))
+    server: Server = simulation.installed.server
+    device = server.online()[0]
+    server.ask(device, [server.download()])
+    with pytest.raises(fedsim.SimulationError, match=f"device {device} still works"):
+        server.ask(device, [server.download()])
+    assert device not in server.online()
+    assert device not in server.sample(20, "x")
+
+
+# Any world: time and bytes only, so that hundreds can be tried.
+
+durations = st.sampled_from(["500 ms", "3 s", "20 s", "2 min", "1 h"])
+rates = st.sampled_from(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"])
+networks = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("star"),
+            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "device": st.fixed_dictionaries(
+                {"down": rates, "up": rates, "latency": st.sampled_from(["0 s", "40 ms", "3 s"])}
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("tree"),
+            "cells": st.integers(1, 4),
+            "cell": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "device": st.fixed_dictionaries({"down": rates, "up": rates}),
+        }
+    ),
+)
+availabilities = st.one_of(
+    st.just({"kind": "always"}), st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": durations, "mean_off": durations})
+)
+deadlines = st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    network=networks,
+    availability=availabilities,
+    deadline=deadlines,
+    kind=st.sampled_from(["fedavg", "fedprox", "local"]),
+    over=st.sampled_from([1.0, 1.5]),
+    jitter=st.sampled_from([0.0, 0.5]),
+    slow=st.booleans(),
+)
+def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
+    seed: int, network: Any, availability: Any, deadline: Any, kind: str, over: float, jitter: float, slow: bool
+) -> None:
+    strategy = {"kind": kind, "clients_per_round": 6, "local_epochs": 3, "retry": "10 s"}
+    strategy |= {"deadline": deadline} if deadline else {}
+    strategy |= {"over_selection": over} if kind != "local" else {}
+    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
+    population |= {"availability": availability}
+    population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
+    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
+    scenario |= {"stop": {"rounds": 6, "simulated_time": "1 day"}}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        except fedsim.ScenarioError as error:
+            assert "deadline" in str(error)  # shorter than any download: refused before anything happened
+        else:
+            assert audit(Path(folder) / "run") == {name: [] for name in audit(Path(folder) / "run")}

@@ -1,0 +1,265 @@
+"""The clock: order within an instant, joins, determinism under any real delays, and the control that must fail."""
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import simpy
+from simpy.events import Event, ProcessGenerator
+
+from fedsim.errors import SimulationError
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.simulation import Simulation, on_grid, on_grid_after
+
+
+def run(simulation: Simulation) -> str:
+    return asyncio.run(simulation.run())
+
+
+def records_of(simulation: Simulation) -> list[tuple[float, str, dict[str, Any]]]:
+    seen: list[tuple[float, str, dict[str, Any]]] = []
+    simulation.listen(lambda record: seen.append(tuple(record)))
+    run(simulation)
+    return seen
+
+
+class TestGrid:
+    def test_sums_of_grid_times_are_exact_in_any_order(self) -> None:
+        parts = [on_grid(x) for x in (0.1, 0.2, 0.3, 1 / 3, 1e-9, 86400.1)]
+        assert sum(parts) == sum(reversed(parts)) == sum(sorted(parts))
+
+    def test_a_nanosecond_is_seen(self) -> None:
+        assert on_grid(10.0 + 1e-9) > 10.0
+
+    def test_after_is_never_before(self) -> None:
+        assert all(on_grid_after(x) >= x for x in (0.0, 1 / 3, 1e-12, 12345.678))
+
+    def test_infinity_stays(self) -> None:
+        assert on_grid(float("inf")) == on_grid_after(float("inf")) == float("inf")
+
+
+class TestClock:
+    def test_the_driver_agrees_with_plain_simpy(self) -> None:
+        def clock(env: simpy.Environment, seen: list[float], delay: float) -> ProcessGenerator:
+            for _ in range(50):
+                yield env.timeout(delay)
+                seen.append(env.now)
+
+        plain, driven = [], []
+        env = simpy.Environment()
+        simulation = Simulation()
+        for delay in (1.0, 0.7, 2.5):
+            env.process(clock(env, plain, delay))
+            simulation.process(clock(simulation.env, driven, delay))
+        env.run()
+        run(simulation)
+        assert driven == plain
+
+    def test_a_cancelled_wakeup_does_not_move_the_clock(self) -> None:
+        simulation = Simulation()
+        simulation.wake(("a", 0), 5.0, lambda: None)
+        late = simulation.wake(("b", 0), 100.0, lambda: pytest.fail("was cancelled"))
+        simulation.wake(("c", 0), 1.0, late.cancel)
+        run(simulation)
+        assert simulation.now == 5.0
+
+    def test_an_instant_is_world_then_solve_then_inbox(self) -> None:
+        simulation = Simulation()
+        order: list[str] = []
+
+        class Shared:
+            def solve(self) -> None:
+                order.append("solve")
+
+        shared = Shared()
+
+        async def handle(message: str) -> None:
+            order.append(message)
+            if message == "first":
+                simulation.wake(("again", 0), simulation.now, lambda: order.append("world again"))
+
+        def at_five(name: str) -> None:
+            if not order:
+                simulation.unsettle(shared)
+            order.append(name)
+            simulation.post("first" if name == "one" else "second")
+
+        simulation.handle = handle
+        simulation.wake(("one", 0), 5.0, lambda: at_five("one"))
+        simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
+        run(simulation)
+        assert order == ["one", "two", "solve", "first", "world again", "second"]
+
+    def test_stop_ends_after_the_instant(self) -> None:
+        simulation = Simulation()
+        seen: list[str] = []
+        simulation.wake(("stop", 0), 5.0, lambda: simulation.stop("enough"))
+        simulation.wake(("also", 0), 5.0, lambda: seen.append("same instant"))
+        simulation.wake(("later", 0), 6.0, lambda: seen.append("later"))
+        assert run(simulation) == "enough"
+        assert seen == ["same instant"]
+
+    def test_a_message_without_a_server_is_an_error(self) -> None:
+        simulation = Simulation()
+        simulation.post("hello")
+        with pytest.raises(SimulationError, match="no server"):
+            run(simulation)
+
+    def test_watching_sees_every_record_and_keeps_the_loop_alive(self) -> None:
+        simulation = Simulation()
+
+        def chatter() -> ProcessGenerator:
+            for number in range(50_000):
+                simulation.emit("tick", number=number)
+                yield simulation.env.timeout(1.0)
+
+        simulation.process(chatter())
+
+        async def watch() -> tuple[list[int], int]:
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            task = asyncio.create_task(other())
+            seen = [record.fields["number"] async for record in simulation]
+            task.cancel()
+            return seen, turns
+
+        seen, turns = asyncio.run(watch())
+        assert seen == list(range(50_000))
+        assert turns >= 3
+
+
+class TestJoin:
+    def test_joins_resolve_in_the_order_in_which_they_were_made_at_the_same_instant(self) -> None:
+        simulation = Simulation(executor=Threads(4))
+
+        def worker(number: int) -> ProcessGenerator:
+            yield simulation.env.timeout(1.0)
+            value = yield simulation.join(simulation.submit(_slowly, number, 0.02 * (4 - number)))
+            simulation.emit("joined", number=value)
+
+        for number in range(4):
+            simulation.process(worker(number))
+        assert records_of(simulation) == [(1.0, "joined", {"number": number}) for number in range(4)]
+
+    def test_a_failure_in_real_work_surfaces_where_it_is_joined(self) -> None:
+        simulation = Simulation()
+
+        def worker() -> ProcessGenerator:
+            with pytest.raises(ZeroDivisionError):
+                yield simulation.join(simulation.submit(lambda: 1 / 0))
+            simulation.emit("survived")
+
+        simulation.process(worker())
+        assert [kind for _, kind, _ in records_of(simulation)] == ["survived"]
+
+    def test_a_handler_awaits_a_value_while_the_clock_stands_still(self) -> None:
+        simulation = Simulation(executor=Threads(1))
+        times: list[float] = []
+
+        async def handle(message: str) -> None:
+            assert await simulation.join(simulation.submit(_slowly, 7, 0.02)) == 7
+            times.append(simulation.now)
+
+        simulation.handle = handle
+        simulation.wake(("a", 0), 3.0, lambda: simulation.post("work"))
+        simulation.wake(("b", 0), 3.5, lambda: None)
+        run(simulation)
+        assert times == [3.0]
+
+
+def _slowly(value: int, delay_s: float) -> int:
+    time.sleep(delay_s)
+    return value
+
+
+class Delayed:
+    """An executor with random real delays (the randomness is real on purpose: a run must not depend on it)."""
+
+    def __init__(self, inner: Threads) -> None:
+        self.workers = inner.workers
+        self._inner = inner
+        self._random = random.Random()
+
+    def submit(self, function: Any, *args: Any) -> "Future[Any]":
+        delay_s = self._random.random() * 0.003
+
+        def late() -> Any:
+            time.sleep(delay_s)
+            return function(*args)
+
+        return self._inner.submit(late)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class NaiveBridge(Simulation):
+    """The mistake that the design avoids: the clock goes on, and whatever work finishes first triggers its event first."""
+
+    def join(self, work: "Future[Any]") -> Any:
+        event = Event(self.env)
+        self._outstanding = [*getattr(self, "_outstanding", []), (work, event)]
+        return event
+
+    def _play_world(self) -> None:
+        self._deliver_what_happens_to_be_ready()
+        super()._play_world()
+        if not self.env._queue:
+            while getattr(self, "_outstanding", []):
+                self._deliver_what_happens_to_be_ready()
+                super()._play_world()
+
+    def _deliver_what_happens_to_be_ready(self) -> None:
+        waiting = []
+        for work, event in getattr(self, "_outstanding", []):
+            if work.done():
+                event.succeed(work.result())
+            else:
+                waiting.append((work, event))
+        self._outstanding = waiting
+
+
+def contest(simulation: Simulation) -> str:
+    """Twelve processes that each do real work between waits and write to one record; returns the record's fingerprint."""
+    digest = hashlib.sha256()
+    simulation.listen(lambda record: digest.update(repr(record).encode()))
+
+    def worker(number: int) -> ProcessGenerator:
+        for turn in range(6):
+            yield simulation.env.timeout(1.0 + number % 3)
+            value = yield simulation.join(simulation.submit(lambda turn=turn: number * 100 + turn))
+            simulation.emit("value", value=value)
+
+    for number in range(12):
+        simulation.process(worker(number))
+    run(simulation)
+    simulation.executor.close()
+    return digest.hexdigest()
+
+
+def executors() -> Iterator[Any]:
+    yield Inline()
+    for workers in (1, 2, 4):
+        yield Threads(workers)
+        yield Delayed(Threads(workers))
+        yield Delayed(Threads(workers))
+
+
+def test_real_delays_and_workers_change_nothing() -> None:
+    assert len({contest(Simulation(executor=executor)) for executor in executors()}) == 1
+
+
+def test_control_a_naive_bridge_fails_the_same_test() -> None:
+    assert len({contest(NaiveBridge(executor=executor)) for executor in executors()}) > 1

@@ -1,0 +1,54 @@
+"""Keyed randomness: independence of order, agreement of the scalar and the array form, sound distributions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.streams import Streams
+
+
+@given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_scalar_and_array_agree(seed: int, entity: int, count: int) -> None:
+    streams = Streams(seed)
+    array = streams.uniforms("p", np.array([entity, entity + 1]), count)
+    assert array[0] == streams.uniform("p", entity, count)
+    assert array[1] == streams.uniform("p", entity + 1, count)
+
+
+def test_names_tell_streams_apart() -> None:
+    words = {
+        Streams(seed).word(purpose, entity, count)
+        for seed in range(3)
+        for purpose in ("world/speed", "world/jitter")
+        for entity in range(5)
+        for count in range(5)
+    }
+    assert len(words) == 150
+
+
+def test_same_name_same_generator() -> None:
+    first = Streams(3).generator("data", 4).random(5)
+    assert (first == Streams(3).generator("data", 4).random(5)).all()
+    assert (first != Streams(3).generator("data", 5).random(5)).all()
+
+
+@pytest.mark.parametrize("axis", ["entity", "count"])
+def test_uniforms_are_uniform_and_uncorrelated(axis: str) -> None:
+    streams = Streams(11)
+    draws = [streams.uniform("u", i, 0) if axis == "entity" else streams.uniform("u", 0, i) for i in range(40_000)]
+    values = np.array(draws)
+    counts, _ = np.histogram(values, bins=50, range=(0, 1))
+    chi2 = ((counts - 800.0) ** 2 / 800.0).sum()
+    assert 20 < chi2 < 95  # chi-square with 49 degrees of freedom: outside with probability below 1e-4
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
+
+
+def test_exponential_and_normal_have_their_moments() -> None:
+    streams = Streams(5)
+    exponential = np.array([streams.exponential("e", 3.0, 0, i) for i in range(20_000)])
+    normal = np.array([streams.normal("n", 1, i) for i in range(20_000)])
+    assert exponential.mean() == pytest.approx(3.0, rel=0.03)
+    assert exponential.std() == pytest.approx(3.0, rel=0.05)
+    assert normal.mean() == pytest.approx(0.0, abs=0.03)
+    assert normal.std() == pytest.approx(1.0, rel=0.03)

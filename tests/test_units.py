@@ -1,0 +1,46 @@
+"""Quantities: read, refused, written back to the very same number."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.units import BytesPerSecond, PerSecond, SamplesPerSecond, Seconds, show_bytes, show_seconds
+
+TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90 s", 90.0), ("2 h", 7200.0), ("40 ms", 0.04), ("1.5e3 s", 1500.0), ("20min", 1200.0), ("inf s", float("inf"))],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert TIME.validate_python(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "rate"), [("40 Mbit/s", 5e6), ("1 Gbit/s", 1.25e8), ("3 kB/s", 3000.0)])
+def test_rates(text: str, rate: float) -> None:
+    assert RATE.validate_python(text) == rate
+
+
+def test_other_units() -> None:
+    assert TypeAdapter(SamplesPerSecond).validate_python("400 samples/s") == 400
+    assert TypeAdapter(PerSecond).validate_python("30 /h") == pytest.approx(30 / 3600)
+
+
+@pytest.mark.parametrize("wrong", [90, 90.0, "90", "90 sec", "s", "-1 s", "", "nan s", None, [], "90 Mbit/s"])
+def test_what_is_not_a_time_is_refused_with_the_units_that_are(wrong: object) -> None:
+    with pytest.raises(ValidationError, match=r"min|negative"):
+        TIME.validate_python(wrong)
+
+
+@given(st.floats(min_value=0, max_value=1e15, allow_nan=False))
+def test_written_back_it_reads_the_same(value: float) -> None:
+    for adapter in (TIME, RATE):
+        assert adapter.validate_python(adapter.dump_python(value)) == value
+
+
+def test_for_people() -> None:
+    assert show_seconds(3725) == "1 h 02 min"
+    assert show_seconds(12.34) == "12.3 s"
+    assert show_bytes(1.264e6) == "1.26 MB"

@@ -1,0 +1,126 @@
+"""Paths of availability: the same whoever asks and when, with the stated means; traces read and refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.errors import DataError
+from fedsim.streams import Streams
+from fedsim.world.availability import AlwaysOn, Flash, Phases, Renewal, Traces
+
+
+def build(seed: int = 1) -> Phases:
+    return Renewal(mean_on="20 min", mean_off="5 min").build(Streams(seed), 10, None)  # type: ignore[arg-type]
+
+
+def test_asked_every_second_or_once_at_the_end_the_path_is_the_same() -> None:
+    often, once = build(), build()
+    horizon = 6 * 3600
+    seen = [often.span(3, float(second)) for second in range(horizon)]
+    assert once.span(3, float(horizon - 1)) == seen[-1]
+    assert len(set(seen)) > 10
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 9), st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=20))
+def test_any_order_of_questions_gives_the_same_answers(device: int, times: list[float]) -> None:
+    forwards, fresh = build(), build()
+    answers = {time: forwards.span(device, time) for time in times}
+    for time in reversed(times):
+        assert fresh.span(device, time) == answers[time]
+        assert answers[time].start <= time < answers[time].end
+
+
+def test_phases_alternate_without_gaps() -> None:
+    path, time = build(), 0.0
+    last = path.span(0, 0.0)
+    for _ in range(200):
+        following = path.span(0, last.end)
+        assert following.start == last.end
+        assert following.on != last.on
+        last, time = following, following.end
+    assert time > 0
+
+
+def test_shares_and_means_are_as_stated() -> None:
+    path = Renewal(mean_on="20 min", mean_off="5 min").build(Streams(2), 4000, None)  # type: ignore[arg-type]
+    for time in (0.0, 40_000.0):
+        share = sum(path.span(device, time).on for device in range(4000)) / 4000
+        assert share == pytest.approx(0.8, abs=0.025)
+
+
+def test_next_on_is_now_or_the_end_of_the_off_phase() -> None:
+    path = build()
+    for second in range(0, 20_000, 97):
+        span = path.span(5, float(second))
+        assert path.next_on(5, float(second)) == (second if span.on else span.end)
+
+
+def test_always_on() -> None:
+    path = AlwaysOn().build(Streams(1), 3, None)
+    assert path.span(2, 1e9).on
+    assert path.span(2, 1e9).end == math.inf
+
+
+class TestFlash:
+    def write(self, folder: Path, entries: dict[str, Any]) -> Path:
+        (folder / "traces").mkdir(exist_ok=True)
+        path = folder / "traces" / "flash_availability_1000.json"
+        path.write_text(json.dumps(entries))
+        return path
+
+    def one(self, tmp_path: Path, ready: list[Any], end: float = 1100.0, **more: Any) -> Traces:
+        self.write(tmp_path, {"7": {"start": 1000, "end": end, "ready": ready, "ok": True} | more})
+        return Flash().build(Streams(1), 5, tmp_path)
+
+    def test_a_trace_repeats(self, tmp_path: Path) -> None:
+        path = self.one(tmp_path, [[1010, 1030], [1030, 1040], [1050, 1050], [1060, 1070]])
+        on = [second for second in range(200) if path.span(0, float(second)).on]
+        lap = [*range(10, 40), *range(60, 70)]
+        assert on == [*lap, *(second + 100 for second in lap)]
+        assert path.span(0, 15.0)[1:] == (10.0, 40.0)
+        assert path.next_on(0, 75.0) == 110.0
+
+    def test_a_phase_that_reaches_over_the_end_goes_on(self, tmp_path: Path) -> None:
+        path = self.one(tmp_path, [[1000, 1010], [1090, 1100]])
+        assert path.span(0, 95.0).end == 110.0
+
+    def test_a_trace_that_is_always_on_has_no_end(self, tmp_path: Path) -> None:
+        assert self.one(tmp_path, [[1000, 1100]]).span(0, 5e5).end == math.inf
+
+    def test_a_phone_that_was_never_ready_never_comes(self, tmp_path: Path) -> None:
+        assert self.one(tmp_path, []).next_on(0, 0.0) == math.inf
+
+    @pytest.mark.parametrize(
+        ("ready", "what"),
+        [
+            ([[1010, None]], "interval 0 is None"),
+            ([[1010, 1030], [1020, 1040]], "interval 1"),
+            ([[1010, 1005]], "interval 0"),
+            ([[1010, 2000]], "interval 0"),
+            ([[1010]], "interval 0"),
+            ("oops", "do not make a path"),
+        ],
+    )
+    def test_a_trace_with_holes_is_refused(self, tmp_path: Path, ready: list[Any], what: str) -> None:
+        with pytest.raises(DataError, match=f"trace '7'.*holes.*{what}"):
+            self.one(tmp_path, ready)
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"flash_availability_1000\.json"):
+            Flash().build(Streams(1), 5, tmp_path)
+
+    def test_what_is_not_ok_is_skipped(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {"1": {"start": None, "end": None, "ready": [], "ok": False}})
+        with pytest.raises(DataError, match="no trace with 'ok'"):
+            Flash().build(Streams(1), 5, tmp_path)
+
+    def test_the_published_traces(self, data_folder: Path) -> None:
+        path = Flash().build(Streams(1), 300, data_folder)
+        share = sum(path.span(device, 3600.0 * hour).on for device in range(300) for hour in range(0, 48, 3)) / (300 * 16)
+        assert 0.05 < share < 0.25  # 9.5 % over all phones, 13 % over those with intervals
