@@ -109,8 +109,8 @@ class Run:
         }
 
     def _fastest_download_s(self) -> float:
-        size = self.server.download_bytes
-        return min(self.workforce.nominal_transfer_s(device, "down", size) for device in range(self.server.devices))
+        network, size = self.network, self.server.download_bytes
+        return min(network.latency_s(device) + size / network.lone_rate(device, "down") for device in range(self.server.devices))
 
 
 def assemble(scenario: "Scenario", simulation: Simulation) -> Run:

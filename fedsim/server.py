@@ -329,7 +329,7 @@ class Server:
         """The world says that a task has ended: put the message into the inbox."""
         update = None
         if task.outcome == "done":
-            update = next((self._trained(task, step) for step in task.steps if isinstance(step, Train)), None)
+            update = next((self._trained(task, step) for step in task.steps if isinstance(step, Train) and task.epochs), None)
         outcome = task.outcome or "done"
         samples = int(self._population.samples[task.device])
         self._simulation.post(TaskEnd(task.id, task.device, task.round, task.group, outcome, samples, task.epochs, update))

@@ -42,4 +42,4 @@ class FedProx(FedAvg):
         """Local SGD with the proximal term, up to the deadline."""
         params, server = self.params, self.server
         stop_at = server.now + params.deadline if params.deadline is not None and params.partial_work else None
-        return Train(self.state["model"], params.local_epochs, params.mu, stop_at, reserve_upload=True)
+        return Train(self.state["model"], params.local_epochs, params.mu, stop_at=stop_at, reserve_upload=True)

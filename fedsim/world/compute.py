@@ -68,6 +68,23 @@ class Compute:
             ends.append(start)
         return ends
 
+    @staticmethod
+    def adapt(start: float, ends: list[float], limit: float) -> list[float]:
+        """The epochs that a device begins which watches its own clock (CATA-Fed's adaptive local update, its Eq. 8).
+
+        The first begins in any case; another one only if the mean of the finished ones fits into what is left (equality
+        fits).
+
+        Args:
+            start: begin of the first epoch (s).
+            ends: when epochs would end, back to back (s).
+            limit: when the device must be done (s).
+        """
+        begun = min(1, len(ends))
+        while begun < len(ends) and (ends[begun - 1] - start) / begun <= limit - ends[begun - 1]:
+            begun += 1
+        return ends[:begun]
+
     def _jitter(self, device: int, start: float) -> float:
         if self._sigma == 0.0:
             return 1.0

@@ -44,14 +44,20 @@ class Train:
         epochs: local epochs asked for, at least 1.
         proximal: FedProx's mu; 0 for plain SGD.
         stop_at: the absolute time (s) at which the device stops; finished epochs count. None for no limit.
+        budget: how long it may train (s), counted from the begin of this step. None for no limit.
         reserve_upload: stop earlier, by the time that the device expects its next upload to take on its own link.
+        adaptive: the device begins another epoch only if the mean of its finished ones says that it will fit.
+        at_least: with fewer finished epochs the task ends as late; 0 goes on to the next step with nothing trained.
     """
 
     model: Any
     epochs: int
     proximal: float = 0.0
     stop_at: float | None = None
+    budget: float | None = None
     reserve_upload: bool = False
+    adaptive: bool = False
+    at_least: int = 1
     name = "train"
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simpy.events import Event
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation, Wakeup
+from fedsim.simulation import Simulation, Wakeup, on_grid
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
@@ -131,16 +131,18 @@ class Workforce:
         device = task.device
         limit = self._training_limit(task, step)
         ends = self._compute.epoch_ends(device, now, self._population.epoch_s(device), step.epochs, limit)
+        if step.adaptive:
+            ends = self._compute.adapt(now, ends, limit)
         task.epoch_ends = ends
-        full = len(ends) == step.epochs and (not ends or ends[-1] <= limit)
-        wakeup = self._arm(task, gate, ends[-1] if full else max(limit, now))
+        all_fit = bool(ends) and ends[-1] <= limit and (step.adaptive or len(ends) == step.epochs)
+        wakeup = self._arm(task, gate, ends[-1] if all_fit else max(limit, now))
 
         def finish(cause: Cause | None) -> Cause | None:
             wakeup.cancel()
             done = sum(end <= self._simulation.now for end in ends)
             task.epochs = done
-            if cause is None and done == 0:
-                cause = "late"  # not even one epoch fitted: a slow straggler has nothing to send
+            if cause is None and done < step.at_least:
+                cause = "late"  # a slow straggler has nothing to send
             self._simulation.emit(
                 "step-end",
                 **task.fields(),
@@ -155,12 +157,13 @@ class Workforce:
         return finish
 
     def _training_limit(self, task: Task, step: Train) -> float:
-        if step.stop_at is None:
-            return float("inf")
+        limits = [float("inf") if step.stop_at is None else step.stop_at]
+        limits += [] if step.budget is None else [self._simulation.now + step.budget]
         following = task.steps[task.position + 1 :]
+        reserve = 0.0
         if step.reserve_upload and following and isinstance(following[0], Upload):
-            return step.stop_at - self.nominal_transfer_s(task.device, "up", sum(part.bytes for part in following[0].payloads))
-        return step.stop_at
+            reserve = self.nominal_transfer_s(task.device, "up", sum(part.bytes for part in following[0].payloads))
+        return on_grid(min(limits) - reserve)
 
     def nominal_transfer_s(self, device: int, direction: Direction, size: float) -> float:
         """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""

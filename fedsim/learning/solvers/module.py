@@ -68,7 +68,7 @@ class Module:
         load_weights(_trained(module), weights)
         size = max(1, _APPLIED_AT_ONCE // max(1, x[0].numel())) if len(x) else 1
         with torch.inference_mode():
-            return torch.cat([module(self._laid_out(piece.to(self.device))) for piece in x.split(size)])
+            return torch.cat([module(self._laid_out(piece.to(self.device))) for piece in torch.split(x, size)])
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """The same for several models, one after the other."""

@@ -1,0 +1,113 @@
+"""What the network's tests share: transfers that start and are cancelled at given times, played on any network."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.simulation import Simulation
+from fedsim.world.network import Direction, Flow, Graph, Network, Star
+
+
+@dataclass(frozen=True)
+class Send:
+    """One transfer: bytes, and seconds. ``kill`` is the absolute time of its cancellation."""
+
+    start: float
+    size: float
+    kill: float | None = None
+    device: int | None = None
+    direction: Direction = "up"
+
+
+@dataclass
+class Played:
+    """What came of it: the flow of each transfer, who was told of the end in which order and when, and all instants."""
+
+    flows: list[Flow]
+    told: list[tuple[int, float]] = field(default_factory=list)
+    instants: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StarWorld:
+    """A star, as either class can build it."""
+
+    caps: Sequence[float]
+    server: float
+    latency: Sequence[float]
+
+    def star(self, simulation: Simulation) -> Network:
+        return Star(simulation, *self._columns(), self.server, self.server)
+
+    def graph(self, simulation: Simulation) -> Network:
+        """Both directions through links of their own."""
+        links = {"server down": self.server, "server up": self.server}
+        routes: Mapping[Direction, list[list[str]]] = {"down": [["server down"]], "up": [["server up"]]}
+        return Graph(simulation, *self._columns(), links, routes, np.zeros(len(self.caps), dtype=np.int64))
+
+    def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        caps = np.array(self.caps, dtype=np.float64)
+        return caps, caps, np.array(self.latency, dtype=np.float64)
+
+
+Watch = Callable[[Network, list[Flow]], None]
+
+
+def play(
+    build: Callable[[Simulation], Network],
+    sends: Sequence[Send],
+    *,
+    after_solve: Watch | None = None,
+    at: Sequence[float] = (),
+    read: Watch | None = None,
+) -> Played:
+    """Carry out the transfers.
+
+    Args:
+        build: makes the network.
+        sends: what to send; the device is the transfer's place in the list unless said.
+        after_solve: called after each solve.
+        at: times at which ``read`` is called, before anything else that is due then.
+        read: see ``at``; it is also called whenever a transfer's end is told.
+    """
+    simulation = Simulation()
+    network = build(simulation)
+    flows: dict[int, Flow] = {}
+    played = Played([])
+
+    def started() -> list[Flow]:
+        return list(flows.values())
+
+    class Watcher:
+        def solve(self) -> None:
+            network.solve()
+            played.instants.append(simulation.now)
+            if after_solve is not None:
+                after_solve(network, started())
+
+    unsettle, watcher = simulation.unsettle, Watcher()
+    simulation.unsettle = lambda _: unsettle(watcher)  # type: ignore[method-assign]
+
+    def begin(number: int, send: Send) -> None:
+        device = number if send.device is None else send.device
+        flows[number] = network.start(device, send.direction, send.size, lambda: told(number))
+
+    def told(number: int) -> None:
+        played.told.append((number, simulation.now))
+        if read is not None:
+            read(network, started())
+
+    if read is not None:
+        for when in at:
+            simulation.wake(("read", 0), when, lambda: read(network, started()))
+    for number, send in enumerate(sends):
+        simulation.wake(("start", number), send.start, lambda number=number, send=send: begin(number, send))  # type: ignore[misc]
+    for number, send in enumerate(sends):
+        if send.kill is not None:
+            simulation.wake(("kill", number), send.kill, lambda number=number: network.cancel(flows[number]))  # type: ignore[misc]
+    asyncio.run(simulation.run())
+    played.flows = [flows[number] for number in range(len(sends))]
+    return played
