@@ -110,7 +110,9 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         network, size = self.network, self.server.download_bytes
-        return min(network.latency_s(device) + size / network.lone_rate(device, "down") for device in range(self.server.devices))
+        return min(
+            network.latency_s(device) + size / network.lone_rate(device, "down") for device in range(self.server.devices)
+        )
 
 
 def assemble(scenario: "Scenario", simulation: Simulation) -> Run:

@@ -142,9 +142,15 @@ def data_group() -> None:
 
 @data_group.command("fetch")
 @click.argument("name")
-@click.option("--root", type=click.Path(path_type=Path), help="Where to put it; by default $FEDSIM_DATA.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    envvar="FEDSIM_DATA",
+    required=True,
+    help="Where to put it; by default $FEDSIM_DATA.",
+)
 @_explained
-def data_fetch_command(name: str, root: Path | None) -> None:
+def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
     from fedsim.data.fetch import fetch
 

@@ -1,6 +1,7 @@
 """What a scenario will cost, before it is run: sizes and times that follow from it without simulating."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.assembly import Run
 from fedsim.scenario import Scenario
@@ -35,7 +36,7 @@ def forecast_lines(scenario: Scenario) -> list[str]:
     return lines
 
 
-def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: np.ndarray) -> list[str]:  # type: ignore[type-arg]
+def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArray[np.float64]) -> list[str]:
     """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
     asked = min(params.asked_per_round or run.server.devices, run.server.devices)
     slowest = float(np.quantile(task_s, 1 - 1 / (asked + 1)))
@@ -50,5 +51,5 @@ def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: np.nd
     ]
 
 
-def _range(seconds: np.ndarray) -> str:  # type: ignore[type-arg]
+def _range(seconds: NDArray[np.float64]) -> str:
     return f"{show_seconds(float(np.median(seconds)))} (median; {show_seconds(float(seconds.min()))} to {show_seconds(float(seconds.max()))})"

@@ -84,9 +84,7 @@ class Scenario(Spec):
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
         if self.learning == "on" and self.population.samples is not None:
-            raise ScenarioError(
-                'population.samples gives sizes without data; allowed with learning = "off" only'
-            )
+            raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
         return self
@@ -173,14 +171,14 @@ def _explain_one(key: str, problem: Any) -> str:
     return f"{key} is {_short(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
-def _key_path(location: tuple[int | str, ...], sections: Mapping[str, Any]) -> str:
+def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
     """The key as written in the scenario: pydantic's location without the tags of unions."""
     keys: list[str] = []
-    here: Any = sections
+    here = sections
     for depth, part in enumerate(location):
         last = depth == len(location) - 1
         if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
-            here = here[part]
+            here = here[part]  # type: ignore[index]
         elif not (last and isinstance(here, Mapping)):
             continue  # the tag of a union, or a key that stands for a shorthand
         keys.append(str(part))

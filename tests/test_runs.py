@@ -193,9 +193,7 @@ networks = st.one_of(
         {
             "kind": st.just("star"),
             "server": st.fixed_dictionaries({"down": rates, "up": rates}),
-            "device": st.fixed_dictionaries(
-                {"down": rates, "up": rates, "latency": st.sampled_from(["0 s", "40 ms", "3 s"])}
-            ),
+            "device": st.fixed_dictionaries({"down": rates, "up": rates, "latency": st.sampled_from(["0 s", "40 ms", "3 s"])}),
         }
     ),
     st.fixed_dictionaries(
@@ -209,7 +207,8 @@ networks = st.one_of(
     ),
 )
 availabilities = st.one_of(
-    st.just({"kind": "always"}), st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": durations, "mean_off": durations})
+    st.just({"kind": "always"}),
+    st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": durations, "mean_off": durations}),
 )
 deadlines = st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"]))
 

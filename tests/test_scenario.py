@@ -57,7 +57,11 @@ def test_written_with_every_default_it_reads_the_same(path: Path, tmp_path: Path
         ("strategy.deadline", "0 s", r"strategy.deadline: must be above 0 s"),
         ("strategy.deadline", 30, r"strategy.deadline is 30: a time needs its unit.*min"),
         ("strategy.deadline", "-3 s", r"strategy.deadline is '-3 s': a time cannot be negative"),
-        ("population.availability.kind", "renewl", r"population.availability.kind is 'renewl'; allowed.*did you mean 'renewal'"),
+        (
+            "population.availability.kind",
+            "renewl",
+            r"population.availability.kind is 'renewl'; allowed.*did you mean 'renewal'",
+        ),
         ("population.availability.mean_on", None, r"population.availability.mean_on is missing"),
         ("population.availability", {}, r"population.availability.kind is missing"),
         ("population.devices", "many", r"population.devices is 'many': input should be a valid integer"),

@@ -28,7 +28,9 @@ def write_data(folder: Path, sizes: list[int], identical: bool = False) -> dict[
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     ends = np.cumsum(sizes)
     shards = [list(range(total)) if identical else list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
-    (folder / "who.json").write_text(json.dumps({str(device): {"train": shard, "test": shard} for device, shard in enumerate(shards)}))
+    (folder / "who.json").write_text(
+        json.dumps({str(device): {"train": shard, "test": shard} for device, shard in enumerate(shards)})
+    )
     return {
         "source": {"kind": "npz", "path": "data.npz"},
         "root": str(folder),
@@ -71,7 +73,10 @@ def initial_weights(scenario: dict[str, Any]) -> NDArray[np.float32]:
 def gradient_step(flat: NDArray[np.float32], scenario: dict[str, Any]) -> NDArray[np.float64]:
     """One step w - lr sum_i (n_i / N) grad_i by autograd in float64: the same as the full-batch gradient over all data."""
     built: Run = Simulation(fedsim.Scenario(**scenario)).installed
-    named = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in built.learner.tensors(flat).items()}
+    named = {
+        name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        for name, value in built.learner.tensors(flat).items()
+    }
     kernel = next(tensor for tensor in named.values() if tensor.ndim == 2)
     bias = next(tensor for tensor in named.values() if tensor.ndim == 1)
     with np.load(Path(scenario["data"]["root"]) / "data.npz") as file:
@@ -91,7 +96,8 @@ def test_one_full_batch_epoch_is_one_gradient_step(tmp_path: Path) -> None:
 def test_identical_clients_go_where_one_client_goes(tmp_path: Path) -> None:
     data = write_data(tmp_path, [30] * 6, identical=True)
     runs = [
-        weights_after(sections(data, 6, 5, {"kind": "fedavg", "clients_per_round": cohort, "local_epochs": 3})) for cohort in (1, 3, 6)
+        weights_after(sections(data, 6, 5, {"kind": "fedavg", "clients_per_round": cohort, "local_epochs": 3}))
+        for cohort in (1, 3, 6)
     ]
     assert runs[1] == pytest.approx(runs[0], abs=1e-5)
     assert runs[2] == pytest.approx(runs[0], abs=1e-5)
@@ -140,7 +146,11 @@ def test_the_proximal_optimum_of_a_quadratic(tmp_path: Path, monkeypatch: pytest
     x = np.full((4, 1), a, dtype=np.float32)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=[0, 1, 0, 1], x_test=x, y_test=[0, 1, 0, 1])
     (tmp_path / "who.json").write_text(json.dumps({"0": {"train": [0, 1, 2, 3], "test": [0]}}))
-    data = {"source": {"kind": "npz", "path": "data.npz"}, "root": str(tmp_path), "partition": {"kind": "file", "path": "who.json"}}
+    data = {
+        "source": {"kind": "npz", "path": "data.npz"},
+        "root": str(tmp_path),
+        "partition": {"kind": "file", "path": "who.json"},
+    }
     scenario = sections(data, 1, 1, {"kind": "fedprox", "mu": mu, "local_epochs": 300}, lr=0.1, init="torch")
     scenario["model"] = {"kind": "module", "factory": "quadratic_model:Quadratic"}
     start = float(initial_weights(scenario)[0])
@@ -206,7 +216,11 @@ def test_without_a_deadline_nobody_is_late(tmp_path: Path) -> None:
 
 def test_fedprox_sends_what_it_has_done_and_drops_only_those_without_an_epoch(tmp_path: Path) -> None:
     folder = deadline_run(tmp_path, "run", {"kind": "fedprox", "local_epochs": 5, "deadline": "7 s"}, [10, 20, 30, 70, 80])
-    trainings = {event["device"]: event["data"]["epochs"] for event in RunFolder(folder).events if event["step"] == "train" and event["kind"] == "step-end"}
+    trainings = {
+        event["device"]: event["data"]["epochs"]
+        for event in RunFolder(folder).events
+        if event["step"] == "train" and event["kind"] == "step-end"
+    }
     assert trainings == {0: 5, 1: 3, 2: 2, 3: 1, 4: 0}
     assert [end for _, end in outcomes(folder)] == ["done"] * 4 + ["late"]
 

@@ -89,7 +89,7 @@ def play(
                 after_solve(network, started())
 
     unsettle, watcher = simulation.unsettle, Watcher()
-    simulation.unsettle = lambda _: unsettle(watcher)  # type: ignore[method-assign]
+    simulation.unsettle = lambda solver: unsettle(watcher)  # type: ignore[method-assign]
 
     def begin(number: int, send: Send) -> None:
         device = number if send.device is None else send.device

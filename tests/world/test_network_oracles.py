@@ -37,7 +37,9 @@ def as_graph(scenario: dict[str, Any]) -> Callable[[Simulation], Network]:
     free = np.full(len(routes), np.inf)
 
     def build(simulation: Simulation) -> Network:
-        return Graph(simulation, free, free, latency_of(scenario), links, {"down": routes, "up": routes}, np.arange(len(routes)))
+        return Graph(
+            simulation, free, free, latency_of(scenario), links, {"down": routes, "up": routes}, np.arange(len(routes))
+        )
 
     return build
 
@@ -87,9 +89,11 @@ def textbook(capacity: Sequence[int], routes: Sequence[Sequence[int]], caps: Seq
     rates = [Fraction(0)] * len(routes)
     moving = set(range(len(routes)))
     while moving:
-        step = min(Fraction(caps[flow]) - rates[flow] for flow in moving if caps[flow] < math.inf) if any(
-            caps[flow] < math.inf for flow in moving
-        ) else None
+        step = (
+            min(Fraction(caps[flow]) - rates[flow] for flow in moving if caps[flow] < math.inf)
+            if any(caps[flow] < math.inf for flow in moving)
+            else None
+        )
         for link, size in enumerate(capacity):
             there = [flow for flow, route in enumerate(routes) if link in route]
             rising = [flow for flow in there if flow in moving]
@@ -100,7 +104,9 @@ def textbook(capacity: Sequence[int], routes: Sequence[Sequence[int]], caps: Seq
         for flow in moving:
             rates[flow] += step
         for flow in sorted(moving):
-            full = any(sum(rates[f] for f, route in enumerate(routes) if link in route) == capacity[link] for link in routes[flow])
+            full = any(
+                sum(rates[f] for f, route in enumerate(routes) if link in route) == capacity[link] for link in routes[flow]
+            )
             if full or rates[flow] == caps[flow]:
                 moving.discard(flow)
     return rates

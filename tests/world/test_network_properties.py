@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.simulation import Simulation
-from fedsim.world.network import Flow, Network
+from fedsim.world.network import Direction, Flow, Network
 from fedsim.world.network.spec import TreeSpec
 from tests.world.network_plays import Played, Send, StarWorld, play
 
 QUARTERS = st.integers(0, 20).map(lambda quarters: quarters / 4)  # so that ties are common
 CAPS = st.one_of(st.sampled_from([1e3, 5e3, 1e4, math.inf]), st.floats(1e3, 1e5))
 SIZES = st.one_of(st.sampled_from([0.0, 1.0, 1e4, 2e4]), st.floats(0.0, 1e5))
+
+DIRECTIONS: list[tuple[Direction, ...]] = [("up",), ("down",), ("up", "down")]
 
 
 @st.composite
@@ -26,10 +28,9 @@ def plays(draw: st.DrawFn) -> tuple[StarWorld, list[Send]]:
     world = StarWorld(caps, draw(st.one_of(st.sampled_from([1e3, 2e4, math.inf]), st.floats(1e3, 3e5))), latency)
     sends = []
     for device in range(devices):
-        for direction in draw(st.sampled_from([("up",), ("down",), ("up", "down")])):
-            start = draw(QUARTERS)
-            kill = draw(st.one_of(st.none(), QUARTERS.map(lambda after, start=start: start + after)))
-            sends.append(Send(start, draw(SIZES), kill, device, direction))
+        for direction in draw(st.sampled_from(DIRECTIONS)):
+            start, lasts = draw(QUARTERS), draw(st.one_of(st.none(), QUARTERS))
+            sends.append(Send(start, draw(SIZES), None if lasts is None else start + lasts, device, direction))
     return world, sends
 
 
@@ -166,7 +167,10 @@ def test_a_reader_at_every_instant_changes_nothing(kind: Kind, case: tuple[StarW
 @settings(max_examples=60, deadline=None)
 @given(plays())
 def test_what_is_read_before_the_solve_is_what_is_read_after_it(kind: Kind, case: tuple[StarWorld, list[Send]]) -> None:
-    """Also where ends lie between the last solve and now that nobody has carried out yet."""
+    """Also where ends lie between the last solve and now that nobody has carried out yet.
+
+    (A flow that no link limits is sent in the very instant of its solve; there is nothing to compare.)
+    """
     world, sends = case
     before: dict[float, dict[int, float]] = {}
 
@@ -176,7 +180,7 @@ def test_what_is_read_before_the_solve_is_what_is_read_after_it(kind: Kind, case
     def compare(network: Network, flows: list[Flow]) -> None:
         known = before.get(network._simulation.now, {})
         for flow in flows:
-            if flow.id in known:
+            if flow.id in known and network.lone_rate(flow.device, flow.direction) < math.inf:
                 assert network.sent(flow) == pytest.approx(known[flow.id], rel=1e-12, abs=1e-9)
 
     instants = play(kind(world), sends).instants

@@ -92,7 +92,7 @@ class Module:
                 dropout.key.fill_(step_key(solve.key, step))
             batch = rows[step, :count]
             losses = self.losses(module(self._laid_out(x[batch])), y[batch])
-            gradients = torch.autograd.grad(losses.mean(), parameters)
+            gradients = torch.autograd.grad(losses.mean(), parameters, materialize_grads=True)
             with torch.no_grad():
                 for rule, gradient in zip(steps, gradients, strict=True):
                     rule.descend(gradient)

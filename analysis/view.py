@@ -1,0 +1,118 @@
+"""What part of a run a timeline shows: a span of simulated time, and which devices, in which order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.activity import Activity
+from analysis.style import NothingToDrawError
+from fedsim.errors import RunFolderError, nearest
+
+Order = Literal["speed", "first", "number"]
+ORDERS: tuple[str, ...] = get_args(Order)
+Span = tuple[float, float]
+
+MOST_LANES = 1500  # more would be thinner than a pixel
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of a run that is shown.
+
+    Attributes:
+        start, end: in simulated seconds. What ended at ``start`` belongs to what came before.
+        devices: the devices shown, from the top lane to the bottom one.
+        at_work: how many devices worked within the span, shown or not.
+        steps, tasks, rounds: the activity's tables cut down to the span and the devices (``rounds`` to the span alone), with
+            a column ``lane`` where there is a device.
+    """
+
+    start: float
+    end: float
+    devices: NDArray[np.int64]
+    at_work: int
+    steps: pd.DataFrame
+    tasks: pd.DataFrame
+    rounds: pd.DataFrame
+
+    @property
+    def span(self) -> float:
+        """How much simulated time is shown (s)."""
+        return self.end - self.start
+
+
+def look_at(
+    activity: Activity, population: pd.DataFrame, span: Span | None = None, most: int = MOST_LANES, order: str = "speed"
+) -> View:
+    """Choose what to show.
+
+    Args:
+        activity: what happened.
+        population: the devices' table (``device``, ``speed``).
+        span: from and to, in simulated seconds; None for the whole run.
+        most: show at most so many of the devices that worked, evenly spread over the order.
+        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
+
+    Raises:
+        RunFolderError: there is no such order, or fewer than one device is asked for.
+        NothingToDrawError: nobody worked within the span.
+    """
+    if order not in ORDERS:
+        raise RunFolderError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
+    if most < 1:
+        raise RunFolderError(f"the number of devices is {most}; allowed is 1 or more")
+    start, end = span or (0.0, activity.end)
+    since = start if start > 0 else -np.inf  # what ends at the very beginning of the run belongs to it
+    steps = activity.steps.query("end > @since and start < @end")
+    tasks = activity.tasks.query("@since < end <= @end")
+    rounds = activity.rounds.query("@since < end <= @end")
+    at_work = _SORTS[order](steps, population)
+    if not len(at_work):
+        raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
+    shown = at_work[np.unique(np.linspace(0, len(at_work) - 1, min(most, len(at_work))).round().astype(int))]
+    lane = pd.Series(np.arange(len(shown)), index=shown)
+    return View(start, end, shown, len(at_work), _on_lanes(steps, lane), _on_lanes(tasks, lane), rounds)
+
+
+def span_of_rounds(activity: Activity, first: int, stop: int) -> Span:
+    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 as in the records.
+
+    Raises:
+        RunFolderError: the run has no such rounds.
+    """
+    numbers, ends = activity.rounds["round"], activity.rounds["end"]
+    inside = ends[(numbers >= first) & (numbers < stop)]
+    if inside.empty:
+        last = f"rounds 0 to {numbers.max()}" if len(numbers) else "no finished round"
+        raise RunFolderError(f"rounds {first}:{stop} are not in this run, which has {last}")
+    before = ends[numbers < first]
+    return (float(before.max()) if len(before) else 0.0), float(inside.max())
+
+
+def _on_lanes(rows: pd.DataFrame, lane: "pd.Series[int]") -> pd.DataFrame:
+    shown = rows[rows["device"].isin(lane.index)]
+    return shown.assign(lane=shown["device"].map(lane).astype(int))
+
+
+def _by_speed(steps: pd.DataFrame, population: pd.DataFrame) -> NDArray[np.int64]:
+    rows = population[population["device"].isin(steps["device"])]
+    return rows.sort_values("speed", ascending=False, kind="stable")["device"].to_numpy(np.int64)
+
+
+def _by_first_work(steps: pd.DataFrame, population: pd.DataFrame) -> NDArray[np.int64]:
+    return steps.groupby("device")["start"].min().sort_values(kind="stable").index.to_numpy(np.int64)
+
+
+def _by_number(steps: pd.DataFrame, population: pd.DataFrame) -> NDArray[np.int64]:
+    return np.sort(steps["device"].unique()).astype(np.int64)
+
+
+_SORTS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], NDArray[np.int64]]] = {
+    "speed": _by_speed,
+    "first": _by_first_work,
+    "number": _by_number,
+}

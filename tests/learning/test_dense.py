@@ -1,0 +1,119 @@
+"""Closed-form gradients against autograd, and equality bit for bit whatever the cohort."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.learning.models import Perceptron
+from fedsim.learning.architecture import Architecture, dense
+from fedsim.learning.solvers.base import Descent, compute_with_one_thread
+from fedsim.learning.solvers.dense import Dense, padded
+from fedsim.learning.solvers.modules import load_weights, module_of
+from tests.learning.small import plain_sgd, solve_of
+
+RULES = [
+    Descent(0.1),
+    Descent(0.1, l2=0.02),
+    Descent(0.1, weight_decay=0.03),
+    Descent(0.1, proximal=0.7),
+    Descent(0.05, momentum=0.9),
+    Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
+]
+RAGGED = (23, 4, 10, 61, 1, 37)
+
+
+def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.3, architecture.parameters).astype(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("widths", [(7,), (13, 7), (16, 9, 7)], ids=str)
+def test_closed_form_is_autograd(
+    widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
+) -> None:
+    architecture = Architecture((61,), dense(61, *widths))
+    number = np.float32 if dtype == torch.float32 else np.float64
+    solves = [solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at) for at, n in enumerate(RAGGED)]
+    solved = Dense(architecture, torch.device("cpu"), dtype).solve(solves, rule)
+    kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
+    for solve, (weights, loss) in zip(solves, solved, strict=True):
+        module = module_of(architecture).to(dtype)
+        load_weights(list(module.parameters()), solve.weights)
+        expected, expected_loss = plain_sgd(module, solve, rule, kernels)
+        assert np.abs(weights - expected).max() <= tolerance * np.abs(expected).max()
+        assert loss == pytest.approx(expected_loss, rel=max(tolerance, 1e-6))
+
+
+@pytest.mark.parametrize(("features", "widths"), [(61, (7,)), (61, (7, 7)), (784, (10,)), (30, (50, 33, 62))], ids=str)
+@pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
+def test_a_result_does_not_depend_on_the_company_bit_for_bit(
+    features: int, widths: tuple[int, ...], rule: Descent
+) -> None:
+    compute_with_one_thread()
+    architecture = Architecture((features,), dense(features, *widths))
+    solver = Dense(architecture, torch.device("cpu"))
+    sizes = np.random.default_rng(5).integers(1, 40, 20).tolist()
+    solves = [solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at) for at, n in enumerate(sizes)]
+    alone = [solver.solve([solve], rule)[0] for solve in solves]
+    for count in range(2, 21):
+        for solved, own in zip(solver.solve(solves[-count:], rule), alone[-count:], strict=True):
+            assert solved.weights.tobytes() == own.weights.tobytes()
+            assert solved.train_loss == own.train_loss
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    features=st.integers(1, 70),
+    widths=st.lists(st.integers(2, 40), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=8),
+    batch_size=st.integers(1, 12),
+    company=st.randoms(use_true_random=False),
+)
+def test_any_shape_any_company(features: int, widths: list[int], sizes: list[int], batch_size: int, company: object) -> None:
+    compute_with_one_thread()
+    architecture = Architecture((features,), dense(features, *widths))
+    solver = Dense(architecture, torch.device("cpu"))
+    solves = [
+        solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at, batch_size=batch_size)
+        for at, n in enumerate(sizes)
+    ]
+    order = list(range(len(solves)))
+    company.shuffle(order)  # type: ignore[attr-defined]
+    together = solver.solve([solves[at] for at in order], Descent(0.1))
+    for at, solved in zip(order, together, strict=True):
+        assert solved.weights.tobytes() == solver.solve([solves[at]], Descent(0.1))[0].weights.tobytes()
+
+
+def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
+    architecture = Perceptron(hidden=[5]).architecture((6,), 3)
+    solves = [solve_of(_start(architecture, 1), 25, (6,), 3, seed=4)]
+    solver = Dense(architecture, torch.device("cpu"))
+    plain, zero = (solver.solve(solves, rule)[0] for rule in (Descent(0.1), Descent(0.1, proximal=0.0)))
+    assert plain.weights.tobytes() == zero.weights.tobytes()
+
+
+def test_no_steps_give_the_start_back() -> None:
+    architecture = Architecture((61,), dense(61, 13, 7))
+    solver = Dense(architecture, torch.device("cpu"))
+    idle, busy = solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0), solve_of(_start(architecture, 2), 9, (61,), 7, seed=2)
+    for company in ([idle], [idle, busy]):
+        solved = solver.solve(company, Descent(0.1))[0]
+        assert solved.weights.tobytes() == idle.weights.tobytes()
+        assert np.isnan(solved.train_loss)
+
+
+def test_one_diverging_device_spoils_no_other() -> None:
+    architecture = Architecture((61,), dense(61, 13, 7))
+    solver = Dense(architecture, torch.device("cpu"))
+    good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
+    bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
+    together = solver.solve([bad, good], Descent(0.1))
+    assert np.isnan(together[0].weights).any()
+    assert together[1].weights.tobytes() == solver.solve([good], Descent(0.1))[0].weights.tobytes()
+
+
+def test_padding_is_whole_cache_lines() -> None:
+    assert [padded(size) for size in (1, 16, 17, 784)] == [16, 16, 32, 784]

@@ -1,0 +1,127 @@
+"""Published parameter counts, FLOPs, and what is said about models that cannot be."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.errors import ScenarioError
+from fedsim.learning.factory import build
+from fedsim.learning.models import (
+    CNN5,
+    CataCNN,
+    FashionCNN,
+    FemnistCNN,
+    FemnistPerceptron,
+    LcflCifarCNN,
+    LcflCNN,
+    Logistic,
+    MnistCNN,
+    ModelSpec,
+    ModuleModel,
+    Perceptron,
+    SizeOnly,
+)
+from fedsim.learning.solvers.modules import module_of
+from tests.learning.small import own
+
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+PUBLISHED = [
+    (Logistic(), MNIST, 7_850),
+    (Logistic(), (60,), 610),
+    (Perceptron(), MNIST, 101_770),
+    (FemnistPerceptron(), MNIST, 407_050),
+    (MnistCNN(), MNIST, 50_186),
+    (FemnistCNN(), MNIST, 325_578),
+    (FashionCNN(), MNIST, 3_274_634),
+    (LcflCNN(), MNIST, 417_482),
+    (LcflCifarCNN(), CIFAR, 610_142),
+    (CataCNN(), CIFAR, 3_043_882),
+    (CataCNN(), MNIST, 2_125_802),
+    (CNN5(), MNIST, 454_922),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "count"), PUBLISHED, ids=lambda value: getattr(value, "kind", str(value)))
+def test_published_parameter_counts(model: ModelSpec, shape: tuple[int, ...], count: int) -> None:
+    assert model.parameters(shape, 10) == count
+
+
+@pytest.mark.parametrize(("model", "shape", "count"), PUBLISHED, ids=lambda value: getattr(value, "kind", str(value)))
+def test_torch_agrees_on_shapes_names_and_outputs(model: ModelSpec, shape: tuple[int, ...], count: int) -> None:
+    architecture = model.architecture(shape, 10)  # type: ignore[union-attr]
+    module = module_of(architecture).eval()
+    assert [(name, tuple(p.shape)) for name, p in module.named_parameters()] == architecture.tensors
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    assert module(torch.zeros(2, *shape)).shape == (2, 10)
+    assert architecture.shapes[-1] == (10,)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "megaflops"),
+    [(MnistCNN(), MNIST, 23), (LcflCNN(), MNIST, 19), (CataCNN(), MNIST, 186), (CataCNN(), CIFAR, 248)],
+    ids=lambda value: getattr(value, "kind", str(value)),
+)
+def test_flops_of_a_training_step(model: ModelSpec, shape: tuple[int, ...], megaflops: int) -> None:
+    assert round(model.flops(shape, 10) / 1e6) == megaflops
+
+
+def test_the_femnist_cnn_ends_in_maps_of_4_by_4() -> None:
+    shapes = FemnistCNN().architecture(MNIST, 10).shapes
+    assert [shape[1] for shape in shapes if len(shape) == 3][::2][:4] == [28, 26, 24, 12]
+    assert (64, 4, 4) in shapes
+
+
+def test_a_module_counts_as_its_layers_do() -> None:
+    model = own("Dropping", features=6, classes=3)
+    assert model.parameters((6,), 3) == 6 * 11 + 11 + 11 * 3 + 3
+    assert model.flops((6,), 3) == 3 * 2 * (6 * 11 + 11 * 3)
+
+
+def test_a_size_is_taken_at_its_word() -> None:
+    model = SizeOnly.model_validate({"bytes": "4 MB", "flops_per_sample": 5e6})
+    assert model.parameters((1,), 2) == 1_000_000
+    assert model.flops((1,), 2) == 5e6
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("tests.learning.small", "package.module:function"),
+        ("tests.learning.smal:Quadratic", "cannot be imported"),
+        ("tests.learning.small:Quadratik", "did you mean 'Quadratic'"),
+        ("tests.learning.small:T", "must be callable"),
+        ("tests.learning.small:not_a_module", "made a int"),
+        ("tests.learning.small:Broken", "no such luck"),
+        ("tests.learning.small:Normed", "GroupNorm"),
+        ("torch.nn:AlphaDropout", "draws random numbers"),
+        ("torch.nn:ReLU", "without trainable parameters"),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, says: str) -> None:
+    with pytest.raises(ScenarioError, match=says) as refusal:
+        build(ModuleModel(factory=factory))
+    assert factory in str(refusal.value)
+
+
+def test_building_leaves_the_global_generator_alone() -> None:
+    before = torch.random.get_rng_state()
+    first, again, other = (build(own("Dropping", features=6, classes=3), seed).back.weight for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_models_that_do_not_fit_the_samples() -> None:
+    with pytest.raises(ScenarioError, match="channels, height, width"):
+        CNN5().architecture((60,), 10).shapes  # noqa: B018
+    with pytest.raises(ScenarioError, match="larger images"):
+        LcflCifarCNN().parameters((3, 8, 8), 10)
+    with pytest.raises(ScenarioError, match="cannot take samples of shape"):
+        own("Dropping", features=6, classes=3).flops((5,), 3)
+
+
+def test_only_chains_of_dense_layers_are_dense() -> None:
+    assert Logistic().architecture(MNIST, 10).is_dense
+    assert Perceptron(hidden=[5, 4]).architecture((6,), 3).is_dense
+    assert not CNN5().architecture(MNIST, 10).is_dense

@@ -1,0 +1,98 @@
+"""Modules: one at a time, stacked, and with dropout."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.learning.models import CNN5, MnistCNN
+from fedsim.learning.solvers.base import Descent, compute_with_one_thread
+from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
+from fedsim.learning.solvers.module import Module
+from fedsim.learning.solvers.modules import flat_weights, load_weights, module_of
+from tests.learning.small import Dropping, plain_sgd, solve_of
+
+EVERYTHING = Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3)
+CPU = torch.device("cpu")
+
+
+def _weights(module: nn.Module, seed: int) -> np.ndarray:
+    size = sum(parameter.numel() for parameter in module.parameters())
+    return np.random.default_rng(seed).normal(0, 0.2, size).astype(np.float32)
+
+
+@pytest.mark.parametrize("rule", [Descent(0.1), EVERYTHING], ids=["plain", "everything"])
+def test_one_at_a_time_is_a_plain_loop(rule: Descent) -> None:
+    module = Dropping(6, 3, rate=0.0)
+    solver = Module(module, CPU)
+    for seed, samples in enumerate((23, 4, 10)):
+        solve = solve_of(_weights(module, seed), samples, (6,), 3, seed=seed)
+        solved = solver.solve_one(solve, rule)
+        load_weights(list(module.parameters()), solve.weights)
+        expected, loss = plain_sgd(module, solve, rule, ["front.0.weight", "back.weight"])
+        assert np.allclose(solved.weights, expected, rtol=1e-5, atol=1e-6)
+        assert solved.train_loss == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_stacked_under_vmap_is_one_at_a_time(rate: float) -> None:
+    module = Dropping(6, 3, rate)
+    solver = Module(module, CPU)
+    solves = [solve_of(_weights(module, at), n, (6,), 3, seed=at) for at, n in enumerate((23, 4, 10, 31))]
+    for rule in (Descent(0.1), EVERYTHING):
+        for one, stacked in zip(solver.solve(solves, rule), solver.solve_stacked(solves, rule), strict=True):
+            assert np.allclose(one.weights, stacked.weights, rtol=1e-4, atol=1e-6)
+            assert one.train_loss == pytest.approx(stacked.train_loss, rel=1e-5)
+
+
+def test_convolutions_are_a_plain_loop() -> None:
+    architecture = CNN5().architecture((1, 12, 12), 4)
+    module = module_of(architecture)
+    solve = solve_of(_weights(module, 0) / 4, 13, (1, 12, 12), 4, seed=3)
+    solved = Module(module, CPU).solve_one(solve, Descent(0.05))
+    load_weights(list(module.parameters()), solve.weights)
+    expected, _ = plain_sgd(module, solve, Descent(0.05))
+    assert np.abs(solved.weights - expected).max() < 1e-5
+
+
+def test_dropout_is_the_same_in_any_order_and_leaves_the_global_generator_alone() -> None:
+    compute_with_one_thread()
+    module = module_of(MnistCNN().architecture((1, 8, 8), 3))
+    solves = [solve_of(_weights(module, at) / 3, n, (1, 8, 8), 3, seed=at) for at, n in enumerate((12, 25))]
+    before = torch.random.get_rng_state()
+    first = Module(module, CPU).solve(solves, Descent(0.1))
+    again = Module(module, CPU).solve(solves[::-1], Descent(0.1))[::-1]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(a.weights.tobytes() == b.weights.tobytes() for a, b in zip(first, again, strict=True))
+    other_key = type(solves[0])(solves[0].weights, solves[0].x, solves[0].y, solves[0].batches, key=77)
+    assert Module(module, CPU).solve_one(other_key, Descent(0.1)).weights.tobytes() != first[0].weights.tobytes()
+
+
+def test_dropout_keeps_the_mean_and_the_rate() -> None:
+    layer = KeyedDropout(0.3, place=2).train()
+    kept = torch.zeros(400, 50)
+    for step in range(20):
+        layer.key.fill_(step_key(123, step))
+        out = layer(torch.ones(400, 50))
+        assert set(out.unique().tolist()) == {0.0, pytest.approx(1 / 0.7)}
+        kept += out.ne(0)
+    assert float(kept.mean() / 20) == pytest.approx(0.7, abs=0.005)
+    assert float(kept.std()) == pytest.approx((20 * 0.7 * 0.3) ** 0.5, rel=0.05)  # masks of different steps are independent
+    assert torch.equal(layer.eval()(torch.ones(3)), torch.ones(3))
+
+
+def test_two_layers_have_different_masks_and_channels_fall_as_a_whole() -> None:
+    module = with_keyed_dropout(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout2d(0.5))).train()
+    first, second, channels = module
+    assert not torch.equal(first(torch.ones(9, 9)), second(torch.ones(9, 9)))
+    planes = channels(torch.ones(6, 8, 3, 3)).flatten(2)
+    assert torch.equal(planes.amin(2), planes.amax(2))
+    assert 0 < int(planes[..., 0].count_nonzero()) < 48
+
+
+def test_dropout_is_off_when_a_model_is_applied() -> None:
+    module = Dropping(6, 3)
+    solver, x = Module(module, CPU), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    weights = flat_weights(list(module.parameters()))
+    assert torch.equal(solver.outputs(weights, x), solver.outputs(weights, x))
+    assert torch.allclose(solver.outputs(weights, x), module.eval()(x), atol=1e-6)

@@ -1,0 +1,345 @@
+"""A transfer's life: latency, the end, cancellation, ties, and what the caller may not ask for."""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import networkx
+import numpy as np
+import pytest
+
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation, on_grid, on_grid_after
+from fedsim.world.network import Flow, Graph, Network
+from fedsim.world.network.star import Half
+from tests.world.network_plays import Send, StarWorld, play
+
+Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
+KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
+
+
+def run(simulation: Simulation) -> None:
+    asyncio.run(simulation.run())
+
+
+class TestLatency:
+    @KINDS
+    def test_it_is_paid_first_and_loads_no_link(self, kind: Kind) -> None:
+        world = StarWorld([math.inf] * 2, 1000.0, [0.0, 2.0])
+        first, second = play(kind(world), [Send(0.0, 4000.0), Send(0.0, 4000.0)]).flows
+        assert first.ended == 6.0  # alone for 2 s, then half the link
+        assert second.ended == 8.0
+
+    @KINDS
+    def test_size_zero_takes_the_latency_alone(self, kind: Kind) -> None:
+        world = StarWorld([1.0], 1.0, [0.1])
+        played = play(kind(world), [Send(1.0, 0.0)])
+        assert played.told == [(0, 1.0 + on_grid(0.1))]
+        assert played.flows[0].ended == 1.0 + on_grid(0.1)
+
+    @KINDS
+    def test_nothing_without_latency_is_told_in_the_same_instant_but_never_from_within_start(self, kind: Kind) -> None:
+        simulation = Simulation()
+        network = kind(StarWorld([1.0], 1.0, [0.0]))(simulation)
+        order: list[str] = []
+
+        def begin() -> None:
+            network.start(0, "up", 0.0, lambda: order.append(f"told at {simulation.now}"))
+            order.append("started")
+
+        simulation.wake(("start", 0), 3.0, begin)
+        run(simulation)
+        assert order == ["started", "told at 3.0"]
+
+    @KINDS
+    def test_links_without_limit_take_no_time(self, kind: Kind) -> None:
+        played = play(kind(StarWorld([math.inf] * 3, math.inf, [0.0, 0.0, 0.5])), [Send(1.0, 1e12)] * 3)
+        assert [flow.ended for flow in played.flows] == [1.0, 1.0, 1.5]
+        assert [flow.sent for flow in played.flows] == [1e12] * 3
+
+    @KINDS
+    def test_cancelled_in_latency_nothing_was_sent(self, kind: Kind) -> None:
+        world = StarWorld([math.inf] * 2, 1000.0, [0.0, 2.0])
+        first, second = play(kind(world), [Send(0.0, 4000.0), Send(0.0, 4000.0, kill=1.0)]).flows
+        assert (second.ended, second.sent) == (1.0, 0.0)
+        assert first.ended == 4.0
+
+
+class TestEnd:
+    @KINDS
+    def test_it_is_exact_and_told_at_the_next_tick(self, kind: Kind) -> None:
+        played = play(
+            kind(StarWorld([math.inf] * 3, 1000.0, [0.0] * 3)), [Send(0.0, 1000 / 9), Send(0.0, 2000 / 9), Send(0.0, 9e9)]
+        )
+        ends = [flow.ended for flow in played.flows]
+        assert ends[:2] == [pytest.approx(1 / 3, rel=1e-15), pytest.approx(5 / 9, rel=1e-15)]
+        assert [when for _, when in played.told] == [on_grid_after(end) for end in ends if end is not None]
+
+    @KINDS
+    def test_flows_that_end_together_are_told_in_the_order_of_their_starts(self, kind: Kind) -> None:
+        many = 2000
+        caps = [1000.0 + 10 * (device % 7) for device in range(many)]
+        sends = [Send(0.0, 8 * caps[device]) for device in range(many)]
+        played = play(kind(StarWorld(caps, math.inf, [0.0] * many)), sends)
+        assert played.told == [(number, 8.0) for number in range(many)]
+        assert played.instants == [0.0, 8.0]  # one solve for all starts, one for all ends
+
+    @KINDS
+    def test_flows_of_one_size_on_a_full_link_end_together(self, kind: Kind) -> None:
+        many = 2000
+        played = play(kind(StarWorld([math.inf] * many, 1e6, [0.0] * many)), [Send(0.0, 1000.0)] * many)
+        assert [flow.ended for flow in played.flows] == pytest.approx([2.0] * many, rel=1e-12)
+        assert [number for number, _ in played.told] == list(range(many))
+
+    @KINDS
+    def test_what_starts_when_one_ends_is_in_the_same_solve(self, kind: Kind) -> None:
+        simulation = Simulation()
+        network = kind(StarWorld([math.inf] * 2, 1000.0, [0.0] * 2))(simulation)
+        ends: list[float] = []
+
+        def told() -> None:
+            ends.append(simulation.now)
+
+        def told_and_again() -> None:
+            network.start(0, "up", 1000.0, told)
+
+        network.start(0, "up", 1000.0, told_and_again)
+        network.start(1, "up", 1500.0, told)
+        run(simulation)
+        assert ends == [3.0, 3.5]  # 1 ends at 3 s: 1000 bytes until 2 s, 500 more beside the new flow
+
+    @KINDS
+    def test_directions_share_nothing(self, kind: Kind) -> None:
+        world = StarWorld([1000.0], 1000.0, [0.0])
+        played = play(kind(world), [Send(0.0, 4000.0, device=0), Send(0.0, 4000.0, device=0, direction="down")])
+        assert [flow.ended for flow in played.flows] == [4.0, 4.0]
+
+
+class TestCancel:
+    @KINDS
+    def test_the_share_is_returned_at_that_instant(self, kind: Kind) -> None:
+        world = StarWorld([math.inf] * 3, 900.0, [0.0] * 3)
+        first, second, third = play(
+            kind(world), [Send(0.0, 3000.0), Send(0.0, 3000.0, kill=4.0), Send(0.0, 3000.0, kill=4.0)]
+        ).flows
+        assert (second.ended, second.sent, third.sent) == (4.0, 1200.0, 1200.0)
+        assert first.ended == 6.0
+
+    @KINDS
+    def test_in_the_instant_of_the_end_the_end_wins(self, kind: Kind) -> None:
+        """The cancellation comes first in the order of events, and is too late all the same."""
+        sends = [Send(0.0, 4000.0, kill=8.0), Send(0.0, 4000.0, kill=8.0 - 2**-30)]
+        played = play(kind(StarWorld([500.0] * 2, math.inf, [0.0] * 2)), sends)
+        assert (played.flows[0].ended, played.flows[0].sent) == (8.0, 4000.0)
+        assert played.told == [(0, 8.0)]
+        assert played.flows[1].sent == pytest.approx(4000.0 - 500 * 2**-30, abs=1e-9)
+
+    @KINDS
+    def test_an_end_between_two_ticks_is_settled_by_a_cancellation_at_the_tick(self, kind: Kind) -> None:
+        world = StarWorld([math.inf] * 2, 3.0, [0.0] * 2)
+        tick = on_grid_after(2 / 3)
+        played = play(kind(world), [Send(0.0, 1.0), Send(0.0, 100.0, kill=tick)])
+        assert played.flows[0].ended == pytest.approx(2 / 3, rel=1e-15)
+        assert played.flows[1].sent == pytest.approx(1.0 + 3.0 * (tick - 2 / 3), abs=1e-14)
+        assert played.told == [(0, tick)]
+
+    @KINDS
+    def test_in_the_instant_of_the_start(self, kind: Kind) -> None:
+        played = play(kind(StarWorld([math.inf] * 2, 100.0, [0.0] * 2)), [Send(1.0, 50.0, kill=1.0), Send(1.0, 100.0)])
+        assert (played.flows[0].ended, played.flows[0].sent) == (1.0, 0.0)
+        assert played.told == [(1, 2.0)]
+
+    @KINDS
+    def test_an_ended_flow_stays_as_it_ended(self, kind: Kind) -> None:
+        played = play(kind(StarWorld([100.0], 100.0, [0.0])), [Send(0.0, 100.0, kill=5.0)])
+        assert (played.flows[0].ended, played.flows[0].sent, played.told) == (1.0, 100.0, [(0, 1.0)])
+
+    @KINDS
+    def test_a_device_may_start_again_in_the_instant_of_the_cancellation(self, kind: Kind) -> None:
+        simulation = Simulation()
+        network = kind(StarWorld([100.0], 100.0, [0.0]))(simulation)
+        flows = [network.start(0, "up", 1000.0, lambda: pytest.fail("was cancelled"))]
+
+        def again() -> None:
+            network.cancel(flows[0])
+            flows.append(network.start(0, "up", 100.0, lambda: None))
+
+        simulation.wake(("again", 0), 5.0, again)
+        run(simulation)
+        assert [(flow.ended, flow.sent) for flow in flows] == [(5.0, 500.0), (6.0, 100.0)]
+
+
+class TestRefused:
+    @KINDS
+    def test_two_at_a_time(self, kind: Kind) -> None:
+        network = kind(StarWorld([100.0], 100.0, [0.0]))(Simulation())
+        network.start(0, "up", 1.0, lambda: None)
+        network.start(0, "down", 1.0, lambda: None)
+        with pytest.raises(SimulationError, match="device 0 does one transfer up at a time"):
+            network.start(0, "up", 1.0, lambda: None)
+
+    @KINDS
+    @pytest.mark.parametrize("size", [-1.0, math.inf, math.nan])
+    def test_sizes(self, kind: Kind, size: float) -> None:
+        with pytest.raises(SimulationError, match="must be finite and not negative"):
+            kind(StarWorld([100.0], 100.0, [0.0]))(Simulation()).start(0, "up", size, lambda: None)
+
+    @KINDS
+    @pytest.mark.parametrize(
+        ("world", "message"),
+        [
+            (StarWorld([1.0, 0.0], 1.0, [0.0] * 2), "device 1 has a link down of 0.0 B/s"),
+            (StarWorld([math.nan], 1.0, [0.0]), "device 0 has a link down of nan B/s"),
+            (StarWorld([1.0], 0.0, [0.0]), "0.0 B/s; a .* must be above 0"),
+            (StarWorld([1.0], 1.0, [math.inf]), "a latency of inf s"),
+            (StarWorld([1.0], 1.0, [-1.0]), "a latency of -1.0 s"),
+            (StarWorld([1.0], 1.0, []), "1 rates down, 1 up and 0 latencies"),
+        ],
+    )
+    def test_worlds(self, kind: Kind, world: StarWorld, message: str) -> None:
+        with pytest.raises(SimulationError, match=message):
+            kind(world)(Simulation())
+
+
+class TestReading:
+    @KINDS
+    def test_load_and_progress(self, kind: Kind) -> None:
+        simulation = Simulation()
+        network = kind(StarWorld([100.0, math.inf], 1000.0, [0.0, 0.0]))(simulation)
+        flows = [network.start(device, "up", 1e6, lambda: None) for device in range(2)]
+        seen: list[tuple[dict[str, tuple[float, float]], list[float], list[float]]] = []
+
+        def look() -> None:
+            seen.append((network.load(), [network.rate(f) for f in flows], [network.sent(f) for f in flows]))
+            for flow in flows:
+                network.cancel(flow)
+
+        simulation.wake(("look", 0), 10.0, look)
+        run(simulation)
+        load = {"device 0 up": (100.0, 100.0), "device 1 up": (900.0, math.inf), "server up": (1000.0, 1000.0)}
+        assert seen == [(load, [100.0, 900.0], [1000.0, 9000.0])]
+        assert network.load() == {}
+        assert network.lone_rate(0, "up") == 100.0
+        assert network.lone_rate(1, "up") == 1000.0
+        assert repr(flows[0]) == "<Flow 0: 1000000 B up, device 0, ended 10 s, 1000 sent>"
+
+
+class TestStar:
+    def test_no_drift(self) -> None:
+        """The server's link is never idle and its virtual clock never restarts: every byte of its capacity is sent."""
+        generator = np.random.default_rng(5)
+        half, capacity, sent, now = Half(1e6), 1e6, 0.0, 0.0
+        sizes = generator.lognormal(math.log(1e5), 1.0, 30_000).tolist()
+        caps = [*(generator.lognormal(math.log(2e4), 1.0, 200).tolist()), math.inf]
+        place = {number: number for number in range(200)}
+        for number in range(200):
+            half.enter(number, sizes[number], caps[number], 0.0)
+        half.enter(10**9, 1e15, math.inf, 0.0)  # always free
+        half.share(0.0)
+        number = 200
+        while number < len(sizes):
+            for now, flow_id in half.advance(half.next_end):
+                sent += sizes[flow_id]
+                place[number] = place.pop(flow_id)
+                half.enter(number, sizes[number], caps[place[number]], now)
+                number += 1
+            half.share(now)
+        sent += sum(half.sent(flow_id, now) for flow_id in half.rates())
+        assert now > 1000
+        assert sent == pytest.approx(capacity * now, rel=1e-11)
+
+    def test_heaps_do_not_grow_with_what_has_left(self) -> None:
+        half = Half(1000.0)
+        half.enter(0, 1e12, 10.0, 0.0)
+        half.enter(1, 1e12, 600.0, 0.0)
+        half.enter(2, 1e12, 600.0, 0.0)
+        for number in range(3, 5000):
+            now = number * 1e-3
+            half.enter(number, 1e9 + number, 10.0 * (number % 3 + 1), now)  # the two fast ones change sides again and again
+            half.share(now)
+            half.leave(number, now)
+            half.share(now)
+        lengths = [len(tier.flows) for tier in half._tiers.values()]
+        lengths += [len(half._free_ends), len(half._capped_ends), len(half._free_caps), len(half._capped_caps)]
+        assert max(lengths) < 200
+
+    def test_equal_links_change_sides_as_one(self) -> None:
+        """A link that is just about to fill: each start and end moves all flows, and costs no more for it."""
+        half = Half(1000.0 * 500)
+        for number in range(500):
+            half.enter(number, 1e9, 1000.0, 0.0)
+        half.share(0.0)
+        assert set(half.rates().values()) == {1000.0}
+        half.enter(500, 1e9, 1000.0, 0.0)
+        half.share(0.0)
+        assert set(half.rates().values()) == {1000.0 * 500 / 501}
+        half.leave(3, 0.0)
+        half.share(0.0)
+        assert set(half.rates().values()) == {1000.0}
+        assert len(half._tiers) == 1
+
+
+class TestGraph:
+    def build(self, graph: "networkx.Graph[str]", attach: list[str], devices: int = 2) -> Graph:
+        free = np.full(devices, np.inf)
+        return Graph.between(Simulation(), free, free, np.zeros(devices), graph, "s", attach)
+
+    def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
+        edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]
+        routes = set()
+        for order in (edges, edges[::-1]):
+            graph: networkx.Graph[str] = networkx.Graph()
+            graph.add_edges_from(order, capacity=5.0)
+            network = self.build(graph, ["z", "d"])
+            routes.add((network.route(0, "down"), network.route(0, "up"), network.route(1, "up")))
+        down, up = (("s -> a", 5.0), ("a -> z", 5.0)), (("z -> a", 5.0), ("a -> s", 5.0))
+        assert routes == {(down, up, (("d -> c", 5.0), ("c -> s", 5.0)))}
+
+    def test_a_directed_edge_goes_one_way(self) -> None:
+        graph: networkx.Graph[str] = networkx.DiGraph()
+        graph.add_edge("s", "z", capacity=3.0)
+        graph.add_edge("z", "m", capacity=2.0)
+        graph.add_edge("m", "s", capacity=1.0)
+        network = self.build(graph, ["z"])
+        assert network.route(1, "down") == (("s -> z", 3.0),)
+        assert network.route(1, "up") == (("z -> m", 2.0), ("m -> s", 1.0))
+        assert (network.lone_rate(0, "down"), network.lone_rate(0, "up")) == (3.0, 1.0)
+
+    def test_an_undirected_edge_carries_its_capacity_each_way(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "z", capacity=1000.0)
+
+        def build(simulation: Simulation) -> Network:
+            free = np.full(2, np.inf)
+            return Graph.between(simulation, free, free, np.zeros(2), graph, "s", ["z"])
+
+        played = play(build, [Send(0.0, 4000.0, direction="down"), Send(0.0, 4000.0)])
+        assert [flow.ended for flow in played.flows] == [4.0, 4.0]
+
+    def test_devices_at_the_servers_node_share_nothing(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "z", capacity=1000.0)
+
+        def build(simulation: Simulation) -> Network:
+            own = np.array([500.0, 500.0, 2000.0, 2000.0])
+            return Graph.between(simulation, own, own, np.zeros(4), graph, "s", ["s", "z"])
+
+        flows: list[Flow] = play(build, [Send(0.0, 4000.0)] * 4).flows
+        assert [flow.ended for flow in flows] == [8.0, 8.0, 2.0, 8.0]
+
+    def test_refused(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "north", capacity=1.0)
+        graph.add_node("island")
+        with pytest.raises(SimulationError, match=r"no node 'nort' \(did you mean 'north'\?\)"):
+            self.build(graph, ["nort"])
+        with pytest.raises(SimulationError, match="no way from the server 's' for node 'island'"):
+            self.build(graph, ["island"])
+        graph.add_edge("s", "island")
+        with pytest.raises(SimulationError, match="'s' - 'island' has no 'capacity'"):
+            self.build(graph, ["north"])
+        with pytest.raises(SimulationError, match="parallel edges"):
+            self.build(networkx.MultiGraph(graph), ["north"])
+        one = np.ones(1)
+        with pytest.raises(SimulationError, match="site 0 has the unknown link 'b'"):
+            Graph(Simulation(), one, one, one, {"a": 1.0}, {"down": [["a"]], "up": [["b"]]}, np.zeros(1, dtype=np.int64))

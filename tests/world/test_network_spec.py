@@ -1,0 +1,206 @@
+"""The network's section of a scenario: what it builds, what it refuses, and with which words."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.errors import ScenarioError
+from fedsim.simulation import Simulation, on_grid
+from fedsim.streams import Streams
+from fedsim.world.network import Network, NetworkSpec, StarSpec, TreeSpec
+
+SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
+
+
+def build(section: dict[str, Any], devices: int = 4, seed: int = 1, **how: Any) -> Network:
+    network: Network = SPEC.validate_python(section).build(Simulation(), Streams(seed), devices, **how)
+    return network
+
+
+def write(folder: Path, data: Any) -> str:
+    path = folder / "net.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return str(path)
+
+
+def metro() -> dict[str, Any]:
+    graph: networkx.Graph[str] = networkx.Graph()
+    graph.add_edge("hub", "north", capacity="1 Gbit/s")
+    graph.add_edge("hub", "south", capacity="80 Mbit/s")
+    return networkx.node_link_data(graph, edges="edges")
+
+
+def graph_section(file: str, **changes: Any) -> dict[str, Any]:
+    return {"kind": "graph", "file": file, "server": "hub", "attach": ["north", "south"], **changes}
+
+
+class TestStar:
+    def test_nothing_said_takes_no_time(self) -> None:
+        simulation = Simulation()
+        network = StarSpec().build(simulation, Streams(1), 3, None)
+        flow = network.start(2, "up", 1e9, lambda: None)
+        asyncio.run(simulation.run())
+        assert flow.ended == 0.0
+        assert not StarSpec().has_device_rates
+
+    def test_the_design_s_example(self) -> None:
+        network = build(
+            {
+                "kind": "star",
+                "server": {"down": "1 Gbit/s", "up": "200 Mbit/s"},
+                "device": {"down": "40 Mbit/s", "up": "10 Mbit/s", "latency": "40 ms"},
+            }
+        )
+        assert (network.access_rate(3, "down"), network.access_rate(3, "up")) == (5e6, 1.25e6)
+        assert network.route(0, "down") == (("server down", 125e6),)
+        assert network.route(0, "up") == (("server up", 25e6),)
+        assert network.latency_s(0) == on_grid(0.04)
+
+    def test_draws_have_streams_of_their_own(self) -> None:
+        section = {"device": {name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0} for name in ("down", "up")}}
+        one, same, other = (build({"kind": "star", **section}, seed=seed) for seed in (1, 1, 2))
+        rates = [[net.access_rate(device, way) for device in range(4)] for net in (one, same, other) for way in ("down", "up")]
+        assert rates[:2] == rates[2:4] != rates[4:]
+        assert rates[0] != rates[1]
+        drawn = Streams(1).generator("world/link-down").standard_normal(4)
+        assert rates[0] == pytest.approx((1e6 * 2.0**drawn).tolist())
+
+    def test_rates_from_elsewhere_come_first(self) -> None:
+        given = (np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+        network = build({"kind": "star", "device": {"latency": "1 s"}}, 2, rates=given)
+        assert (network.access_rate(1, "down"), network.access_rate(0, "up"), network.latency_s(0)) == (2.0, 3.0, 1.0)
+
+
+class TestTree:
+    def test_devices_are_dealt_over_cells(self) -> None:
+        section = {"kind": "tree", "cells": 3, "cell": {"up": "1 MB/s"}, "server": {"down": "5 MB/s"}}
+        network = build(section, 5)
+        assert network.route(4, "up") == (("cell 1 up", 1e6), ("server up", math.inf))
+        assert network.route(3, "down") == (("server down", 5e6), ("cell 0 down", math.inf))
+
+    def test_devices_of_one_cell_share_it(self) -> None:
+        simulation = Simulation()
+        spec = TreeSpec.model_validate({"cells": 2, "cell": {"up": "1 kB/s"}, "server": {"up": "1.5 kB/s"}})
+        network = spec.build(simulation, Streams(1), 4, None)
+        flows = [network.start(device, "up", 1000.0, lambda: None) for device in (0, 2, 3)]
+        asyncio.run(simulation.run())
+        assert [flow.ended for flow in flows] == [2.0, 2.0, 2.0]
+
+
+class TestGraph:
+    @pytest.mark.parametrize("key", ["edges", "links"])
+    def test_from_a_file_as_networkx_writes_it(self, tmp_path: Path, key: str) -> None:
+        data = metro()
+        data[key] = data.pop("edges")
+        network = build(graph_section(write(tmp_path, data)))
+        assert network.route(0, "down") == (("hub -> north", 125e6),)
+        assert network.route(3, "up") == (("south -> hub", 1e7),)
+
+    def test_a_relative_file_starts_at_the_root(self, tmp_path: Path) -> None:
+        write(tmp_path, metro())
+        assert build(graph_section("net.json"), root=tmp_path).lone_rate(1, "up") == 1e7
+
+    def test_numbers_as_nodes_are_named_by_text(self, tmp_path: Path) -> None:
+        graph = networkx.DiGraph([(0, 1, {"capacity": "1 MB/s"}), (1, 0, {"capacity": "2 MB/s"})])
+        file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
+        network = build({"kind": "graph", "file": file, "server": "0", "attach": ["1"]})
+        assert (network.lone_rate(0, "down"), network.lone_rate(0, "up")) == (1e6, 2e6)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ScenarioError, match=r"nowhere\.json' cannot be read: No such file"):
+            build(graph_section(str(tmp_path / "nowhere.json")))
+
+    @pytest.mark.parametrize(
+        "text", ["not json", "[]", '{"nodes": []}', '{"nodes": [1], "edges": []}', '{"nodes": [], "edges": [{}]}']
+    )
+    def test_another_file(self, tmp_path: Path, text: str) -> None:
+        with pytest.raises(ScenarioError, match="is not node-link JSON"):
+            build(graph_section(write(tmp_path, text)))
+
+    @pytest.mark.parametrize(
+        ("capacity", "message"),
+        [
+            (None, "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'"),
+            (5, "has the capacity 5: a data rate needs its unit"),
+            ("5 Mbit", "has the capacity '5 Mbit': a data rate is a number and a unit out of"),
+            ("0 B/s", "has the capacity '0 B/s': a link must carry something"),
+        ],
+    )
+    def test_capacities(self, tmp_path: Path, capacity: Any, message: str) -> None:
+        data = metro()
+        data["edges"][0]["capacity"] = capacity
+        with pytest.raises(ScenarioError, match=message):
+            build(graph_section(write(tmp_path, data)))
+
+    def test_edges(self, tmp_path: Path) -> None:
+        data = metro()
+        data["edges"].append({"source": "hub", "target": "nort", "capacity": "1 B/s"})
+        with pytest.raises(ScenarioError, match=r"has the unknown node 'nort' \(did you mean 'north'\?\)"):
+            build(graph_section(write(tmp_path, data)))
+        data["edges"][-1] = {"source": "north", "target": "hub", "capacity": "1 B/s"}
+        with pytest.raises(ScenarioError, match="edge 'north' - 'hub' is there twice"):
+            build(graph_section(write(tmp_path, data)))
+
+    def test_nodes(self, tmp_path: Path) -> None:
+        data = metro()
+        data["nodes"].append({"id": "island"})
+        file = write(tmp_path, data)
+        with pytest.raises(ScenarioError, match=r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)"):
+            build(graph_section(file, server="hup"))
+        with pytest.raises(ScenarioError, match=r"network\.attach\.1 is 'soth'"):
+            build(graph_section(file, attach=["north", "soth"]))
+        with pytest.raises(ScenarioError, match="no way from the server 'hub' for node 'island'"):
+            build(graph_section(file, attach=["island"]))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"kind": "star"},
+        {"kind": "star", "server": {"down": "1 Gbit/s"}, "device": {"up": {"kind": "choice", "values": ["1 kB/s", "2 kB/s"]}}},
+        {"kind": "tree", "cells": 3, "device": {"latency": {"kind": "uniform", "low": "1 ms", "high": "50 ms"}}},
+        {"kind": "graph", "file": "net.json", "server": "hub", "attach": ["a"]},
+    ],
+)
+def test_written_out_and_read_back_it_is_the_same(section: dict[str, Any]) -> None:
+    spec = SPEC.validate_python(section)
+    again = SPEC.validate_python(SPEC.dump_python(spec))
+    assert again == spec
+    assert again.has_device_rates == ("up" in section.get("device", {}))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"kind": "star", "server": {"down": "0 B/s"}}, "its rate must be above 0"),
+        ({"kind": "tree", "cells": 2, "cell": {"up": "0 B/s"}}, "its rate must be above 0"),
+        ({"kind": "star", "device": {"up": "0 B/s"}}, "'up' may draw a rate of 0 B/s"),
+        (
+            {"kind": "star", "device": {"down": {"kind": "uniform", "low": "0 B/s", "high": "1 B/s"}}},
+            "'down' may draw a rate of 0",
+        ),
+        (
+            {"kind": "star", "device": {"down": {"kind": "uniform", "low": "1 B/s", "high": "inf B/s"}}},
+            "uniform up to infinity",
+        ),
+        (
+            {"kind": "star", "device": {"up": {"kind": "lognormal", "median": "0 B/s", "spread": 2.0}}},
+            "'up' may draw a rate of 0",
+        ),
+        ({"kind": "star", "device": {"up": {"kind": "choice", "values": ["1 B/s", "0 B/s"]}}}, "'up' may draw a rate of 0"),
+        ({"kind": "star", "device": {"latency": "inf s"}}, "'latency' must be finite"),
+        ({"kind": "star", "device": {"latnecy": "1 s"}}, "did you mean 'latency'"),
+        ({"kind": "tree", "cells": 0}, "greater than or equal to 1"),
+        ({"kind": "graph", "file": "x", "server": "a", "attach": []}, "at least 1 item"),
+    ],
+)
+def test_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SPEC.validate_python(section)

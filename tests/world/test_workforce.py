@@ -1,0 +1,189 @@
+"""Devices at work: what each step takes, how it can end early, and who wins a tie."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.errors import SimulationError
+from fedsim.simulation import Record, Simulation
+from fedsim.streams import Streams
+from fedsim.world.availability import Availability, Span
+from fedsim.world.compute import Compute
+from fedsim.world.network import Star
+from fedsim.world.population import Population
+from fedsim.world.task import Download, Evaluate, Payload, Step, Task, Train, Upload
+from fedsim.world.workforce import Workforce
+
+MODEL = Download((Payload("model", 1000.0),))
+UPDATE = Upload((Payload("update", 500.0), Payload("control", 100.0)))
+
+
+class Until:
+    """Every device is on from 0 until a given time, and never again."""
+
+    def __init__(self, off: float) -> None:
+        self.off = off
+
+    def span(self, device: int, time: float) -> Span:
+        return Span(True, 0.0, self.off) if time < self.off else Span(False, self.off, math.inf)
+
+    def next_on(self, device: int, time: float) -> float:
+        return time if time < self.off else math.inf
+
+
+class Site:
+    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1)."""
+
+    def __init__(self, off: float = math.inf, latency: float = 0.0) -> None:
+        self.simulation = Simulation()
+        never = np.full(2, np.inf)
+        samples = np.array([100, 200], dtype=np.int64)
+        population = Population(np.full(2, 10.0), samples, 1.0, np.zeros(2), never)
+        network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.full(2, latency), math.inf, math.inf)
+        availability: Availability = Until(off)
+        compute = Compute(Streams(1), 0.0, None)
+        self.ended: list[Task] = []
+        self.records: list[Record] = []
+        self.workforce = Workforce(self.simulation, population, availability, compute, network, self._on_end)
+        self.simulation.listen(self.records.append)
+
+    def _on_end(self, task: Task) -> None:
+        self.ended.append(task)
+
+    def run(self, *steps: Step, device: int = 0, meanwhile: Callable[["Site"], None] | None = None) -> list[tuple[Any, ...]]:
+        """Carry out one task; (step, end, outcome, amount) of each step."""
+        self.workforce.start(device, steps, round=0, group=None)
+        if meanwhile is not None:
+            meanwhile(self)
+        asyncio.run(self.simulation.run())
+        ends = [record for record in self.records if record.kind == "step-end"]
+        return [
+            (end.fields["step"], end.time, end.fields["outcome"], end.fields.get("delivered", end.fields.get("epochs")))
+            for end in ends
+        ]
+
+    def end_at(self, time: float) -> None:
+        """The server ends task 0 at a time; it acts only when the world stands still."""
+
+        async def handle(message: Any) -> None:
+            self.workforce.end(0, message)
+
+        self.simulation.handle = handle
+        self.simulation.wake(("end", 0), time, lambda: self.simulation.post("late"))
+
+
+def test_a_task_from_begin_to_end() -> None:
+    site = Site()
+    steps = site.run(MODEL, Train("model", 3), UPDATE)
+    assert steps == [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 52.0, "done", 600.0)]
+    (task,) = site.ended
+    assert (task.outcome, task.epochs, site.workforce.running) == ("done", 3, {})
+    assert site.workforce.is_idle(0)
+    kinds = [record.kind for record in site.records]
+    assert kinds == ["task-start", *["step-start", "step-end"] * 3, "task-end"]
+
+
+def test_evaluating_takes_a_forward_pass_for_each_model() -> None:
+    assert Site().run(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
+
+
+@pytest.mark.parametrize(
+    ("off", "expected"),
+    [
+        (4.0, [("download", 4.0, "lost", 400.0)]),
+        (25.0, [("download", 10.0, "done", 1000.0), ("train", 25.0, "lost", 1)]),
+        (46.0, [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 46.0, "lost", 300.0)]),
+    ],
+)
+def test_a_device_that_vanishes_loses_its_task_and_is_charged_for_what_moved(off: float, expected: list[Any]) -> None:
+    site = Site(off)
+    assert site.run(MODEL, Train("model", 3), UPDATE) == expected
+    assert site.ended[0].outcome == "lost"
+
+
+@pytest.mark.parametrize("off", [10.0, 40.0])
+def test_what_is_complete_in_the_instant_of_vanishing_counts_and_the_next_step_is_lost_at_once(off: float) -> None:
+    steps = Site(off).run(MODEL, Train("model", 3), UPDATE)
+    assert steps[-2][1:3] == (off, "done")
+    assert steps[-1][1:3] == (off, "lost")
+
+
+def test_complete_in_the_instant_of_vanishing_is_done() -> None:
+    site = Site(52.0)
+    assert site.run(MODEL, Train("model", 3), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
+    assert site.ended[0].outcome == "done"
+
+
+def test_lost_in_latency_nothing_has_moved() -> None:
+    assert Site(3.0, latency=5.0).run(MODEL) == [("download", 3.0, "lost", 0.0)]
+
+
+@pytest.mark.parametrize(("time", "step", "amount"), [(4.0, "download", 400.0), (35.0, "train", 2), (41.0, "upload", 50.0)])
+def test_the_server_can_end_any_step(time: float, step: str, amount: float) -> None:
+    site = Site()
+    steps = site.run(MODEL, Train("model", 3), UPDATE, meanwhile=lambda site: site.end_at(time))
+    assert steps[-1] == (step, time, "late", amount)
+    assert site.ended[0].outcome == "late"
+
+
+def test_what_ends_in_the_instant_of_the_deadline_is_in_time() -> None:
+    site = Site()
+    site.run(MODEL, Train("model", 3), UPDATE, meanwhile=lambda site: site.end_at(52.0))
+    assert site.ended[0].outcome == "done"
+
+
+class TestBudgets:
+    def epochs(self, train: Train, device: int = 0) -> tuple[float, str, int]:
+        """(end, outcome, epochs) of the training; an epoch takes 10 s on device 0."""
+        return Site().run(train, device=device)[0][1:]
+
+    def test_all_epochs_fit_exactly(self) -> None:
+        assert self.epochs(Train("m", 3, budget=30.0)) == (30.0, "done", 3)
+
+    def test_a_nanosecond_short_the_last_epoch_does_not_count(self) -> None:
+        assert self.epochs(Train("m", 3, budget=30.0 - 1e-9)) == (pytest.approx(30.0), "done", 2)
+        assert self.epochs(Train("m", 3, budget=30.0 - 1e-9, at_least=3))[1:] == ("late", 2)
+
+    def test_stop_at_is_absolute_and_the_earlier_limit_counts(self) -> None:
+        assert self.epochs(Train("m", 9, stop_at=25.0)) == (25.0, "done", 2)
+        assert self.epochs(Train("m", 9, stop_at=25.0, budget=12.0)) == (12.0, "done", 1)
+
+    def test_without_one_epoch_the_task_is_late_unless_none_is_needed(self) -> None:
+        assert self.epochs(Train("m", 9, budget=9.0)) == (9.0, "late", 0)
+        assert self.epochs(Train("m", 9, budget=9.0, at_least=0)) == (9.0, "done", 0)
+
+    def test_an_adaptive_device_stops_when_another_epoch_would_not_fit(self) -> None:
+        assert self.epochs(Train("m", 1000, budget=35.0, adaptive=True)) == (30.0, "done", 3)
+        assert self.epochs(Train("m", 1000, budget=40.0, adaptive=True)) == (40.0, "done", 4)
+        assert self.epochs(Train("m", 1000, budget=9.0, adaptive=True, at_least=0)) == (9.0, "done", 0)
+
+    def test_time_for_the_upload_is_kept_back(self) -> None:
+        steps = Site().run(Train("m", 9, stop_at=42.0, reserve_upload=True), UPDATE)
+        assert steps == [("train", 30.0, "done", 3), ("upload", 42.0, "done", 600.0)]
+
+
+def test_a_busy_device_and_an_empty_task_are_refused() -> None:
+    site = Site()
+    site.workforce.start(0, (MODEL,), None, None)
+    with pytest.raises(SimulationError, match="device 0 still works on task 0"):
+        site.workforce.start(0, (MODEL,), None, None)
+    with pytest.raises(SimulationError, match="no steps"):
+        site.workforce.start(1, (), None, None)
+
+
+def test_two_devices_share_the_server_link() -> None:
+    site = Site()
+    simulation = Simulation()
+    star = Star(simulation, np.full(2, 1e9), np.full(2, 1e9), np.zeros(2), 100.0, 100.0)
+    population = Population(np.full(2, 10.0), np.ones(2, dtype=np.int64), 1.0, np.zeros(2), np.full(2, np.inf))
+    workforce = Workforce(simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None), star, site._on_end)
+    ends: list[float] = []
+    simulation.listen(lambda record: ends.append(record.time) if record.kind == "task-end" else None)
+    for device in range(2):
+        workforce.start(device, (MODEL,), None, None)
+    asyncio.run(simulation.run())
+    assert ends == [20.0, 20.0]
