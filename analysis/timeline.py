@@ -1,42 +1,33 @@
 """A lane a device and what it did when: its steps, the work that was thrown away and why, deadlines and round ends.
 
-Under the lanes stands how each round's tasks ended, and beside them how each device's did. Bars of one colour and kind are one
-collection, and many bars become pixels inside the SVG, so that a thousand devices over hundreds of rounds take seconds.
+Under the lanes stands how each round's tasks ended, and beside them how each device's did.
 """
 
-from collections.abc import Iterable, Sequence
+import math
 
 import numpy as np
 import pandas as pd
-from matplotlib import patheffects
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from analysis import style
 from analysis.activity import read_activity
-from analysis.view import MOST_LANES, Span, View, look_at, span_of_rounds
+from analysis.lanes import draw_lanes, label_lanes
+from analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
 from fedsim.units import show_seconds
 
-_TALL_IN, _LANE_IN, _SHORT_IN = 9.0, 0.24, 2.2  # the lanes' height: so much a device, within these limits
-_BESIDES_IN = 3.1  # title, strip, axis labels, legend
-_MANY_LANES = 60  # with more, lanes are too thin for hatches, gaps and a label each
-_MANY_BARS = 4000
-_MANY_LINES = 45
-_MARKS = {"lost": "x", "left": "D", "late": "|"}
-_MEANING = {
-    "late": "late: too slow for the deadline, or no longer needed",
-    "lost": "lost: the device disconnected",
-    "left": "left for good",
-    "stopped": "cut off by the end of the run",
-}
+_LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 9.0  # the lanes' height: so much a device, within these limits
+_STRIP_IN, _FRAME_IN = 1.2, 2.3  # the strip below; title, axis labels and legend together
+_MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
+_DEADLINE = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_ROUND_END = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
 
 
 @style.styled
@@ -66,102 +57,117 @@ def draw_timeline(
     view = look_at(activity, population, window if rounds is None else span_of_rounds(activity, *rounds), devices, order)
     unit = style.time_unit(view.span)
 
-    height = min(max(len(view.devices) * _LANE_IN, _SHORT_IN), _TALL_IN)
-    figure = Figure(figsize=(style.WIDTH_IN, height + _BESIDES_IN))
-    panels = figure.subplots(
-        2, 2, sharex="col", sharey="row", width_ratios=(9, 1), height_ratios=(height, 1.2), squeeze=True
-    )
-    lanes, totals, strip, words = panels.flat
-    handles = _draw_lanes(lanes, view, unit.size)
-    _draw_rounds(lanes, view, unit.size)
-    _draw_strip(strip, view, unit)
+    height = min(max(len(view.devices) * _LANE_IN, _LEAST_IN), _MOST_IN)
+    figure = Figure(figsize=(style.WIDTH_IN, height + _STRIP_IN + _FRAME_IN))
+    panels = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, _STRIP_IN))
+    (lanes, totals), (strip, words) = panels
+    handles = draw_lanes(lanes, view, unit.size)
+    label_lanes(lanes, view, population)
+    lanes.set_ylabel(f"device and its speed in samples/s, {_ORDER_WORDS[order]}")
+    handles += _draw_lines((lanes, strip), view, unit.size)
+    _draw_strip(strip, view, unit.size)
+    strip.set(ylabel="tasks\nper round", xlabel=f"simulated time ({unit.name})")
+    _number_rounds(lanes, view, unit.size)
     _draw_totals(totals, view)
-    _draw_words(words, view)
-    _label_lanes(lanes, view, population, order)
-    figure.suptitle(_title(run, view, len(population)))
-    handles = [*handles, *_line_handles(view)]
+    _write_counts(words, view)
+    figure.suptitle(_title(run, view, len(population)), fontsize=12)
     style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
     return figure
 
 
 def _title(run: RunFolder, view: View, population: int) -> str:
-    if len(view.devices) < view.at_work:
-        who = f"{len(view.devices):,} of the {view.at_work:,} devices that worked, out of {population:,}"
-    else:
-        who = f"the {view.at_work:,} of {population:,} devices that worked"
-    return f"{style.headline(run)}\n{show_seconds(view.span)} from {show_seconds(view.start)} on; {who}"
+    span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
+    part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
+    return f"{style.headline(run)}\n{span}: {part}the {view.at_work:,} devices that worked, out of {population:,}"
 
 
-# The lanes.
+# Rounds: vertical lines, numbers above, outcomes below.
 
 
-def _draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
-    """Draw every step, then what was thrown away over it, then where and why it ended; returns the legend's entries."""
-    few = len(view.devices) <= _MANY_LANES
-    half = 0.4 if few else 0.5
-    axes.set_ylim(len(view.devices) - 0.5, -0.5)
-    axes.set_xlim(view.start / unit, view.end / unit)
-    _draw_background(axes, view, few)
-    handles: list[Artist] = [Patch(facecolor=style.PALE, label="idle or offline")]
-    useful = view.steps[view.steps["outcome"] == "done"]
-    for step, colour in style.STEPS.items():
-        if (view.steps["step"] == step).any():
-            _bars(axes, useful[useful["step"] == step], half, unit, few, facecolor=colour)
-            handles.append(Patch(facecolor=colour, label=step))
-    for outcome, colour in style.OUTCOMES.items():
-        wasted = view.steps[view.steps["outcome"] == outcome]
-        if outcome != "done" and len(wasted):
-            handles.append(_draw_wasted(axes, wasted, outcome, colour, half, unit, few))
-            _draw_marks(axes, view, outcome, colour, unit)
+def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artist]:
+    """Round ends and deadlines through all panels; of many only every so many-th; returns the legend's entries."""
+    every = _step(len(view.rounds), _MOST_LINES)
+    which = "" if every == 1 else f" (of every {every}th round)"
+    handles: list[Artist] = []
+    for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
+        times = view.rounds[column][view.rounds["round"] % every == 0].dropna().to_numpy() / unit
+        if len(times):
+            for panel in panels:
+                panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, **look)
+            handles.append(Line2D([], [], label=label + which, **look))  # type: ignore[arg-type]
     return handles
 
 
-def _draw_background(axes: Axes, view: View, few: bool) -> None:
-    """A pale band a lane; with many lanes one for all."""
-    if few:
-        left, right = axes.get_xlim()
-        axes.barh(np.arange(len(view.devices)), right - left, left=left, height=0.8, color=style.PALE, zorder=0)
-    else:
-        axes.set_facecolor(style.PALE)
-
-
-def _draw_wasted(
-    axes: Axes, steps: pd.DataFrame, outcome: str, colour: str, half: float, unit: float, few: bool
-) -> Artist:
-    """Work that was thrown away: hatched over its step's pale colour, or in thin lanes plainly in the colour of the cause."""
-    label = f"{_MEANING[outcome]} (work thrown away)"
-    if not few:
-        _bars(axes, steps, half, unit, few, facecolor=colour)
-        return Patch(facecolor=colour, label=label)
-    hatched = {"edgecolor": colour, "hatch": "/////", "linewidth": 0.8}
-    for step, rows in steps.groupby("step"):
-        _bars(axes, rows, half, unit, few, facecolor=style.lighten(style.STEPS[str(step)], 0.55), **hatched)
-    return Patch(facecolor="white", label=label, **hatched)  # type: ignore[arg-type]
-
-
-def _bars(axes: Axes, steps: pd.DataFrame, half: float, unit: float, few: bool, **look: object) -> None:
-    x0, x1, y = steps["start"].to_numpy() / unit, steps["end"].to_numpy() / unit, steps["lane"].to_numpy()
-    bars = PolyCollection(_corners(x0, x1, y - half, y + half), **({"linewidth": 0} | look))  # type: ignore[arg-type]
-    bars.set_rasterized(not few or len(steps) > _MANY_BARS)
-    axes.add_collection(bars, autolim=False)
-
-
-def _corners(x0: NDArray[np.float64], x1: NDArray[np.float64], y0: NDArray[np.float64], y1: NDArray[np.float64]) -> Sequence[NDArray[np.float64]]:
-    """Rectangles as polygons, [n, 4, 2]."""
-    return np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)  # type: ignore[return-value]
-
-
-def _draw_marks(axes: Axes, view: View, outcome: str, colour: str, unit: float) -> None:
-    """A mark at each instant at which a task ended so."""
-    ends = view.tasks[view.tasks["outcome"] == outcome]
-    if outcome not in _MARKS or ends.empty:
+def _number_rounds(lanes: Axes, view: View, unit: float) -> None:
+    """Round numbers over the lanes, each in the middle of its round."""
+    if view.rounds.empty:
         return
-    size = float(np.clip(9 * 40 / len(view.devices), 3.0, 8.0))
-    marks = axes.scatter(
-        ends["end"] / unit, ends["lane"], s=size**2, marker=_MARKS[outcome], color=colour, linewidths=size / 4, zorder=3
-    )
-    marks.set_gid(outcome)
-    marks.set_rasterized(len(ends) > _MANY_BARS)
-    if outcome != "late":
-        marks.set_clip_on(False)
-        marks.set_path_effects([patheffects.withStroke(linewidth=size / 4 + 1.6, foreground="white")])
+    ends = view.rounds["end"].to_numpy()
+    middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / unit
+    numbers = view.rounds["round"].to_numpy()
+    shown = numbers % _step(len(numbers), _MOST_NUMBERS) == 0
+    above = lanes.secondary_xaxis("top")
+    above.set_xticks(middles[shown], [str(number) for number in numbers[shown]])
+    above.tick_params(length=0, pad=1)
+    above.set_xlabel("round", fontsize=10)
+
+
+def _step(count: int, most: int) -> int:
+    """Take every so many-th of ``count`` things to have at most ``most``: 1, 2, 5, 10, 20, 50 ..."""
+    least = max(count / most, 1.0)
+    power = 10 ** math.floor(math.log10(least))
+    return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
+
+
+def _draw_strip(strip: Axes, view: View, unit: float) -> None:
+    """How the tasks ended, round by round, each bar as wide as its round; what came after the last round has a bar too."""
+    edges = [view.start, *view.rounds["end"], view.end]
+    first = int(view.rounds.index[0]) if len(view.rounds) else 0
+    counts = pd.crosstab(view.tasks["period"] - first, view.tasks["outcome"]).reindex(range(len(edges) - 1), fill_value=0)
+    left, right = np.array(edges[:-1]) / unit, np.array(edges[1:]) / unit
+    base = np.zeros(len(left))
+    for outcome, colour in style.OUTCOMES.items():
+        if outcome in counts:
+            top = base + counts[outcome].to_numpy()
+            _draw_rectangles(strip, left, right, base, top, colour)
+            base = top
+    strip.set_ylim(0, max(1.0, base.max() * 1.05))
+    strip.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+
+
+def _draw_rectangles(axes: Axes, x0: "np.ndarray", x1: "np.ndarray", y0: "np.ndarray", y1: "np.ndarray", colour: str) -> None:
+    """Rectangles between corners, arrays [n] each."""
+    corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
+    axes.add_collection(PolyCollection(corners, facecolor=colour, linewidth=0), autolim=False)  # type: ignore[arg-type]
+
+
+# Devices: outcomes beside the lanes.
+
+
+def _draw_totals(totals: Axes, view: View) -> None:
+    """How each device's tasks ended."""
+    counts = pd.crosstab(view.tasks["lane"], view.tasks["outcome"])
+    lane = counts.index.to_numpy(float)
+    half = 0.4 if len(view.devices) <= 60 else 0.5
+    base = np.zeros(len(lane))
+    for outcome, colour in style.OUTCOMES.items():
+        if outcome in counts:
+            top = base + counts[outcome].to_numpy()
+            _draw_rectangles(totals, base, top, lane - half, lane + half, colour)
+            base = top
+    totals.set_xlim(0, max(1.0, base.max(initial=0) * 1.05))
+    totals.xaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+    totals.tick_params(axis="y", left=False, labelleft=False)
+    totals.tick_params(axis="x", labelbottom=True)
+    totals.set_xlabel("tasks\nper device")
+
+
+def _write_counts(words: Axes, view: View) -> None:
+    """The outcomes' sums, as the key to the colours of both margins."""
+    words.set_axis_off()
+    counts = view.tasks["outcome"].value_counts()
+    present = [(outcome, colour) for outcome, colour in style.OUTCOMES.items() if outcome in counts.index]
+    for place, (outcome, colour) in enumerate(present):
+        y = 0.55 - 0.2 * place
+        words.text(0.02, y, "■", color=colour, transform=words.transAxes, va="center")
+        words.text(0.2, y, f"{outcome} {counts[outcome]:,}", transform=words.transAxes, va="center", fontsize=9)

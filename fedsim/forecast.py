@@ -28,7 +28,8 @@ def forecast_lines(scenario: Scenario) -> list[str]:
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(run.samples))})",
         f"a model of {run.learner.parameters} parameters; {show_bytes(server.download_bytes)} down, "
         f"{show_bytes(server.upload_bytes)} up",
-        f"alone on its link a device downloads in {_range(down)}, trains an epoch in {_range(epoch_s)}, uploads in {_range(up)}",
+        f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
+        f"an epoch takes it {_range(epoch_s)}",
     ]
     if isinstance(scenario.strategy, SynchronousParams) and scenario.stop.rounds is not None:
         task_s = down + scenario.strategy.local_epochs * epoch_s + up
@@ -52,4 +53,5 @@ def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArr
 
 
 def _range(seconds: NDArray[np.float64]) -> str:
-    return f"{show_seconds(float(np.median(seconds)))} (median; {show_seconds(float(seconds.min()))} to {show_seconds(float(seconds.max()))})"
+    low, middle, high = (show_seconds(float(value)) for value in (seconds.min(), np.median(seconds), seconds.max()))
+    return f"{middle} (median; {low} to {high})"

@@ -10,7 +10,7 @@ from fedsim.simulation import Record
 from fedsim.units import show_seconds
 
 if TYPE_CHECKING:
-    from fedsim.server import StopSpec
+    from fedsim.stop import StopSpec
 
 _TOTAL = 1000  # steps of the bar
 _PLAIN_EVERY_S = 5.0

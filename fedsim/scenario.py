@@ -16,9 +16,10 @@ from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.training import TrainingSpec
-from fedsim.server import MessagesSpec, StopSpec
+from fedsim.messages import MessagesSpec
 from fedsim.simulation import Simulation
 from fedsim.spec import Spec
+from fedsim.stop import StopSpec
 from fedsim.strategies import params_class
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams

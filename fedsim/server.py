@@ -6,81 +6,22 @@ in one instant; they may await values (real work), never simulated time.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
 
 from fedsim.errors import SimulationError
+from fedsim.messages import MessagesSpec
 from fedsim.simulation import Simulation, Wakeup, on_grid
-from fedsim.spec import Spec
+from fedsim.stop import StopSpec
 from fedsim.streams import Streams
-from fedsim.units import Bytes, Seconds
 from fedsim.world.task import Cause, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Evaluation, Learner, Ref
-    from fedsim.strategies.base import Strategy
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
-
-_BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-
-
-class MessageSize(Spec):
-    """How large a model is in a message: by its number format, or plainly. Sizes only; the learning stays in float32.
-
-    Attributes:
-        dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.
-        size: the size itself, for compressed messages.
-    """
-
-    dtype: str = "float32"
-    size: Bytes | None = None
-
-    @model_validator(mode="after")
-    def _known(self) -> "MessageSize":
-        if self.dtype not in _BYTES_PER_PARAMETER:
-            raise ValueError(f"'dtype' is {self.dtype!r}; allowed are {', '.join(_BYTES_PER_PARAMETER)}")
-        return self
-
-    def bytes(self, parameters: float) -> float:
-        """Bytes of a model with so many parameters."""
-        return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
-
-
-class MessagesSpec(Spec):
-    """``[messages]``: the size of a model on its way down and of an update on its way up."""
-
-    down: MessageSize = MessageSize()
-    up: MessageSize = MessageSize()
-
-
-class StopSpec(Spec):
-    """``[stop]``: when a run ends; the first condition that is met counts.
-
-    Attributes:
-        rounds: after so many aggregations.
-        simulated_time: at this simulated time.
-        accuracy: at the first evaluation that reaches it (0..1).
-    """
-
-    rounds: int | None = None
-    simulated_time: Seconds | None = None
-    accuracy: float | None = None
-
-    @model_validator(mode="after")
-    def _some_end(self) -> "StopSpec":
-        if self.rounds is None and self.simulated_time is None:
-            raise ValueError("a run needs an end: give 'rounds' or 'simulated_time'")
-        if self.rounds is not None and self.rounds < 1:
-            raise ValueError(f"'rounds' is {self.rounds}; it must be at least 1")
-        if self.simulated_time is not None and self.simulated_time <= 0:
-            raise ValueError("'simulated_time' must be above 0 s")
-        if self.accuracy is not None and not 0 < self.accuracy <= 1:
-            raise ValueError(f"'accuracy' is {self.accuracy:g}; it must lie in (0, 1]")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +55,23 @@ class Timer:
 
 class Start:
     """The run begins."""
+
+
+class Strategy(Protocol):
+    """What the server calls; ``strategies.base.Strategy`` says when."""
+
+    @property
+    def score(self) -> str:
+        """How its accuracy is counted unless the scenario says otherwise."""
+
+    async def on_start(self) -> None:
+        """The run begins."""
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A task has ended."""
+
+    async def on_timer(self, name: str) -> None:
+        """A timer has gone off."""
 
 
 class Server:
@@ -152,13 +110,13 @@ class Server:
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
         self._workforce: Workforce
-        self._strategy: Strategy[Any]
+        self._strategy: Strategy
         self.devices = len(population.speed)
         self.download_bytes = messages.down.bytes(learner.parameters)
         self.upload_bytes = messages.up.bytes(learner.parameters)
         self.last_evaluation: Evaluation | None = None
 
-    def connect(self, workforce: "Workforce", strategy: "Strategy[Any]") -> None:
+    def connect(self, workforce: "Workforce", strategy: "Strategy") -> None:
         """Join the two sides, which both need the server to be made."""
         self._workforce = workforce
         self._strategy = strategy
@@ -355,12 +313,10 @@ class Server:
 __all__ = [
     "Download",
     "Evaluate",
-    "MessagesSpec",
     "Payload",
     "Server",
     "Start",
     "Step",
-    "StopSpec",
     "TaskEnd",
     "Timer",
     "Train",

@@ -66,7 +66,7 @@ def test_arrows_run_one_way() -> None:
         "data": ["data", "streams", "spec", "units", "errors"],
         "learning": ["learning", "data", "simulation", "streams", "spec", "units", "errors"],
         "records": ["records", "simulation", "units", "errors"],
-        "server": ["world", "learning", "records", "simulation", "streams", "spec", "units", "errors"],
+        "server": ["messages", "stop", "world", "learning", "records", "simulation", "streams", "spec", "units", "errors"],
         "strategies": ["strategies", "server", "spec", "units", "errors"]
         }"""
     )

@@ -110,7 +110,7 @@ def plain_sgd(
                 velocity[name] = descent.momentum * velocity[name] + gradient
                 parameter -= descent.lr * velocity[name]
         if step >= solve.batches.last_epoch:
-            total += float(loss) * int(count)
+            total += float(loss.detach()) * int(count)
             seen += int(count)
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
     return flat.numpy(), total / seen

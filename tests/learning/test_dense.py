@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.learning.models import Perceptron
 from fedsim.learning.architecture import Architecture, dense
+from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dense import Dense, padded
 from fedsim.learning.solvers.modules import load_weights, module_of
@@ -31,9 +31,7 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("widths", [(7,), (13, 7), (16, 9, 7)], ids=str)
-def test_closed_form_is_autograd(
-    widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_closed_form_is_autograd(widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float) -> None:
     architecture = Architecture((61,), dense(61, *widths))
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at) for at, n in enumerate(RAGGED)]
@@ -49,9 +47,7 @@ def test_closed_form_is_autograd(
 
 @pytest.mark.parametrize(("features", "widths"), [(61, (7,)), (61, (7, 7)), (784, (10,)), (30, (50, 33, 62))], ids=str)
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
-def test_a_result_does_not_depend_on_the_company_bit_for_bit(
-    features: int, widths: tuple[int, ...], rule: Descent
-) -> None:
+def test_a_result_does_not_depend_on_the_company_bit_for_bit(features: int, widths: tuple[int, ...], rule: Descent) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
     solver = Dense(architecture, torch.device("cpu"))
@@ -98,7 +94,10 @@ def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
 def test_no_steps_give_the_start_back() -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
     solver = Dense(architecture, torch.device("cpu"))
-    idle, busy = solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0), solve_of(_start(architecture, 2), 9, (61,), 7, seed=2)
+    idle, busy = (
+        solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
+        solve_of(_start(architecture, 2), 9, (61,), 7, seed=2),
+    )
     for company in ([idle], [idle, busy]):
         solved = solver.solve(company, Descent(0.1))[0]
         assert solved.weights.tobytes() == idle.weights.tobytes()

@@ -9,7 +9,15 @@ from tests.learning.small import federation, learning
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"lr": 0.0}, {"lr": float("nan")}, {"batch_size": 0}, {"momentum": 1.0}, {"l2": -1.0}, {"lr_decay": 1.1}, {"device": "gpu"}],
+    [
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"batch_size": 0},
+        {"momentum": 1.0},
+        {"l2": -1.0},
+        {"lr_decay": 1.1},
+        {"device": "gpu"},
+    ],
     ids=str,
 )
 def test_ranges(wrong: dict[str, object]) -> None:

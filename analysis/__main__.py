@@ -1,0 +1,105 @@
+"""``python -m analysis RUN...``: draw every picture that applies, beside the run folders, never inside them."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+from matplotlib.figure import Figure
+
+from analysis.accuracy import draw_accuracy
+from analysis.style import FORMATS, NothingToDrawError, run_names, save
+from analysis.timeline import draw_timeline
+from analysis.traffic import draw_traffic
+from analysis.view import MOST_LANES, ORDERS
+from fedsim.errors import FedsimError, RunFolderError, nearest
+from fedsim.records.reading import RunFolder
+
+_LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
+
+Draw = Callable[[], Figure]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="The folder for the pictures; by default RUN-figures beside RUN.")
+@click.option("--format", "formats", default=",".join(FORMATS), show_default=True, help="File formats, with commas between.")
+@click.option("--rounds", metavar="A:B", help="Timeline: rounds A to B-1 only, numbered from 0.")
+@click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline: at most so many devices.")
+@click.option("--order", default=ORDERS[0], show_default=True, help=f"Timeline: lanes by {', '.join(ORDERS)}.")
+def main(runs: tuple[Path, ...], out: Path | None, formats: str, rounds: str | None, devices: int, order: str) -> None:
+    """Draw the timeline, accuracy and traffic of each RUN, and the accuracy of several side by side."""
+    try:
+        kinds, span = _formats(formats), _rounds(rounds)
+        folders = [RunFolder(path) for path in runs]
+        target = _target(folders, out)
+        for name, draw in _pictures(folders, span, devices, order):
+            _draw_one(target / name, draw, kinds)
+    except FedsimError as error:
+        click.echo(f"analysis: {error}", err=True)
+        sys.exit(error.exit_status)
+
+
+def _pictures(
+    runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
+) -> Iterator[tuple[str, Draw]]:
+    """Each picture's name and what draws it."""
+    names = [""] if len(runs) == 1 else [f"-{place}-{_as_file(name)}" for place, name in enumerate(run_names(runs), start=1)]
+    for run, name in zip(runs, names, strict=True):
+        yield f"timeline{name}", lambda run=run: draw_timeline(run, rounds=rounds, devices=devices, order=order)
+        if rounds is None and run.summary["rounds"] > _LONG:
+            close_up = (0, _CLOSE_UP)
+            yield (
+                f"timeline-first-rounds{name}",
+                lambda run=run: draw_timeline(run, rounds=close_up, devices=devices, order=order),
+            )
+        yield f"traffic{name}", lambda run=run: draw_traffic(run)
+    yield "accuracy", lambda: draw_accuracy(runs)
+
+
+def _as_file(name: str) -> str:
+    """A run's name as part of a file name."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
+
+
+def _draw_one(stem: Path, draw: Draw, formats: Sequence[str]) -> None:
+    try:
+        figure = draw()
+    except NothingToDrawError as error:
+        click.echo(f"no {stem.name}: {error}", err=True)
+        return
+    for path in save(figure, stem, formats):
+        click.echo(path)
+
+
+def _formats(text: str) -> list[str]:
+    kinds = [kind.strip().lower() for kind in text.split(",")]
+    for kind in kinds:
+        if kind not in FORMATS:
+            raise RunFolderError(f"--format is {text!r}; allowed are {', '.join(FORMATS)}{nearest(kind, FORMATS)}")
+    return kinds
+
+
+def _rounds(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
+        raise RunFolderError(f"--rounds is {text!r}; allowed is A:B with whole numbers A < B, such as 0:5")
+    return int(first), int(stop)
+
+
+def _target(runs: Sequence[RunFolder], out: Path | None) -> Path:
+    """Where the pictures go: never into a run folder, whose files the audit has counted."""
+    first = runs[0].path.resolve()
+    target = first.with_name(f"{first.name}-figures") if out is None else out
+    for run in runs:
+        if target.resolve().is_relative_to(run.path.resolve()):
+            raise RunFolderError(f"--out {str(target)!r} lies in the run folder {str(run.path)!r}; give a folder outside of it")
+    if target.exists() and not target.is_dir():
+        raise RunFolderError(f"--out {str(target)!r} is a file; give a folder")
+    return target
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m analysis")

@@ -1,0 +1,118 @@
+"""The lanes of a timeline: each device's steps as bars, and marks where its tasks ended early.
+
+Bars of one kind are one collection, and many bars become pixels inside the SVG, so that a thousand devices over hundreds of
+rounds take seconds.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import patheffects
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Patch
+
+from analysis import style
+from analysis.view import View
+
+_MANY_LANES = 60  # with more, lanes are too thin for hatches, gaps and a label each
+_MANY_BARS = 4000
+_MARKS = {"late": "|", "lost": "x", "left": "D"}
+_MEANING = {
+    "late": "late: ended by the server",
+    "lost": "lost: device disconnected",
+    "left": "left for good",
+    "stopped": "cut off by the end of the run",
+}
+
+
+def draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
+    """Draw every step, over it what was thrown away, and marks; returns the legend's entries.
+
+    Args:
+        axes: where; its limits are set.
+        view: what to show.
+        unit: seconds that the time axis counts as one.
+    """
+    few = len(view.devices) <= _MANY_LANES
+    axes.set_ylim(len(view.devices) - 0.5, -0.5)
+    axes.set_xlim(view.start / unit, view.end / unit)
+    _draw_background(axes, view, few)
+    useful = view.steps[view.steps["outcome"] == "done"]
+    handles: list[Artist] = []
+    for step, colour in style.STEPS.items():
+        if (view.steps["step"] == step).any():
+            _draw_bars(axes, useful[useful["step"] == step], unit, few, facecolor=colour, linewidth=0)
+            handles.append(Patch(facecolor=colour, label=step))
+    handles.append(Patch(facecolor=style.PALE, edgecolor=style.GREY, linewidth=0.4, label="idle or offline"))
+    for outcome in _MEANING:
+        wasted = view.steps[view.steps["outcome"] == outcome]
+        if len(wasted):
+            handles.append(_draw_wasted(axes, wasted, outcome, unit, few))
+    return [*handles, *(mark for outcome in _MARKS for mark in _draw_marks(axes, view, outcome, unit))]
+
+
+def label_lanes(axes: Axes, view: View, population: pd.DataFrame) -> None:
+    """Name the lanes by device and speed: all of few, some of many."""
+    count = len(view.devices)
+    speeds = population.set_index("device")["speed"]
+    lanes = np.arange(count) if count <= _MANY_LANES else np.unique(np.linspace(0, count - 1, 21).round().astype(int))
+    names = [f"{device}  ({speeds[device]:.3g}/s)" for device in view.devices[lanes]]
+    axes.set_yticks(lanes, names, fontsize=9 if count <= 45 else 8)
+    axes.tick_params(axis="y", length=0 if count <= _MANY_LANES else 3)
+
+
+def _draw_background(axes: Axes, view: View, few: bool) -> None:
+    """A pale band a lane; with many lanes one for all."""
+    if not few:
+        axes.set_facecolor(style.PALE)
+        return
+    left, right = axes.get_xlim()
+    axes.barh(np.arange(len(view.devices)), right - left, left=left, height=0.8, color=style.PALE, zorder=0)
+
+
+def _draw_wasted(axes: Axes, steps: pd.DataFrame, outcome: str, unit: float, few: bool) -> Artist:
+    """Work that was thrown away: hatched over its step's pale colour, or in thin lanes plainly in the colour of the cause."""
+    colour, label = style.OUTCOMES[outcome], f"thrown away, {_MEANING[outcome]}"
+    if not few:
+        _draw_bars(axes, steps, unit, few, facecolor=colour, linewidth=0)
+        return Patch(facecolor=colour, label=label)
+    hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
+    for step, rows in steps.groupby("step"):
+        _draw_bars(axes, rows, unit, few, facecolor=style.lighten(style.STEPS[str(step)], 0.5), **hatched)
+    return Patch(facecolor="white", label=label, **hatched)
+
+
+def _draw_bars(axes: Axes, steps: pd.DataFrame, unit: float, few: bool, **look: Any) -> None:
+    start, end, lane = (steps[name].to_numpy(float) for name in ("start", "end", "lane"))
+    half = 0.4 if few else 0.5
+    x = np.stack([start, end, end, start], axis=1) / unit
+    y = np.stack([lane - half, lane - half, lane + half, lane + half], axis=1)
+    bars = PolyCollection(np.stack([x, y], axis=2), **look)  # type: ignore[arg-type]  # an array [n, 4, 2] is the fast way
+    bars.set_rasterized(not few or len(steps) > _MANY_BARS)
+    axes.add_collection(bars, autolim=False)
+
+
+def _draw_marks(axes: Axes, view: View, outcome: str, unit: float) -> list[Artist]:
+    """A mark at each instant at which a task ended so; its ``gid`` is the outcome."""
+    ends = view.tasks[view.tasks["outcome"] == outcome]
+    if ends.empty:
+        return []
+    size = float(np.clip(320 / len(view.devices), 3.0, 8.0))
+    marks = axes.scatter(
+        ends["end"] / unit,
+        ends["lane"],
+        s=size**2 * (2 if outcome == "late" else 1),
+        marker=_MARKS[outcome],
+        color=style.OUTCOMES[outcome],
+        linewidths=size / 4,
+        zorder=3,
+        gid=outcome,
+        label=f"{outcome} at this instant",
+    )
+    marks.set_rasterized(len(ends) > _MANY_BARS)
+    if outcome != "late":
+        marks.set_path_effects([patheffects.withStroke(linewidth=size / 4 + 1.6, foreground="white")])
+    return [marks]

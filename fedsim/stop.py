@@ -1,0 +1,32 @@
+"""When a run ends."""
+
+from pydantic import model_validator
+
+from fedsim.spec import Spec
+from fedsim.units import Seconds
+
+
+class StopSpec(Spec):
+    """``[stop]``: when a run ends; the first condition that is met counts.
+
+    Attributes:
+        rounds: after so many aggregations.
+        simulated_time: at this simulated time.
+        accuracy: at the first evaluation that reaches it (0..1).
+    """
+
+    rounds: int | None = None
+    simulated_time: Seconds | None = None
+    accuracy: float | None = None
+
+    @model_validator(mode="after")
+    def _some_end(self) -> "StopSpec":
+        if self.rounds is None and self.simulated_time is None:
+            raise ValueError("a run needs an end: give 'rounds' or 'simulated_time'")
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"'rounds' is {self.rounds}; it must be at least 1")
+        if self.simulated_time is not None and self.simulated_time <= 0:
+            raise ValueError("'simulated_time' must be above 0 s")
+        if self.accuracy is not None and not 0 < self.accuracy <= 1:
+            raise ValueError(f"'accuracy' is {self.accuracy:g}; it must lie in (0, 1]")
+        return self

@@ -1,0 +1,266 @@
+"""The core as strategies meet it: oracles of federated averaging, laziness, what is not finite, equality over workers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.learning.engine import Learning
+from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOnly
+from fedsim.learning.off import Off
+from fedsim.learning.refs import Ref
+from fedsim.learning.solvers.modules import flat_weights, load_weights, module_of
+from tests.learning.small import Counting, federation, learning, own, run
+
+FULL = 10**6
+
+
+async def _fedavg(core: Learning, sizes: list[int], rounds: int = 1, **how: Any) -> list[np.ndarray]:
+    model, models = core.initial(), []
+    for number in range(rounds):
+        updates = [core.train(model, device, key=number, round=number, **how) for device in range(len(sizes))]
+        model = core.mix([(update, n / sum(sizes)) for update, n in zip(updates, sizes, strict=True)])
+        models.append(await core.value(model))
+    return models
+
+
+@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[5])], ids=lambda model: model.kind)
+def test_one_full_step_each_is_a_step_along_the_mean_gradient(model: ModelSpec) -> None:
+    sizes = [5, 30, 12, 90]
+    data = federation(sizes)
+    core, _ = learning(data, model, lr=0.2, batch_size=FULL)
+    (found,) = run(_fedavg(core, sizes))
+    module = module_of(model.architecture((6,), 3))  # type: ignore[union-attr]
+    parameters = list(module.parameters())
+    load_weights(parameters, run(core.value(core.initial())))
+    for device, n in enumerate(sizes):
+        x, y = map(torch.from_numpy, data.train_samples(data.shard(device)))
+        (functional.cross_entropy(module(x), y) * n / sum(sizes)).backward()
+    expected = flat_weights(parameters) - 0.2 * flat_weights([p.grad for p in parameters if p.grad is not None])
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_identical_clients_walk_as_one() -> None:
+    data = federation([40])
+    data.shards.extend(data.shards * 3)
+    together, _ = learning(data, Logistic(), batch_size=FULL)
+    alone, _ = learning(data, Logistic(), batch_size=FULL)
+    for many, one in zip(run(_fedavg(together, [40] * 4, 5)), run(_fedavg(alone, [40], 5)), strict=True):
+        assert np.allclose(many, one, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [Logistic(), own("Dropping", features=6, classes=3)], ids=lambda model: model.kind)
+def test_mu_zero_is_fedavg_bit_for_bit(model: ModelSpec) -> None:
+    sizes = [5, 30, 12]
+    plain, proximal = (learning(federation(sizes), model)[0] for _ in range(2))
+    for one, other in zip(
+        run(_fedavg(plain, sizes, 3, epochs=2)), run(_fedavg(proximal, sizes, 3, epochs=2, proximal=0.0)), strict=True
+    ):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 4.0])
+def test_the_proximal_optimum_of_a_quadratic(mu: float) -> None:
+    data = federation([20], shape=(1,))
+    data.pool.x[:] = 1.25
+    core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)
+    solved = run(core.value(core.train(core.initial(), 0, epochs=200, key=0, proximal=mu)))
+    assert solved == pytest.approx((1.25 + mu * 3.0) / (1 + mu), abs=1e-5)
+
+
+def test_the_learning_rate_decays_with_the_round() -> None:
+    data = federation([20])
+    core, _ = learning(data, Logistic(), lr=0.1, lr_decay=0.5, batch_size=FULL)
+    slower, _ = learning(data, Logistic(), lr=0.025, batch_size=FULL)
+    decayed = run(core.value(core.train(core.initial(), 0, key=0, round=2)))
+    assert decayed.tobytes() == run(slower.value(slower.train(slower.initial(), 0, key=0))).tobytes()
+
+
+def test_iterations_and_chosen_samples() -> None:
+    data = federation([25])
+    core, _ = learning(data, Logistic(), batch_size=10)
+    by_epochs, by_steps, fewer = (
+        core.train(core.initial(), 0, key=1, **how) for how in ({"epochs": 2}, {"iterations": 6}, {"iterations": 5})
+    )
+    part = np.array([3, 1, 17])
+    chosen = core.train(core.initial(), 0, key=1, samples=part)
+    assert run(core.value(by_epochs)).tobytes() == run(core.value(by_steps)).tobytes()
+    assert run(core.value(by_epochs)).tobytes() != run(core.value(fewer)).tobytes()
+    x, y = (samples[part] for samples in data.train_samples(data.shards[0]))
+    module = module_of(Logistic().architecture((6,), 3))
+    load_weights(list(module.parameters()), run(core.value(core.initial())))
+    functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+    step = flat_weights(list(module.parameters())) - 0.03 * flat_weights(
+        [p.grad for p in module.parameters() if p.grad is not None]
+    )
+    assert np.allclose(run(core.value(chosen)), step, atol=1e-6)
+
+
+def test_one_seed_gives_every_strategy_the_same_start() -> None:
+    data = federation([5])
+    for model in (Logistic(), own("Dropping", features=6, classes=3)):
+        first, again, other = (learning(data, model, seed=seed)[0] for seed in (1, 1, 2))
+        start = run(first.value(first.initial()))
+        run(again.value(again.initial(4)))
+        assert run(again.value(again.initial())).tobytes() == start.tobytes()
+        assert run(again.value(again.initial(1))).tobytes() != start.tobytes()
+        assert run(other.value(other.initial())).tobytes() != start.tobytes()
+
+
+def test_keras_and_torch_initialisation() -> None:
+    data = federation([5], shape=(50,))
+    for init, limit, bias_limit in (("glorot", (6 / 53) ** 0.5, 0.0), ("torch", 50**-0.5, 50**-0.5)):
+        core, _ = learning(data, Logistic(), init=init)
+        tensors = core.tensors(run(core.value(core.initial())))
+        assert 0.9 * limit < np.abs(tensors["0.weight"]).max() <= limit
+        assert np.abs(tensors["0.bias"]).max() <= bias_limit
+
+
+def test_nobody_asks_nothing_is_trained() -> None:
+    executor = Counting()
+    core, _ = learning(federation([20] * 6), Logistic(), executor)
+    model = core.initial()
+    wanted, *unwanted = [core.train(model, device, key=0) for device in range(6)]
+    core.mix([(unwanted[0], 1.0)])
+    assert executor.asked == []
+    run(core.value(wanted))
+    assert executor.asked == ["train"]
+    run(core.value(wanted))
+    assert executor.asked == ["train"]
+    assert [update.value is None for update in unwanted] == [True] * 5
+
+
+def test_all_that_is_wanted_at_once_is_one_cohort() -> None:
+    executor = Counting()
+    core, _ = learning(federation([20] * 6), Logistic(), executor)
+    model = core.initial()
+    later = [core.mix([(core.train(model, device, key=0), 0.5), (model, 0.5)]) for device in range(6)]
+    run(core.evaluate({str(at): (ref, [at, 0]) for at, ref in enumerate(later)}))
+    assert executor.asked.count("train") == 1
+
+
+@pytest.mark.parametrize("model", [Logistic(), own("Dropping", features=6, classes=3)], ids=lambda model: model.kind)
+def test_neither_workers_nor_batching_change_a_bit(model: ModelSpec) -> None:
+    sizes = np.random.default_rng(3).integers(1, 90, 40).tolist()
+
+    def play(executor: Any, force: bool) -> tuple[bytes, bytes]:
+        core, _ = learning(federation(sizes), model, executor)
+
+        async def rounds() -> tuple[bytes, bytes]:
+            start = core.initial()
+            for number in range(3):
+                updates = [core.train(start, device, epochs=2, key=number) for device in range(number, 40, 2)]
+                if force:
+                    for update in updates[::-1]:
+                        await core.value(update)
+                start = core.mix([(update, 1 / len(updates)) for update in updates])
+            evaluation = await core.evaluate({"global": (start, None)})
+            return (await core.value(start)).tobytes(), evaluation.loss_sum.tobytes()
+
+        try:
+            return run(rounds())
+        finally:
+            core._simulation.executor.close()
+
+    expected = play(Inline(), force=False)
+    for executor, force in ((Inline(), True), (Threads(1), False), (Threads(2), False), (Threads(4), True)):
+        assert play(executor, force) == expected
+
+
+def test_convolutions_do_not_depend_on_workers_either() -> None:
+    def play(executor: Any) -> bytes:
+        core, _ = learning(federation([12, 7, 20, 9], shape=(1, 12, 12)), CNN5(), executor)
+        try:
+            return run(_fedavg(core, [1, 1, 1, 1], 2))[-1].tobytes()
+        finally:
+            executor.close()
+
+    assert play(Inline()) == play(Threads(2)) == play(Threads(4))
+
+
+def _poisoned(core: Learning, device: int) -> Ref:
+    """An update that has diverged."""
+    ref = core.train(core.initial(), device, key=0)
+    ref.settle(np.full(core.parameters, np.inf, np.float32))
+    return ref
+
+
+def test_a_mix_is_a_sum_in_float64_in_the_order_given() -> None:
+    core, _ = learning(federation([9] * 3), Logistic())
+    refs = [core.initial(at) for at in range(3)]
+    mixed = run(core.value(core.mix([(refs[0], 0.2), (refs[1], -1.5), (refs[2], 1e3)])))
+    a, b, c = (run(core.value(ref)).astype(np.float64) for ref in refs)
+    assert mixed.tobytes() == (0.2 * a - 1.5 * b + 1e3 * c).astype(np.float32).tobytes()
+    assert not mixed.flags.writeable
+
+
+def test_an_update_that_is_not_finite_is_left_out_and_recorded() -> None:
+    core, records = learning(federation([9] * 3), Logistic())
+    good, bad = [core.initial(1), core.initial(2)], _poisoned(core, 2)
+    mixed = run(core.value(core.mix([(good[0], 0.2), (bad, 0.5), (good[1], 0.3)])))
+    expected = run(core.value(core.mix([(good[0], 0.4), (good[1], 0.6)])))
+    assert np.allclose(mixed, expected, atol=1e-7)
+    assert [(record.kind, record.fields) for record in records] == [("non-finite", {"device": 2, "ref": bad.name})]
+
+
+def test_where_nothing_finite_is_left() -> None:
+    core, records = learning(federation([9] * 3), Logistic())
+    start, bad = core.initial(), _poisoned(core, 1)
+    assert run(core.value(core.mix([(bad, 1.0)], otherwise=start))).tobytes() == run(core.value(start)).tobytes()
+    difference = core.mix([(bad, 1.0), (start, -1.0)])
+    kept = core.mix([(start, 1.0), (difference, 0.1)], rescale=False)
+    assert run(core.value(kept)).tobytes() == run(core.value(start)).tobytes()
+    assert np.isnan(run(core.value(difference))).all()
+    assert [record.fields["ref"] for record in records] == [bad.name, bad.name, difference.name]
+
+
+def test_a_run_that_diverges_by_itself_is_noticed() -> None:
+    data = federation([30] * 3)
+    data.pool.x[data.shards[1].train] *= 1e30
+    core, records = learning(data, Logistic(), lr=1e6)
+    model = core.initial()
+    mixed = core.mix([(core.train(model, device, key=0, epochs=3), 1 / 3) for device in range(3)], otherwise=model)
+    assert np.isfinite(run(core.value(mixed))).all()
+    assert [record.fields["device"] for record in records] == [1]
+
+
+def test_training_loss_and_discrepancy() -> None:
+    core, _ = learning(federation([30, 20, 9]), Logistic())
+    model = core.initial()
+    updates = [core.train(model, device, key=0, epochs=2) for device in range(2)]
+    loss = run(core.train_loss([(updates[0], 30.0), (updates[1], 20.0)]))
+    assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
+    distances = [float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates]
+    assert run(core.discrepancy(updates, model)) == pytest.approx(sum(distances) / 2, rel=1e-5)
+    assert run(core.discrepancy([*updates, _poisoned(core, 2)], model)) == pytest.approx(sum(distances) / 2, rel=1e-5)
+    assert run(core.discrepancy([_poisoned(core, 2)], model)) is None
+    assert run(core.train_loss([(model, 1.0)])) is None
+
+
+def test_named_tensors_cover_the_whole_model() -> None:
+    for model in (Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)):
+        core, _ = learning(federation([9]), model)
+        weights = run(core.value(core.initial()))
+        tensors = core.tensors(weights)
+        assert np.concatenate([tensor.ravel() for tensor in tensors.values()]).tobytes() == weights.tobytes()
+
+
+def test_learning_off_has_names_and_sizes_only() -> None:
+    off = Off(SizeOnly.model_validate({"bytes": "31400 B"}), (784,), 10)
+    assert (off.parameters, off.bytes) == (7_850, 31_400.0)
+    update = off.train(off.initial(), 3, key=0)
+    assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
+    assert run(off.evaluate({"global": (update, None)})) is None
+    assert run(off.discrepancy([update], update)) is None
+    with pytest.raises(SimulationError, match='learning = "on"'):
+        run(off.value(update))
+
+
+def test_a_bare_size_cannot_learn() -> None:
+    with pytest.raises(ScenarioError, match="no weights to learn"):
+        learning(federation([3]), SizeOnly.model_validate({"bytes": "4 MB"}))
