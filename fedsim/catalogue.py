@@ -42,4 +42,5 @@ def _collect(annotation: Any, found: Entries) -> None:
 
 
 def _first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0] if thing.__doc__ else ""
+    thing = getattr(thing, "__pydantic_generic_metadata__", {}).get("origin") or thing  # a generic has its doc, its use has none
+    return (thing.__doc__ or "").strip().partition("\n")[0]

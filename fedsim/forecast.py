@@ -40,8 +40,7 @@ def forecast_lines(scenario: Scenario) -> list[str]:
 def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArray[np.float64]) -> list[str]:
     """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
     asked = min(params.asked_per_round or run.server.devices, run.server.devices)
-    slowest = float(np.quantile(task_s, 1 - 1 / (asked + 1)))
-    round_s = slowest if params.deadline is None else min(slowest, params.deadline)
+    round_s = expected_maximum(task_s if params.deadline is None else np.minimum(task_s, params.deadline), asked)
     traffic = asked * (run.server.download_bytes + run.server.upload_bytes)
     steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * asked
     gigaflops = run.samples.mean() * params.local_epochs * asked * run.learner.flops_per_sample / 1e9
@@ -50,6 +49,19 @@ def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArr
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
         f"{rounds} rounds: at most {show_bytes(rounds * traffic)}, about {show_seconds(rounds * round_s)} of simulated time",
     ]
+
+
+def expected_maximum(values: NDArray[np.float64], drawn: int) -> float:
+    """The mean of the largest of ``drawn`` values, drawn uniformly without replacement out of ``values``.
+
+    All of them lie among the i smallest with probability C(i, drawn) / C(n, drawn).
+    """
+    from scipy.special import gammaln
+
+    n = len(values)
+    smallest = np.arange(drawn, n + 1)
+    log_share = gammaln(smallest + 1) - gammaln(smallest - drawn + 1) - gammaln(n + 1) + gammaln(n - drawn + 1)
+    return float(np.diff(np.exp(log_share), prepend=0.0) @ np.sort(values)[drawn - 1 :])
 
 
 def _range(seconds: NDArray[np.float64]) -> str:

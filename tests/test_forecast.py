@@ -1,0 +1,34 @@
+"""What a run will cost, said before it is run."""
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.forecast import expected_maximum, forecast_lines
+from fedsim.units import show_bytes
+
+
+@pytest.mark.parametrize("drawn", [1, 2, 4, 6])
+def test_the_expected_maximum_against_all_draws(drawn: int) -> None:
+    values = np.array([5.0, 1.0, 2.0, 2.0, 9.0, 4.0])
+    draws = [max(draw) for draw in combinations(values.tolist(), drawn)]
+    assert expected_maximum(values, drawn) == pytest.approx(np.mean(draws))
+
+
+def test_it_is_of_many_devices_too() -> None:
+    assert 0.998 < expected_maximum(np.arange(100_000) / 100_000, 1000) < 1.0
+
+
+def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
+    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
+    small["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
+    small["stop"] = {"rounds": 40}
+    lines = forecast_lines(fedsim.Scenario(**small))
+    summary = fedsim.run(fedsim.Scenario(**small | {"learning": "off"})).summary
+    assert f"40 rounds: at most {show_bytes(summary['bytes']['down'] + summary['bytes']['up'])}" in lines[-1]
+    said = float(lines[-1].split("about ")[1].split(" min")[0]) * 60
+    assert said == pytest.approx(summary["simulated_s"], rel=0.25)
