@@ -2,17 +2,18 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 from matplotlib.figure import Figure
 
 from analysis.accuracy import draw_accuracy
-from analysis.style import FORMATS, NothingToDrawError, run_names, save
+from analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
 from analysis.timeline import draw_timeline
-from analysis.traffic import draw_traffic
+from analysis.traffic import draw_traffic, draw_traffic_compared
 from analysis.view import MOST_LANES, ORDERS
-from fedsim.errors import FedsimError, RunFolderError, nearest
+from fedsim.errors import FedsimError, nearest
 from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
@@ -28,7 +29,7 @@ Draw = Callable[[], Figure]
 @click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline: at most so many devices.")
 @click.option("--order", default=ORDERS[0], show_default=True, help=f"Timeline: lanes by {', '.join(ORDERS)}.")
 def main(runs: tuple[Path, ...], out: Path | None, formats: str, rounds: str | None, devices: int, order: str) -> None:
-    """Draw the timeline, accuracy and traffic of each RUN, and the accuracy of several side by side."""
+    """Draw the timeline and the traffic of each RUN, and the accuracy and traffic of all side by side."""
     try:
         kinds, span = _formats(formats), _rounds(rounds)
         folders = [RunFolder(path) for path in runs]
@@ -46,15 +47,14 @@ def _pictures(
     """Each picture's name and what draws it."""
     names = [""] if len(runs) == 1 else [f"-{place}-{_as_file(name)}" for place, name in enumerate(run_names(runs), start=1)]
     for run, name in zip(runs, names, strict=True):
-        yield f"timeline{name}", lambda run=run: draw_timeline(run, rounds=rounds, devices=devices, order=order)
+        timeline = partial(draw_timeline, run, devices=devices, order=order)
+        yield f"timeline{name}", partial(timeline, rounds=rounds)
         if rounds is None and run.summary["rounds"] > _LONG:
-            close_up = (0, _CLOSE_UP)
-            yield (
-                f"timeline-first-rounds{name}",
-                lambda run=run: draw_timeline(run, rounds=close_up, devices=devices, order=order),
-            )
-        yield f"traffic{name}", lambda run=run: draw_traffic(run)
-    yield "accuracy", lambda: draw_accuracy(runs)
+            yield f"timeline-first-rounds{name}", partial(timeline, rounds=(0, _CLOSE_UP))
+        yield f"traffic{name}", partial(draw_traffic, run)
+    yield "accuracy", partial(draw_accuracy, runs)
+    if len(runs) > 1:
+        yield "traffic-compared", partial(draw_traffic_compared, runs)
 
 
 def _as_file(name: str) -> str:
@@ -76,7 +76,7 @@ def _formats(text: str) -> list[str]:
     kinds = [kind.strip().lower() for kind in text.split(",")]
     for kind in kinds:
         if kind not in FORMATS:
-            raise RunFolderError(f"--format is {text!r}; allowed are {', '.join(FORMATS)}{nearest(kind, FORMATS)}")
+            raise PictureError(f"--format is {text!r}; allowed are {', '.join(FORMATS)}{nearest(kind, FORMATS)}")
     return kinds
 
 
@@ -85,7 +85,7 @@ def _rounds(text: str | None) -> tuple[int, int] | None:
         return None
     first, colon, stop = text.partition(":")
     if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
-        raise RunFolderError(f"--rounds is {text!r}; allowed is A:B with whole numbers A < B, such as 0:5")
+        raise PictureError(f"--rounds is {text!r}; allowed is A:B with whole numbers A < B, such as 0:5")
     return int(first), int(stop)
 
 
@@ -95,9 +95,9 @@ def _target(runs: Sequence[RunFolder], out: Path | None) -> Path:
     target = first.with_name(f"{first.name}-figures") if out is None else out
     for run in runs:
         if target.resolve().is_relative_to(run.path.resolve()):
-            raise RunFolderError(f"--out {str(target)!r} lies in the run folder {str(run.path)!r}; give a folder outside of it")
+            raise PictureError(f"--out {str(target)!r} lies in the run folder {str(run.path)!r}; give a folder outside of it")
     if target.exists() and not target.is_dir():
-        raise RunFolderError(f"--out {str(target)!r} is a file; give a folder")
+        raise PictureError(f"--out {str(target)!r} is a file; give a folder")
     return target
 
 

@@ -1,6 +1,7 @@
 """Accuracy against rounds, simulated time and bytes moved, for one run or several side by side."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -36,8 +37,7 @@ def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
     _plot(panels[0], curves, "rounds", 1.0, "rounds aggregated")
     _plot(panels[1], curves, "time", time.size, f"simulated time ({time.name})")
     _plot(panels[2], curves, "bytes", size.size, f"moved, down and up ({size.name})")
-    panels[0].set_ylabel("test accuracy (share of samples, 0 to 1)")
-    panels[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    panels[0].set_ylabel("test accuracy (0 to 1)")
     if len(runs) == 1:
         figure.suptitle(style.headline(runs[0]))
     else:
@@ -62,11 +62,11 @@ def _plot(panel: Axes, curves: Sequence[pd.DataFrame], column: str, unit: float,
         panel.plot(curve[column].tail(1) / unit, curve["accuracy"].tail(1), **line | {"marker": "o", "markersize": 6})
     panel.set_xlabel(label)
     panel.set_xlim(left=0)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=column == "rounds"))
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _line(number: int, marked: bool) -> dict[str, object]:
+def _line(number: int, marked: bool) -> dict[str, Any]:
     """How the line of the run at ``number`` looks; colours first, then dashes as well."""
     turn, colour = divmod(number, len(style.SERIES))
     return {
@@ -79,7 +79,7 @@ def _line(number: int, marked: bool) -> dict[str, object]:
 
 
 def _name_lines(figure: Figure, runs: Sequence[RunFolder], curves: Sequence[pd.DataFrame]) -> None:
-    handles = [Line2D([], [], **_line(number, True)) for number in range(len(runs))]  # type: ignore[arg-type]
+    handles = [Line2D([], [], **_line(number, True)) for number in range(len(runs))]
     names = [
         f"{name}: {style.short(str(run.summary['strategy']), 20)}" + ("" if len(curve) else " (not evaluated)")
         for name, run, curve in zip(style.run_names(runs), runs, curves, strict=True)

@@ -11,14 +11,15 @@ import pandas as pd
 from matplotlib import patheffects
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from analysis import style
 from analysis.view import View
 
-_MANY_LANES = 60  # with more, lanes are too thin for hatches, gaps and a label each
-_MANY_BARS = 4000
+_MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each
+_MANY_ROUNDS = 60  # with more, bars are too short for hatches
+_MANY_BARS = 4000  # as vectors they would make the SVG large and slow
+_PIXELS = 1250  # about what the time axis has: a step, however short, is drawn one pixel wide
 _MARKS = {"late": "|", "lost": "x", "left": "D"}
 _MEANING = {
     "late": "late: ended by the server",
@@ -36,22 +37,23 @@ def draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
         view: what to show.
         unit: seconds that the time axis counts as one.
     """
-    few = len(view.devices) <= _MANY_LANES
+    coarse = len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
     axes.set_ylim(len(view.devices) - 0.5, -0.5)
     axes.set_xlim(view.start / unit, view.end / unit)
-    _draw_background(axes, view, few)
+    _draw_background(axes, view)
     useful = view.steps[view.steps["outcome"] == "done"]
     handles: list[Artist] = []
     for step, colour in style.STEPS.items():
         if (view.steps["step"] == step).any():
-            _draw_bars(axes, useful[useful["step"] == step], unit, few, facecolor=colour, linewidth=0)
+            _draw_bars(axes, view, useful[useful["step"] == step], unit, gid=step, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=step))
     handles.append(Patch(facecolor=style.PALE, edgecolor=style.GREY, linewidth=0.4, label="idle or offline"))
     for outcome in _MEANING:
         wasted = view.steps[view.steps["outcome"] == outcome]
         if len(wasted):
-            handles.append(_draw_wasted(axes, wasted, outcome, unit, few))
-    return [*handles, *(mark for outcome in _MARKS for mark in _draw_marks(axes, view, outcome, unit))]
+            handles.append(_draw_wasted(axes, view, wasted, outcome, unit, coarse))
+    marks = [outcome for outcome in _MARKS if coarse or outcome != "late"]  # a late bar that is thin ends plainly enough
+    return [*handles, *(handle for outcome in marks for handle in _draw_marks(axes, view, outcome, unit))]
 
 
 def label_lanes(axes: Axes, view: View, population: pd.DataFrame) -> None:
@@ -60,38 +62,39 @@ def label_lanes(axes: Axes, view: View, population: pd.DataFrame) -> None:
     speeds = population.set_index("device")["speed"]
     lanes = np.arange(count) if count <= _MANY_LANES else np.unique(np.linspace(0, count - 1, 21).round().astype(int))
     names = [f"{device}  ({speeds[device]:.3g}/s)" for device in view.devices[lanes]]
-    axes.set_yticks(lanes, names, fontsize=9 if count <= 45 else 8)
+    axes.set_yticks(lanes, names, fontsize=10 if count > _MANY_LANES else 9 if count <= 45 else 8)
     axes.tick_params(axis="y", length=0 if count <= _MANY_LANES else 3)
 
 
-def _draw_background(axes: Axes, view: View, few: bool) -> None:
-    """A pale band a lane; with many lanes one for all."""
-    if not few:
-        axes.set_facecolor(style.PALE)
-        return
+def _draw_background(axes: Axes, view: View) -> None:
+    """A pale band a lane."""
     left, right = axes.get_xlim()
-    axes.barh(np.arange(len(view.devices)), right - left, left=left, height=0.8, color=style.PALE, zorder=0)
+    lane = np.arange(len(view.devices), dtype=float)
+    bands = style.rectangles(
+        np.full_like(lane, left), np.full_like(lane, right), lane - view.half_lane, lane + view.half_lane, facecolor=style.PALE
+    )
+    bands.set(zorder=0, rasterized=len(lane) > _MANY_LANES)
+    axes.add_collection(bands, autolim=False)
 
 
-def _draw_wasted(axes: Axes, steps: pd.DataFrame, outcome: str, unit: float, few: bool) -> Artist:
-    """Work that was thrown away: hatched over its step's pale colour, or in thin lanes plainly in the colour of the cause."""
+def _draw_wasted(axes: Axes, view: View, steps: pd.DataFrame, outcome: str, unit: float, coarse: bool) -> Artist:
+    """Work that was thrown away: hatched over its step's pale colour, or in small bars plainly in the cause's colour."""
     colour, label = style.OUTCOMES[outcome], f"thrown away, {_MEANING[outcome]}"
-    if not few:
-        _draw_bars(axes, steps, unit, few, facecolor=colour, linewidth=0)
+    if not coarse:
+        _draw_bars(axes, view, steps, unit, gid=f"thrown-away-{outcome}", facecolor=colour)
         return Patch(facecolor=colour, label=label)
     hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
     for step, rows in steps.groupby("step"):
-        _draw_bars(axes, rows, unit, few, facecolor=style.lighten(style.STEPS[str(step)], 0.5), **hatched)
+        pale = style.lighten(style.STEPS[str(step)], 0.5)
+        _draw_bars(axes, view, rows, unit, gid=f"{step}-{outcome}", facecolor=pale, **hatched)
     return Patch(facecolor="white", label=label, **hatched)
 
 
-def _draw_bars(axes: Axes, steps: pd.DataFrame, unit: float, few: bool, **look: Any) -> None:
+def _draw_bars(axes: Axes, view: View, steps: pd.DataFrame, unit: float, **look: Any) -> None:
     start, end, lane = (steps[name].to_numpy(float) for name in ("start", "end", "lane"))
-    half = 0.4 if few else 0.5
-    x = np.stack([start, end, end, start], axis=1) / unit
-    y = np.stack([lane - half, lane - half, lane + half, lane + half], axis=1)
-    bars = PolyCollection(np.stack([x, y], axis=2), **look)  # type: ignore[arg-type]  # an array [n, 4, 2] is the fast way
-    bars.set_rasterized(not few or len(steps) > _MANY_BARS)
+    end = np.maximum(end, start + view.span / _PIXELS)
+    bars = style.rectangles(start / unit, end / unit, lane - view.half_lane, lane + view.half_lane, **look)
+    bars.set_rasterized(len(view.devices) > _MANY_LANES or len(steps) > _MANY_BARS)
     axes.add_collection(bars, autolim=False)
 
 
@@ -100,7 +103,7 @@ def _draw_marks(axes: Axes, view: View, outcome: str, unit: float) -> list[Artis
     ends = view.tasks[view.tasks["outcome"] == outcome]
     if ends.empty:
         return []
-    size = float(np.clip(320 / len(view.devices), 3.0, 8.0))
+    size = float(np.clip(min(320 / len(view.devices), 1200 / max(1, len(view.rounds))), 3.0, 8.0))
     marks = axes.scatter(
         ends["end"] / unit,
         ends["lane"],

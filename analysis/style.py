@@ -6,14 +6,18 @@ dark ones for work that is thrown away.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeAlias
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from numpy.typing import NDArray
 
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.records.reading import RunFolder
@@ -28,14 +32,13 @@ FORMATS = ("png", "svg")
 
 WIDTH_IN, DPI = 13.0, 120
 _FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
-_RC = {
+_RC: dict[Any, Any] = {
     "font.family": _FONT,
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.prop_cycle": matplotlib.cycler(color=SERIES),
     "legend.frameon": False,
     "legend.fontsize": 10,
     "figure.constrained_layout.use": True,
@@ -48,12 +51,17 @@ _RC = {
 }
 
 P = ParamSpec("P")
+Floats: TypeAlias = NDArray[np.float64]
 
 
-class NothingToDrawError(FedsimError):
-    """A run holds nothing that this picture could show."""
+class PictureError(FedsimError):
+    """A picture cannot be drawn as it was asked for."""
 
     exit_status = 2
+
+
+class NothingToDrawError(PictureError):
+    """A run holds nothing that this picture could show."""
 
 
 class Unit(NamedTuple):
@@ -106,6 +114,12 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
     return paths
 
 
+def rectangles(x0: Floats, x1: Floats, y0: Floats, y1: Floats, **look: Any) -> PolyCollection:
+    """Rectangles between opposite corners, arrays [n] each, as one collection; add it with ``autolim=False``."""
+    corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
+    return PolyCollection(corners, **({"linewidth": 0} | look))  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
+
+
 def lighten(colour: str, share: float) -> tuple[float, float, float]:
     """The colour mixed with a share (0..1) of white."""
     red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
@@ -143,6 +157,13 @@ def headline(run: RunFolder) -> str:
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
     """A legend under all panels, in as many columns as surely fit."""
-    widest = max(len(label) for label in labels)
-    columns = max(1, min(len(labels), int(figure.get_figwidth() * 10.5 / (widest + 7))))
+    room = figure.get_figwidth() * 11
+    columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _letters(labels: Sequence[str], columns: int) -> int:
+    """About how many letters wide a legend is; matplotlib fills it column by column, the first ones with one entry more."""
+    most, longer = divmod(len(labels), columns)
+    lengths = iter([len(label) for label in labels])
+    return sum(max(islice(lengths, most + (column < longer))) + 7 for column in range(columns))

@@ -4,12 +4,12 @@ Under the lanes stands how each round's tasks ended, and beside them how each de
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -22,11 +22,11 @@ from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
 from fedsim.units import show_seconds
 
-_LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 9.0  # the lanes' height: so much a device, within these limits
+_LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIP_IN, _FRAME_IN = 1.2, 2.3  # the strip below; title, axis labels and legend together
 _MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
-_DEADLINE = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-_ROUND_END = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
 
 
@@ -50,7 +50,8 @@ def draw_timeline(
 
     Raises:
         NothingToDrawError: nobody worked within the span.
-        RunFolderError: the folder is damaged, or there are no such rounds, order or number of devices.
+        PictureError: there are no such rounds, window, order or number of devices.
+        RunFolderError: the folder is damaged.
     """
     activity = read_activity(run)
     population = run.table(DEVICES).to_pandas()
@@ -77,24 +78,33 @@ def draw_timeline(
 
 def _title(run: RunFolder, view: View, population: int) -> str:
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
-    part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
-    return f"{style.headline(run)}\n{span}: {part}the {view.at_work:,} devices that worked, out of {population:,}"
+    who = (
+        f"all {population:,} devices"
+        if view.at_work == population
+        else f"the {view.at_work:,} of {population:,} devices that worked"
+    )
+    part = f"{len(view.devices):,} lanes out of " if len(view.devices) < view.at_work else ""
+    return f"{style.headline(run)}\n{span}, {part}{who}"
 
 
 # Rounds: vertical lines, numbers above, outcomes below.
 
 
 def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artist]:
-    """Round ends and deadlines through all panels; of many only every so many-th; returns the legend's entries."""
-    every = _step(len(view.rounds), _MOST_LINES)
-    which = "" if every == 1 else f" (of every {every}th round)"
+    """Round ends and deadlines through all panels; of many only every so many-th; returns the legend's entries.
+
+    A round that closed before its deadline has no deadline line: it would fall into the next round.
+    """
+    rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
+    every = _step(len(rounds), _MOST_LINES)
+    which, shade = ("", 1.0) if every == 1 else (f" (of every {every}th round)", 0.5)
     handles: list[Artist] = []
     for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
-        times = view.rounds[column][view.rounds["round"] % every == 0].dropna().to_numpy() / unit
+        times = rounds[column][rounds["round"] % every == 0].dropna().to_numpy() / unit
         if len(times):
             for panel in panels:
-                panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, **look)
-            handles.append(Line2D([], [], label=label + which, **look))  # type: ignore[arg-type]
+                panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, alpha=shade, gid=column, **look)
+            handles.append(Line2D([], [], label=label + which, alpha=shade, **look))
     return handles
 
 
@@ -129,16 +139,10 @@ def _draw_strip(strip: Axes, view: View, unit: float) -> None:
     for outcome, colour in style.OUTCOMES.items():
         if outcome in counts:
             top = base + counts[outcome].to_numpy()
-            _draw_rectangles(strip, left, right, base, top, colour)
+            strip.add_collection(style.rectangles(left, right, base, top, facecolor=colour), autolim=False)
             base = top
     strip.set_ylim(0, max(1.0, base.max() * 1.05))
     strip.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-
-
-def _draw_rectangles(axes: Axes, x0: "np.ndarray", x1: "np.ndarray", y0: "np.ndarray", y1: "np.ndarray", colour: str) -> None:
-    """Rectangles between corners, arrays [n] each."""
-    corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
-    axes.add_collection(PolyCollection(corners, facecolor=colour, linewidth=0), autolim=False)  # type: ignore[arg-type]
 
 
 # Devices: outcomes beside the lanes.
@@ -148,18 +152,21 @@ def _draw_totals(totals: Axes, view: View) -> None:
     """How each device's tasks ended."""
     counts = pd.crosstab(view.tasks["lane"], view.tasks["outcome"])
     lane = counts.index.to_numpy(float)
-    half = 0.4 if len(view.devices) <= 60 else 0.5
     base = np.zeros(len(lane))
     for outcome, colour in style.OUTCOMES.items():
         if outcome in counts:
             top = base + counts[outcome].to_numpy()
-            _draw_rectangles(totals, base, top, lane - half, lane + half, colour)
+            bars = style.rectangles(base, top, lane - view.half_lane, lane + view.half_lane, facecolor=colour)
+            totals.add_collection(bars, autolim=False)
             base = top
     totals.set_xlim(0, max(1.0, base.max(initial=0) * 1.05))
     totals.xaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
     totals.tick_params(axis="y", left=False, labelleft=False)
-    totals.tick_params(axis="x", labelbottom=True)
-    totals.set_xlabel("tasks\nper device")
+    totals.tick_params(axis="x", bottom=False, labelbottom=False, top=True, labeltop=True)
+    totals.xaxis.set_label_position("top")
+    totals.set_xlabel("tasks\nper device", fontsize=10)
+    totals.spines["top"].set_visible(True)
+    totals.spines["bottom"].set_visible(False)
 
 
 def _write_counts(words: Axes, view: View) -> None:

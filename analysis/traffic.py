@@ -1,12 +1,13 @@
-"""Where the bytes of a run went: by direction and purpose, over simulated time and in total, with what was wasted.
+"""Where the bytes went: by direction and purpose, over simulated time and in total, with what was wasted.
 
 A byte is wasted when the task that moved it did not end as ``done``: the same rule, and the same split of a message into its
 purposes, as the ledger's (``fedsim.records.ledger``).
 """
 
 import json
+from collections.abc import Sequence
 from functools import cache
-from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +25,9 @@ from fedsim.units import show_bytes
 
 _HUES = {"down": (style.SKY, style.PURPLE, style.YELLOW), "up": (style.BLUE, style.GREEN, style.ORANGE)}
 _ARROWS = {"down": "↓", "up": "↑"}
-_WASTED = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
-_POINTS = 2000  # more points than pixels only make the SVG large
+_WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
+_WASTED_MEANING = "wasted: its task was late, lost or cut off"
+_POINTS = 800  # more points than pixels only make the SVG large
 
 
 @style.styled
@@ -47,7 +49,43 @@ def draw_traffic(run: RunFolder) -> Figure:
     figure.suptitle(style.headline(run))
     handles = [Patch(facecolor=colour) for colour in colours.values()]
     labels = [_label(*kind) for kind in colours]
-    style.legend_below(figure, [*handles, Patch(**_WASTED)], [*labels, "wasted: its task was late, lost or cut off"])
+    style.legend_below(figure, [*handles, Patch(**_WASTED)], [*labels, _WASTED_MEANING])
+    return figure
+
+
+@style.styled
+def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
+    """A bar a run: what it moved down and up and was of use, and what was wasted.
+
+    Raises:
+        NothingToDrawError: none of the runs moved any bytes.
+        RunFolderError: a folder is damaged.
+    """
+    ledgers = [read_parts(run) for run in runs]
+    totals = [float(parts["bytes"].sum()) for parts in ledgers]
+    if not any(totals):
+        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
+    unit = style.bytes_unit(max(totals))
+    figure = Figure(figsize=(style.WIDTH_IN, 1.6 + 0.55 * len(runs)))
+    panel = figure.subplots()
+    for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
+        useful = parts[~parts["wasted"]].groupby("direction")["bytes"].sum()
+        down, up = (float(useful.get(way, 0.0)) / unit.size for way in _HUES)
+        panel.barh(place, down, color=_HUES["down"][0], height=0.6)
+        panel.barh(place, up, left=down, color=_HUES["up"][0], height=0.6)
+        wasted = total / unit.size - down - up
+        if parts["wasted"].any():
+            panel.barh(place, wasted, left=down + up, height=0.6, **_WASTED)
+        share = f", {wasted * unit.size / total:.0%} wasted" if total else ""
+        panel.annotate(
+            f"{show_bytes(total)}{share}", (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
+        )
+    panel.set_yticks(range(len(runs)), style.run_names(runs))
+    panel.set_ylim(len(runs) - 0.5, -0.5)
+    panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
+    panel.set_xlabel(f"moved in total ({unit.name})")
+    handles = [*(Patch(facecolor=hues[0]) for hues in _HUES.values()), Patch(**_WASTED)]
+    style.legend_below(figure, handles, [*(f"{arrow} {way}" for way, arrow in _ARROWS.items()), _WASTED_MEANING])
     return figure
 
 
@@ -71,10 +109,9 @@ def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
     kinds = [(str(direction), str(purpose)) for direction, purpose in sums.index]
     return {
-        kind: colour or style.GREY
+        kind: hues[place] if place < len(hues) else style.GREY
         for way, hues in _HUES.items()
-        for kind, colour in zip_longest([kind for kind in kinds if kind[0] == way], hues)
-        if kind is not None
+        for place, kind in enumerate(kind for kind in kinds if kind[0] == way)
     }
 
 
@@ -87,7 +124,10 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
     end = float(parts["end"].max())
     grid = np.linspace(0.0, end, _POINTS)
     useful = parts[~parts["wasted"]]
-    layers = [_moved_by(grid, useful[(useful[["direction", "purpose"]] == kind).all(axis=1)]) for kind in colours]
+    layers = [
+        _moved_by(grid, useful[(useful["direction"] == direction) & (useful["purpose"] == purpose)])
+        for direction, purpose in colours
+    ]
     wasted = _moved_by(grid, parts[parts["wasted"]])
     time, size = style.time_unit(end), style.bytes_unit(float(parts["bytes"].sum()))
 
@@ -95,7 +135,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
     for layer, colour in zip(layers, colours.values(), strict=True):
         panel.fill_between(grid / time.size, base / size.size, (base + layer) / size.size, color=colour, linewidth=0)
         base = base + layer
-    panel.fill_between(grid / time.size, base / size.size, (base + wasted) / size.size, **_WASTED)  # type: ignore[arg-type]
+    panel.fill_between(grid / time.size, base / size.size, (base + wasted) / size.size, **_WASTED)
     panel.plot(grid / time.size, (base + wasted) / size.size, color=style.BLACK, linewidth=1.2)
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
     panel.set_xlim(0, end / time.size)
@@ -103,7 +143,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _moved_by(grid: np.ndarray, parts: pd.DataFrame) -> np.ndarray:
+def _moved_by(grid: style.Floats, parts: pd.DataFrame) -> style.Floats:
     """Bytes of messages that had ended by each time of the grid."""
     ordered = parts.sort_values("end", kind="stable")
     sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
@@ -116,7 +156,8 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str]
     for place, (kind, colour) in enumerate(colours.items()):
         useful, wasted = float(sums.get((*kind, False), 0.0)), float(sums.get((*kind, True), 0.0))
         panel.barh(place, useful / unit.size, color=colour, height=0.6)
-        panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)  # type: ignore[arg-type]
+        if wasted:
+            panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
         share = f", {wasted / (useful + wasted):.0%} wasted" if wasted else ""
         panel.text(0, place - 0.36, f"{_label(*kind)}   {show_bytes(useful + wasted)}{share}", va="bottom")
     panel.set_yticks([])

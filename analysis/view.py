@@ -9,14 +9,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.activity import Activity
-from analysis.style import NothingToDrawError
-from fedsim.errors import RunFolderError, nearest
+from analysis.style import NothingToDrawError, PictureError
+from fedsim.errors import nearest
 
 Order = Literal["speed", "first", "number"]
 ORDERS: tuple[str, ...] = get_args(Order)
 Span = tuple[float, float]
 
 MOST_LANES = 1500  # more would be thinner than a pixel
+_GAPPED_LANES = 150
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class View:
     rounds: pd.DataFrame
 
     @property
+    def half_lane(self) -> float:
+        """Half of a bar's height in its lane; thin lanes have no gap between them."""
+        return 0.4 if len(self.devices) <= _GAPPED_LANES else 0.5
+
+    @property
     def span(self) -> float:
         """How much simulated time is shown (s)."""
         return self.end - self.start
@@ -58,18 +64,19 @@ def look_at(
         order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
 
     Raises:
-        RunFolderError: there is no such order, or fewer than one device is asked for.
+        PictureError: there is no such order, fewer than one device is asked for, or the span is empty.
         NothingToDrawError: nobody worked within the span.
     """
     if order not in ORDERS:
-        raise RunFolderError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
+        raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
     if most < 1:
-        raise RunFolderError(f"the number of devices is {most}; allowed is 1 or more")
+        raise PictureError(f"the number of devices is {most}; allowed is 1 or more")
     start, end = span or (0.0, activity.end)
+    if not 0 <= start < end:
+        raise PictureError(f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and end after that")
     since = start if start > 0 else -np.inf  # what ends at the very beginning of the run belongs to it
-    steps = activity.steps.query("end > @since and start < @end")
-    tasks = activity.tasks.query("@since < end <= @end")
-    rounds = activity.rounds.query("@since < end <= @end")
+    steps = activity.steps[(activity.steps["end"] > since) & (activity.steps["start"] < end)]
+    tasks, rounds = (table[table["end"].between(since, end, inclusive="right")] for table in (activity.tasks, activity.rounds))
     at_work = _SORTS[order](steps, population)
     if not len(at_work):
         raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
@@ -82,13 +89,13 @@ def span_of_rounds(activity: Activity, first: int, stop: int) -> Span:
     """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 as in the records.
 
     Raises:
-        RunFolderError: the run has no such rounds.
+        PictureError: the run has no such rounds.
     """
     numbers, ends = activity.rounds["round"], activity.rounds["end"]
     inside = ends[(numbers >= first) & (numbers < stop)]
     if inside.empty:
         last = f"rounds 0 to {numbers.max()}" if len(numbers) else "no finished round"
-        raise RunFolderError(f"rounds {first}:{stop} are not in this run, which has {last}")
+        raise PictureError(f"rounds {first}:{stop} are not in this run, which has {last}")
     before = ends[numbers < first]
     return (float(before.max()) if len(before) else 0.0), float(inside.max())
 

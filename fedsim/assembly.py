@@ -37,9 +37,9 @@ class Run:
         streams = Streams(scenario.seed)
         capacity = spec.capacities(streams, root)
         availability = spec.availability.build(streams, spec.devices, root)
-        self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links)
+        self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links, root)
         self._build_learning(streams)
-        self.population = spec.build(capacity.speed, self.samples, self.learner.flops_per_sample)
+        self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample)
         self.server = Server(
             simulation,
             self.population,
@@ -49,6 +49,7 @@ class Run:
             messages=scenario.messages,
             evaluate_every=scenario.evaluation.every,
             score=scenario.evaluation.score,
+            mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
         )
         compute = Compute(streams, spec.jitter, spec.slow_phases)
         self.workforce = Workforce(simulation, self.population, availability, compute, self.network, self.server.on_task_end)
@@ -64,7 +65,7 @@ class Run:
             self.samples, self.test_samples = data.train_sizes(), data.test_sizes()
             shape, classes = data.pool.shape, data.pool.classes
         else:
-            self.samples = scenario.population.samples.draw(streams.generator("world/samples"), devices)
+            self.samples = scenario.population.samples.draw(devices, streams.generator("world/samples"))
             self.test_samples = np.zeros(devices, dtype=np.int64)
             shape, classes = scenario.data.shape_and_classes()
         self.learner: Learner

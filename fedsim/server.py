@@ -86,6 +86,8 @@ class Server:
         messages: sizes.
         evaluate_every: a test after every so many rounds, and after the last.
         score: ``pooled`` (all test samples as one set) or ``device-mean`` (mean of the devices' accuracies).
+        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
+            relative deadlines.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Server:
         messages: MessagesSpec,
         evaluate_every: int,
         score: str | None,
+        mean_epoch_s: float,
     ) -> None:
         self._simulation = simulation
         self._population = population
@@ -114,6 +117,7 @@ class Server:
         self.devices = len(population.speed)
         self.download_bytes = messages.down.bytes(learner.parameters)
         self.upload_bytes = messages.up.bytes(learner.parameters)
+        self.mean_epoch_s = mean_epoch_s
         self.last_evaluation: Evaluation | None = None
 
     def connect(self, workforce: "Workforce", strategy: "Strategy") -> None:

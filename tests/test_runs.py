@@ -1,10 +1,12 @@
 """Whole runs: the same to the bit however they are computed, and sound in every world."""
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import networkx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -153,6 +155,32 @@ def test_stop_at_a_simulated_time_or_an_accuracy(small: dict[str, Any], tmp_path
     result = fedsim.run(fedsim.Scenario(**small))
     assert result.rounds[-1]["accuracy"] >= 0.3
     assert all(row["accuracy"] < 0.3 for row in result.rounds[:-1])
+
+
+def test_a_network_from_a_file(small: dict[str, Any], tmp_path: Path) -> None:
+    graph = networkx.Graph()
+    graph.add_edge("server", "hub", capacity="1 Mbit/s")
+    graph.add_edge("hub", "north", capacity="200 kbit/s")
+    graph.add_edge("hub", "south", capacity="100 kbit/s")
+    (tmp_path / "city.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+    small["data"] |= {"root": str(tmp_path)}
+    small["network"] = {"kind": "graph", "file": "city.json", "server": "server", "attach": ["north", "south"]}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    assert not any(audit(tmp_path / "run").values())
+    assert sum(row["valid"] for row in RunFolder(tmp_path / "run").rounds) > 0
+
+
+def test_a_population_of_recorded_phones(small: dict[str, Any], data_folder: Path, tmp_path: Path) -> None:
+    """Speeds and links from FedScale's table, availability from FLASH's traces, at the size of a city block."""
+    small["data"] |= {"root": str(data_folder)}
+    small["population"] = {"devices": 200, "capacity": {"kind": "fedscale"}, "availability": {"kind": "flash"}}
+    small["network"] = {"kind": "star", "server": {"down": "1 Gbit/s", "up": "1 Gbit/s"}}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 5, "deadline": "2 min"}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    assert not any(audit(tmp_path / "run").values())
+    run = RunFolder(tmp_path / "run")
+    assert len({row["speed"] for row in run.devices}) > 20
+    assert sum(row["valid"] for row in run.rounds) > 0
 
 
 def test_a_strategy_that_fails_leaves_readable_books(small: dict[str, Any], tmp_path: Path) -> None:

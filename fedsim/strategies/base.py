@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from fedsim.server import Server, TaskEnd
 from fedsim.spec import Spec
+from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -14,6 +15,11 @@ class StrategyParams(Spec):
     """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``."""
 
     kind: str
+
+    @property
+    def mean_epoch_over(self) -> DeadlineBase:
+        """The devices over which ``Server.mean_epoch_s`` is the mean."""
+        return "unslowed"
 
     def check(self, devices: int) -> None:
         """Refuse what cannot work with so many devices.

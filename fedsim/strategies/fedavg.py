@@ -26,7 +26,8 @@ class FedAvg(Synchronous[FedAvgParams]):
     E epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by
     training samples over the clients whose update arrived in time. If none did, it stays as it is.
 
-    Parameters: ``clients_per_round``, ``local_epochs``, ``deadline`` (s), ``over_selection``, ``retry`` (s).
+    Parameters: ``clients_per_round``, ``local_epochs``, ``deadline`` (s) or ``relative_deadline``, ``over_selection``,
+    ``retry`` (s).
     State besides ``Synchronous``'s: ``model``, the global model.
     """
 
@@ -42,8 +43,9 @@ class FedAvg(Synchronous[FedAvgParams]):
         return (self.server.download(), self.training(), self.server.upload())
 
     def training(self) -> Train:
-        """Local SGD for the full number of epochs."""
-        return Train(self.state["model"], self.params.local_epochs)
+        """Local SGD for the full number of epochs; with a deadline from the download on, all of them must fit before it."""
+        epochs = self.params.local_epochs
+        return Train(self.state["model"], epochs, budget=self.training_limit, at_least=epochs)
 
     def aggregate(self) -> "Ref":
         """The mean of the received models, weighted by training samples."""

@@ -1,5 +1,6 @@
 """FedProx: FedAvg with a proximal term and partial work (Li et al., 2020)."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -28,9 +29,9 @@ class FedProx(FedAvg):
     Source: Li et al., "Federated optimization in heterogeneous networks", Algorithm 2.
 
     Sends what FedAvg sends. The local gradient step is w <- w - lr (g + mu (w - w_global)) with the received model as anchor
-    for the whole local solve. With a deadline and ``partial_work`` a client stops in time for its upload to arrive on its own
-    link, and sends what its finished epochs gave; it is dropped only when not one epoch fits. mu = 0 with
-    ``partial_work = false`` is FedAvg, bit for bit.
+    for the whole local solve. With a deadline and ``partial_work`` a client sends what its finished epochs gave; it is dropped
+    only when not one epoch fits. If the deadline counts from the begin of the round, it stops in time for its upload to arrive
+    on its own link. mu = 0 with ``partial_work = false`` is FedAvg, bit for bit.
 
     Parameters: ``mu``, ``partial_work``, and FedAvg's.
     """
@@ -40,6 +41,15 @@ class FedProx(FedAvg):
 
     def training(self) -> Train:
         """Local SGD with the proximal term, up to the deadline."""
-        params, server = self.params, self.server
-        stop_at = server.now + params.deadline if params.deadline is not None and params.partial_work else None
-        return Train(self.state["model"], params.local_epochs, params.mu, stop_at=stop_at, reserve_upload=True)
+        params = self.params
+        if not params.partial_work:
+            return replace(super().training(), proximal=params.mu)
+        stop_at = None if self.round_limit is None else self.server.now + self.round_limit
+        return Train(
+            self.state["model"],
+            params.local_epochs,
+            params.mu,
+            stop_at=stop_at,
+            budget=self.training_limit,
+            reserve_upload=stop_at is not None,
+        )

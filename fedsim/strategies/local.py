@@ -62,7 +62,8 @@ class Local(Synchronous[LocalParams]):
 
     def steps(self, device: int) -> tuple[Step, ...]:
         """Train, and keep the result."""
-        return (Train(self.state["own"][device], self.params.local_epochs),)
+        epochs = self.params.local_epochs
+        return (Train(self.state["own"][device], epochs, budget=self.training_limit, at_least=epochs),)
 
     def aggregate(self) -> None:
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""

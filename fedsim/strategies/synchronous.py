@@ -4,14 +4,16 @@ A round closes in one place, the end of its last open task; the deadline only en
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Step, TaskEnd
+from fedsim.server import Server, Step, TaskEnd
+from fedsim.simulation import on_grid
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import Seconds, show_seconds
+from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -23,7 +25,17 @@ class SynchronousParams(StrategyParams):
     Attributes:
         clients_per_round: K, the updates wanted in a round.
         local_epochs: E, passes over its own data that a client makes.
-        deadline: a round ends so long after its begin (s); tasks that are still open are late. None: it waits for all.
+        deadline: clients have so long (s), from when ``deadline_from`` says; who is not done by then is late. None: the round
+            waits for all.
+        relative_deadline: the same in units of the mean time of ``reference_epochs`` epochs over all devices, undisturbed
+            (CATA-Fed's T, section 5.2). At most one of the two is given.
+        reference_epochs: the epochs in that unit.
+        deadline_from: ``round``: a deadline counts from the begin of the round, for a whole task, and then ends what is open.
+            ``download``: it counts from the end of each client's own download and bounds its training alone; the round
+            closes when the last upload has come (CATA-Fed's reading). By default ``download`` for a relative deadline, else
+            ``round``.
+        deadline_base: in a population with tentative stragglers, whether that mean is the one without them (``unslowed``) or
+            over the devices as they are (``all``).
         over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
         retry: with nobody to ask, look again after this time (s).
     """
@@ -31,6 +43,10 @@ class SynchronousParams(StrategyParams):
     clients_per_round: int = Field(default=10, ge=1)
     local_epochs: int = Field(default=1, ge=1)
     deadline: Seconds | None = None
+    relative_deadline: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    reference_epochs: int = Field(default=5, ge=1)
+    deadline_from: Literal["round", "download"] | None = None
+    deadline_base: DeadlineBase = "unslowed"
     over_selection: float = Field(default=1.0, ge=1.0)
     retry: Seconds = 60.0
 
@@ -40,6 +56,38 @@ class SynchronousParams(StrategyParams):
         if value is not None and not 0 < value < math.inf:
             raise ValueError("must be above 0 s and finite")
         return value
+
+    @model_validator(mode="after")
+    def _one_deadline(self) -> Self:
+        if self.deadline is not None and self.relative_deadline is not None:
+            raise ValueError("'deadline' and 'relative_deadline' both say how long clients have; give one of them")
+        return self
+
+    @property
+    def mean_epoch_over(self) -> DeadlineBase:
+        """``deadline_base``."""
+        return self.deadline_base
+
+    @property
+    def bounds_training(self) -> bool:
+        """Whether the deadline, if there is one, counts from the end of each client's download."""
+        default = "round" if self.relative_deadline is None else "download"
+        return (self.deadline_from or default) == "download"
+
+    def deadline_s(self, mean_epoch_s: float) -> float | None:
+        """How long clients have (s), where a mean epoch takes so many seconds; None without a deadline.
+
+        Raises:
+            ScenarioError: it is relative to a mean of 0 s or without end.
+        """
+        if self.relative_deadline is None:
+            return self.deadline
+        if not 0 < mean_epoch_s < math.inf:
+            raise ScenarioError(
+                f"strategy.relative_deadline is {self.relative_deadline:g} in units of the mean training time, which is "
+                f"{mean_epoch_s:g} s in this population; give 'population.speed' values above 0 and finite, or 'deadline'"
+            )
+        return self.relative_deadline * self.reference_epochs * mean_epoch_s
 
     @property
     def asked_per_round(self) -> int:
@@ -59,7 +107,7 @@ class SynchronousParams(StrategyParams):
 
     def check_deadline(self, fastest_download_s: float) -> None:
         """A deadline before which nobody can even have downloaded the model drops everybody, always."""
-        if self.deadline is not None and self.deadline <= fastest_download_s:
+        if self.deadline is not None and not self.bounds_training and self.deadline <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(self.deadline)}, but the fastest device needs "
                 f"{show_seconds(fastest_download_s)} for its download alone; allowed is more than that"
@@ -75,9 +123,19 @@ class Synchronous(Strategy[P]):
         received: the round's updates in order of arrival, dicts of task, device, samples, epochs and update.
         slow, disconnected: how many of the round's tasks ended so.
         selected: how many were asked.
+
+    Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
+    ``training_limit``, how long a client may train after its download (s; pass it on as ``Train.budget``).
     """
 
     params: SynchronousParams  # type: ignore[assignment]
+
+    def __init__(self, params: P, server: Server) -> None:
+        super().__init__(params, server)
+        limit = self.params.deadline_s(server.mean_epoch_s)
+        limit = None if limit is None else on_grid(limit)
+        self.round_limit = None if self.params.bounds_training else limit
+        self.training_limit = limit if self.params.bounds_training else None
 
     # What an algorithm fills in.
 
@@ -107,7 +165,7 @@ class Synchronous(Strategy[P]):
         if not devices:
             server.look_again("retry", self.params.retry)
             return
-        deadline = None if self.params.deadline is None else server.now + self.params.deadline
+        deadline = None if self.round_limit is None else server.now + self.round_limit
         server.emit("round-start", round=number, selected=len(devices), deadline=deadline)
         if deadline is not None:
             server.timer("deadline", deadline)

@@ -12,23 +12,6 @@ from fedsim.units import BytesPerSecond, SamplesPerSecond, Seconds
 Q = TypeVar("Q")
 
 
-class WholeNumbers(Spec):
-    """Whole numbers from ``low`` to ``high``, both included, each equally likely."""
-
-    low: int = Field(ge=1)
-    high: int
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "WholeNumbers":
-        if self.low > self.high:
-            raise ValueError("'low' is above 'high'")
-        return self
-
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.int64]:
-        """``size`` whole numbers, int64 [size]."""
-        return generator.integers(self.low, self.high + 1, size)
-
-
 class Constant(Spec, Generic[Q]):
     """The same value everywhere. In a scenario a bare quantity means this."""
 

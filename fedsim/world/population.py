@@ -3,21 +3,23 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.simulation import on_grid
+from fedsim.sizes import Sizes
 from fedsim.spec import Spec
 from fedsim.streams import Streams
 from fedsim.world.availability import AlwaysOn, AvailabilitySpec
 from fedsim.world.capacity import Capacity, FedScaleCapacity
 from fedsim.world.compute import SlowPhases
-from fedsim.world.distributions import Constant, SpeedDistribution, WholeNumbers
+from fedsim.world.distributions import Constant, SpeedDistribution
 
-if TYPE_CHECKING:
-    pass
+DeadlineBase = Literal["unslowed", "all"]
+"""Whose mean epoch a relative deadline counts: as if no device was slowed, or with the slowed ones as they are."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Population:
         cost: how many times the reference model's cost a sample of the trained model takes.
         arrival: when the device joins (s); float64.
         departure: when it leaves for good (s), ``inf`` if never; float64.
+        slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; 1 for
+            all others.
     """
 
     speed: NDArray[np.float64]
@@ -37,10 +41,38 @@ class Population:
     cost: float
     arrival: NDArray[np.float64]
     departure: NDArray[np.float64]
+    slowness: NDArray[np.float64] | float = 1.0
 
     def epoch_s(self, device: int) -> float:
         """Seconds of one undisturbed pass over the device's training samples."""
         return float(self.samples[device] * self.cost / self.speed[device])
+
+    def mean_epoch_s(self, over: DeadlineBase) -> float:
+        """Mean over all devices of an undisturbed epoch's time (s), on the clock's grid.
+
+        Args:
+            over: devices at the speed that they would have if none was slowed (``unslowed``), or as they are (``all``).
+        """
+        speed = self.speed / self.slowness if over == "unslowed" else self.speed
+        with np.errstate(divide="ignore"):
+            return on_grid(float(np.mean(self.samples * self.cost / speed)))
+
+
+class Stragglers(Spec):
+    """Tentative stragglers (CATA-Fed, section 5.3): a share of the devices computes at a factor of its speed, all the time.
+
+    They are the first of a random order of the devices, so a larger share in the same world slows the same ones and more.
+    """
+
+    share: float = Field(ge=0.0, le=1.0)
+    factor: float = Field(default=0.5, gt=0.0, le=1.0)
+
+    def slowness(self, streams: Streams, devices: int) -> NDArray[np.float64]:
+        """Each device's factor, float64 [devices]; draws from ``world/stragglers``."""
+        order = streams.generator("world/stragglers").permutation(devices)
+        slowness = np.ones(devices)
+        slowness[order[: round(self.share * devices)]] = self.factor
+        return slowness
 
 
 class PopulationSpec(Spec):
@@ -50,21 +82,24 @@ class PopulationSpec(Spec):
         devices: how many.
         speed: training speed in samples/s, for the scenario's own model, or for the reference model if that is given.
         capacity: speeds and links from a file of real phones, instead of ``speed`` and the network's device rates.
-        samples: how many training samples devices hold where there is no learning; None: as the data are dealt.
+        samples: how many training samples devices hold where there is no learning: ``{low, high}``, or ``"long-tail"``; None:
+            as the data are dealt.
         reference_flops: FLOPs a sample (forward and backward) of the model that ``speed`` is for; the trained model's time
             is scaled by its own FLOPs. None: ``speed`` is for the trained model itself.
         jitter: coefficient of variation of an epoch's time.
         slow_phases: phases in which a device is slow.
+        stragglers: devices that are slow all the time.
         availability: when devices can be reached.
     """
 
     devices: int = Field(default=100, ge=1)
     speed: SpeedDistribution | None = None
     capacity: FedScaleCapacity | None = None
-    samples: WholeNumbers | None = None
+    samples: Sizes | None = None
     reference_flops: float | None = Field(default=None, gt=0.0)
     jitter: float = Field(default=0.0, ge=0.0)
     slow_phases: SlowPhases | None = None
+    stragglers: Stragglers | None = None
     availability: AvailabilitySpec = AlwaysOn()
 
     @model_validator(mode="after")
@@ -84,8 +119,14 @@ class PopulationSpec(Spec):
         speed = self.speed if self.speed is not None else Constant(value=math.inf)
         return Capacity(speed.draw(streams.generator("world/speed"), self.devices), None)
 
-    def build(self, speed: NDArray[np.float64], samples: NDArray[np.int64], flops_per_sample: float) -> Population:
-        """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs."""
+    def build(
+        self, streams: Streams, speed: NDArray[np.float64], samples: NDArray[np.int64], flops_per_sample: float
+    ) -> Population:
+        """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
+
+        ``speed`` is that of the devices before any of them is slowed (samples/s).
+        """
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
         never = np.full(self.devices, np.inf)
-        return Population(speed, samples, cost, np.zeros(self.devices), never)
+        slowness = np.ones(self.devices) if self.stragglers is None else self.stragglers.slowness(streams, self.devices)
+        return Population(speed * slowness, samples, cost, np.zeros(self.devices), never, slowness)

@@ -71,9 +71,9 @@ def plain(model: ModelSpec, data: FederatedData, rounds: int) -> float:
             optimizer = torch.optim.SGD(module.parameters(), lr=LR)
             x, y = map(torch.from_numpy, data.train_samples(data.shard(device)))
             for _ in range(EPOCHS):
-                for rows in torch.randperm(SAMPLES).split(BATCH):
+                for rows in torch.split(torch.randperm(SAMPLES), BATCH):
                     optimizer.zero_grad()
-                    functional.cross_entropy(module(x[rows]), y[rows]).backward()
+                    torch.autograd.backward(functional.cross_entropy(module(x[rows]), y[rows]))
                     optimizer.step()
         seconds.append(time.perf_counter() - begin)
     return median(seconds[1:])

@@ -9,7 +9,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,11 @@ def equal(devices: int, latency_s: float) -> Columns:
 
 
 def microseconds_an_event(build: Callable[[Simulation], Network], devices: int, transfers: int) -> float:
-    """Starts and ends, at ``devices`` concurrent flows."""
+    """Starts and ends, at ``devices`` concurrent flows; the best of three, since other work only ever adds."""
+    return min(_once(build, devices, transfers) for _ in range(3))
+
+
+def _once(build: Callable[[Simulation], Network], devices: int, transfers: int) -> float:
     simulation = Simulation()
     network = build(simulation)
     sizes = np.random.default_rng(2).lognormal(math.log(1e6), 0.5, devices + transfers).tolist()
@@ -67,7 +70,7 @@ def milliseconds_a_filling(flows: int, cells: int) -> float:
         began = time.perf_counter()
         max_min(capacity, routes, caps)
         times.append(time.perf_counter() - began)
-    return median(times) * 1e3
+    return min(times) * 1e3
 
 
 def tree(simulation: Simulation, devices: int) -> Network:

@@ -99,7 +99,7 @@ def plain_sgd(
         batch = torch.from_numpy(rows[:count])
         loss = functional.cross_entropy(module(solve.x[batch].to(dtype)), solve.y[batch])
         module.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         with torch.no_grad():
             for name, parameter in named.items():
                 assert parameter.grad is not None
@@ -108,7 +108,7 @@ def plain_sgd(
                 if name in kernels:
                     gradient += 2 * descent.l2 * parameter
                 velocity[name] = descent.momentum * velocity[name] + gradient
-                parameter -= descent.lr * velocity[name]
+                parameter.sub_(velocity[name], alpha=descent.lr)
         if step >= solve.batches.last_epoch:
             total += float(loss.detach()) * int(count)
             seen += int(count)

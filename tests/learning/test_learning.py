@@ -40,7 +40,7 @@ def test_one_full_step_each_is_a_step_along_the_mean_gradient(model: ModelSpec) 
     load_weights(parameters, run(core.value(core.initial())))
     for device, n in enumerate(sizes):
         x, y = map(torch.from_numpy, data.train_samples(data.shard(device)))
-        (functional.cross_entropy(module(x), y) * n / sum(sizes)).backward()
+        torch.autograd.backward(functional.cross_entropy(module(x), y) * n / sum(sizes))
     expected = flat_weights(parameters) - 0.2 * flat_weights([p.grad for p in parameters if p.grad is not None])
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -84,9 +84,8 @@ def test_the_learning_rate_decays_with_the_round() -> None:
 def test_iterations_and_chosen_samples() -> None:
     data = federation([25])
     core, _ = learning(data, Logistic(), batch_size=10)
-    by_epochs, by_steps, fewer = (
-        core.train(core.initial(), 0, key=1, **how) for how in ({"epochs": 2}, {"iterations": 6}, {"iterations": 5})
-    )
+    by_epochs = core.train(core.initial(), 0, key=1, epochs=2)
+    by_steps, fewer = (core.train(core.initial(), 0, key=1, iterations=steps) for steps in (6, 5))
     part = np.array([3, 1, 17])
     chosen = core.train(core.initial(), 0, key=1, samples=part)
     assert run(core.value(by_epochs)).tobytes() == run(core.value(by_steps)).tobytes()
@@ -94,7 +93,7 @@ def test_iterations_and_chosen_samples() -> None:
     x, y = (samples[part] for samples in data.train_samples(data.shards[0]))
     module = module_of(Logistic().architecture((6,), 3))
     load_weights(list(module.parameters()), run(core.value(core.initial())))
-    functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+    torch.autograd.backward(functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)))
     step = flat_weights(list(module.parameters())) - 0.03 * flat_weights(
         [p.grad for p in module.parameters() if p.grad is not None]
     )
@@ -264,3 +263,16 @@ def test_learning_off_has_names_and_sizes_only() -> None:
 def test_a_bare_size_cannot_learn() -> None:
     with pytest.raises(ScenarioError, match="no weights to learn"):
         learning(federation([3]), SizeOnly.model_validate({"bytes": "4 MB"}))
+
+
+def test_one_cohort_may_hold_different_rounds_and_proximal_terms() -> None:
+    def wishes(core: Learning) -> list[Ref]:
+        rules = [(number, mu) for number in (0, 3) for mu in (0.0, 0.5)]
+        return [core.train(core.initial(), 0, key=0, round=number, proximal=mu, epochs=2) for number, mu in rules]
+
+    together, apart = (learning(federation([25]), Logistic(), lr_decay=0.5)[0] for _ in range(2))
+    wanted = wishes(together)
+    run(together.train_loss([(update, 1.0) for update in wanted]))
+    values = [run(together.value(update)).tobytes() for update in wanted]
+    assert values == [run(apart.value(update)).tobytes() for update in wishes(apart)]
+    assert len(set(values)) == 4

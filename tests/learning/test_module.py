@@ -82,7 +82,8 @@ def test_dropout_keeps_the_mean_and_the_rate() -> None:
 
 
 def test_two_layers_have_different_masks_and_channels_fall_as_a_whole() -> None:
-    module = with_keyed_dropout(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout2d(0.5))).train()
+    module = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout2d(0.5)).train()
+    with_keyed_dropout(module)
     first, second, channels = module
     assert not torch.equal(first(torch.ones(9, 9)), second(torch.ones(9, 9)))
     planes = channels(torch.ones(6, 8, 3, 3)).flatten(2)

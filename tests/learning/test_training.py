@@ -30,6 +30,6 @@ def test_the_learning_rate_decays_by_rounds() -> None:
 
 
 def test_a_device_that_is_not_there_is_refused_when_learning_starts() -> None:
-    with pytest.raises(ScenarioError, match="'cuda:99'.*it has cpu") as refusal:
+    with pytest.raises(ScenarioError, match=r"'cuda:99'.*it has cpu") as refusal:
         learning(federation([5]), Logistic(), device="cuda:99")
     assert refusal.value.exit_status == 2

@@ -4,13 +4,12 @@ import asyncio
 import math
 from collections.abc import Callable
 
-import networkx
 import numpy as np
 import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid, on_grid_after
-from fedsim.world.network import Flow, Graph, Network
+from fedsim.world.network import Network
 from fedsim.world.network.star import Half
 from tests.world.network_plays import Send, StarWorld, play
 
@@ -74,6 +73,12 @@ class TestEnd:
         ends = [flow.ended for flow in played.flows]
         assert ends[:2] == [pytest.approx(1 / 3, rel=1e-15), pytest.approx(5 / 9, rel=1e-15)]
         assert [when for _, when in played.told] == [on_grid_after(end) for end in ends if end is not None]
+
+    @KINDS
+    def test_ends_a_few_nanoseconds_apart_are_told_apart(self, kind: Kind) -> None:
+        played = play(kind(StarWorld([1000.0] * 2, math.inf, [0.0] * 2)), [Send(0.0, 1000.0), Send(0.0, 1000.000005)])
+        assert [flow.ended for flow in played.flows] == [1.0, pytest.approx(1.000000005, abs=1e-15)]
+        assert [when for _, when in played.told] == [1.0, on_grid_after(1.000000005)]
 
     @KINDS
     def test_flows_that_end_together_are_told_in_the_order_of_their_starts(self, kind: Kind) -> None:
@@ -248,9 +253,18 @@ class TestStar:
         assert now > 1000
         assert sent == pytest.approx(capacity * now, rel=1e-11)
 
+    def test_the_virtual_clock_restarts_when_no_flow_is_free(self) -> None:
+        half = Half(1000.0)
+        half.enter(0, 4000.0, math.inf, 0.0)
+        half.enter(1, 9000.0, 300.0, 0.0)
+        half.share(0.0)
+        assert half.advance(10.0) == [(4000.0 / 700.0, 0)]
+        assert half._clock == 0.0
+        assert half.next_end == 30.0
+
     def test_heaps_do_not_grow_with_what_has_left(self) -> None:
         half = Half(1000.0)
-        half.enter(0, 1e12, 10.0, 0.0)
+        half.enter(0, 1e6, 10.0, 0.0)  # ends before all that come and go behind it
         half.enter(1, 1e12, 600.0, 0.0)
         half.enter(2, 1e12, 600.0, 0.0)
         for number in range(3, 5000):
@@ -277,69 +291,3 @@ class TestStar:
         half.share(0.0)
         assert set(half.rates().values()) == {1000.0}
         assert len(half._tiers) == 1
-
-
-class TestGraph:
-    def build(self, graph: "networkx.Graph[str]", attach: list[str], devices: int = 2) -> Graph:
-        free = np.full(devices, np.inf)
-        return Graph.between(Simulation(), free, free, np.zeros(devices), graph, "s", attach)
-
-    def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
-        edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]
-        routes = set()
-        for order in (edges, edges[::-1]):
-            graph: networkx.Graph[str] = networkx.Graph()
-            graph.add_edges_from(order, capacity=5.0)
-            network = self.build(graph, ["z", "d"])
-            routes.add((network.route(0, "down"), network.route(0, "up"), network.route(1, "up")))
-        down, up = (("s -> a", 5.0), ("a -> z", 5.0)), (("z -> a", 5.0), ("a -> s", 5.0))
-        assert routes == {(down, up, (("d -> c", 5.0), ("c -> s", 5.0)))}
-
-    def test_a_directed_edge_goes_one_way(self) -> None:
-        graph: networkx.Graph[str] = networkx.DiGraph()
-        graph.add_edge("s", "z", capacity=3.0)
-        graph.add_edge("z", "m", capacity=2.0)
-        graph.add_edge("m", "s", capacity=1.0)
-        network = self.build(graph, ["z"])
-        assert network.route(1, "down") == (("s -> z", 3.0),)
-        assert network.route(1, "up") == (("z -> m", 2.0), ("m -> s", 1.0))
-        assert (network.lone_rate(0, "down"), network.lone_rate(0, "up")) == (3.0, 1.0)
-
-    def test_an_undirected_edge_carries_its_capacity_each_way(self) -> None:
-        graph: networkx.Graph[str] = networkx.Graph()
-        graph.add_edge("s", "z", capacity=1000.0)
-
-        def build(simulation: Simulation) -> Network:
-            free = np.full(2, np.inf)
-            return Graph.between(simulation, free, free, np.zeros(2), graph, "s", ["z"])
-
-        played = play(build, [Send(0.0, 4000.0, direction="down"), Send(0.0, 4000.0)])
-        assert [flow.ended for flow in played.flows] == [4.0, 4.0]
-
-    def test_devices_at_the_servers_node_share_nothing(self) -> None:
-        graph: networkx.Graph[str] = networkx.Graph()
-        graph.add_edge("s", "z", capacity=1000.0)
-
-        def build(simulation: Simulation) -> Network:
-            own = np.array([500.0, 500.0, 2000.0, 2000.0])
-            return Graph.between(simulation, own, own, np.zeros(4), graph, "s", ["s", "z"])
-
-        flows: list[Flow] = play(build, [Send(0.0, 4000.0)] * 4).flows
-        assert [flow.ended for flow in flows] == [8.0, 8.0, 2.0, 8.0]
-
-    def test_refused(self) -> None:
-        graph: networkx.Graph[str] = networkx.Graph()
-        graph.add_edge("s", "north", capacity=1.0)
-        graph.add_node("island")
-        with pytest.raises(SimulationError, match=r"no node 'nort' \(did you mean 'north'\?\)"):
-            self.build(graph, ["nort"])
-        with pytest.raises(SimulationError, match="no way from the server 's' for node 'island'"):
-            self.build(graph, ["island"])
-        graph.add_edge("s", "island")
-        with pytest.raises(SimulationError, match="'s' - 'island' has no 'capacity'"):
-            self.build(graph, ["north"])
-        with pytest.raises(SimulationError, match="parallel edges"):
-            self.build(networkx.MultiGraph(graph), ["north"])
-        one = np.ones(1)
-        with pytest.raises(SimulationError, match="site 0 has the unknown link 'b'"):
-            Graph(Simulation(), one, one, one, {"a": 1.0}, {"down": [["a"]], "up": [["b"]]}, np.zeros(1, dtype=np.int64))

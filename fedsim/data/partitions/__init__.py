@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from fedsim.data.partitions.base import Partition
-from fedsim.data.partitions.class_bias import ClassBias, LongTailSizes, UniformSizes
+from fedsim.data.partitions.class_bias import ClassBias
 from fedsim.data.partitions.class_imbalance import ClassImbalance
 from fedsim.data.partitions.dirichlet import Dirichlet
 from fedsim.data.partitions.ditto import Ditto
@@ -41,7 +41,6 @@ __all__ = [
     "Ditto",
     "Femnist",
     "Iid",
-    "LongTailSizes",
     "Partition",
     "PartitionFile",
     "PartitionSpec",
@@ -49,5 +48,4 @@ __all__ = [
     "PowerLaw",
     "Rotations",
     "SyntheticSizes",
-    "UniformSizes",
 ]

@@ -1,51 +1,16 @@
 """CATA-Fed's populations: a few classes make most of a device's data, and images are reused, each time distorted anew."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.federated import FederatedData, Index
 from fedsim.data.partitions.base import Partition, deal_test_alike, federated, require_classes
-from fedsim.data.sources import by_name
 from fedsim.errors import ScenarioError
-from fedsim.spec import Spec
+from fedsim.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
-
-_LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))  # share of devices, least, most
-
-
-class UniformSizes(Spec):
-    """Whole numbers, uniform from ``low`` to ``high``, both included."""
-
-    kind: Literal["uniform"] = "uniform"
-    low: int = Field(default=100, ge=1)
-    high: int = Field(default=3000, ge=1)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "UniformSizes":
-        if self.low > self.high:
-            raise ValueError("'low' is above 'high'")
-        return self
-
-    def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Training samples of each device, int64 [devices]."""
-        return generator.integers(self.low, self.high, devices, endpoint=True)
-
-
-class LongTailSizes(Spec):
-    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5)."""
-
-    kind: Literal["long-tail"] = "long-tail"
-
-    def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Training samples of each device, int64 [devices]; the shares of devices hold exactly, up to rounding."""
-        shares, lows, highs = (np.array(column) for column in zip(*_LONG_TAIL, strict=True))
-        edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
-        tier = generator.permutation(np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0)))
-        return np.asarray(generator.integers(lows[tier], highs[tier], endpoint=True))
 
 
 class ClassBias(Partition):
@@ -67,7 +32,7 @@ class ClassBias(Partition):
 
     classes_per_device: int = Field(default=1, ge=1)
     share: float = Field(default=0.9, gt=0.0, le=1.0)
-    sizes: Annotated[UniformSizes | LongTailSizes, Field(discriminator="kind"), BeforeValidator(by_name)] = UniformSizes()
+    sizes: Sizes = UniformSizes()
     per_class: int = Field(default=5000, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:

@@ -30,7 +30,9 @@ def _server_rates(scenario: dict[str, Any]) -> dict[str, float]:
     from pydantic import TypeAdapter
 
     rate = TypeAdapter(BytesPerSecond)
-    server = scenario.get("network", {}).get("server", {})
+    server = scenario["network"].get("server")
+    if not isinstance(server, dict):
+        return {}  # a network from a file: its links are not in the run folder
     return {direction: rate.validate_python(text) for direction, text in server.items()}
 
 

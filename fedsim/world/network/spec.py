@@ -114,7 +114,9 @@ class StarSpec(_NetworkSpec):
     kind: Literal["star"] = "star"
     server: ServerLinks = ServerLinks()
 
-    def build(self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None) -> Network:
+    def build(
+        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
+    ) -> Network:
         """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         from fedsim.world.network.star import Star
 
@@ -129,7 +131,9 @@ class TreeSpec(_NetworkSpec):
     cell: CellLinks = CellLinks()
     server: ServerLinks = ServerLinks()
 
-    def build(self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None) -> Network:
+    def build(
+        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
+    ) -> Network:
         """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         from fedsim.world.network.graph import Graph
 
@@ -148,7 +152,7 @@ class GraphSpec(_NetworkSpec):
     Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
 
     Attributes:
-        file: the file; relative names start at the folder that ``build`` is given, else at the working directory.
+        file: the file, relative to ``data.root`` or ``$FEDSIM_DATA`` (or absolute).
         server: the server's node.
         attach: the nodes that devices are dealt over in turn.
     """

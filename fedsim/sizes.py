@@ -1,0 +1,52 @@
+"""How many training samples devices hold: dealt from a data set, or, where there is no learning, merely said."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedsim.spec import Spec
+
+_LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))  # share of devices, least, most
+
+
+class UniformSizes(Spec):
+    """Whole numbers, uniform from ``low`` to ``high``, both included."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: int = Field(default=100, ge=1)
+    high: int = Field(default=3000, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "UniformSizes":
+        if self.low > self.high:
+            raise ValueError("'low' is above 'high'")
+        return self
+
+    def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Training samples of each device, int64 [devices]."""
+        return generator.integers(self.low, self.high, devices, endpoint=True)
+
+
+class LongTailSizes(Spec):
+    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5)."""
+
+    kind: Literal["long-tail"] = "long-tail"
+
+    def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Training samples of each device, int64 [devices]; the shares of devices hold exactly, up to rounding."""
+        shares, lows, highs = (np.array(column) for column in zip(*_LONG_TAIL, strict=True))
+        edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
+        tier = generator.permutation(np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0)))
+        return np.asarray(generator.integers(lows[tier], highs[tier], endpoint=True))
+
+
+def _spelled_out(value: Any) -> Any:
+    """A bare name is short for a table with that ``kind``; a table without a ``kind`` is a uniform one."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "uniform"} | value if isinstance(value, dict) else value
+
+
+Sizes = Annotated[UniformSizes | LongTailSizes, Field(discriminator="kind"), BeforeValidator(_spelled_out)]

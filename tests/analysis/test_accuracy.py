@@ -1,0 +1,49 @@
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import fedsim
+from analysis.accuracy import draw_accuracy
+from analysis.style import NothingToDrawError, save
+from fedsim.records.reading import RunFolder
+
+
+def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
+    rounds, time, moved = draw_accuracy([run]).axes
+    accuracy = [row["accuracy"] for row in run.rounds]
+    sums = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in run.rounds])
+    for panel in (rounds, time, moved):
+        np.testing.assert_array_equal(panel.lines[0].get_ydata(), accuracy)
+    np.testing.assert_array_equal(rounds.lines[0].get_xdata(), [row["round"] + 1 for row in run.rounds])
+    assert time.get_xlabel() == "simulated time (min)"
+    np.testing.assert_allclose(time.lines[0].get_xdata(), [row["time"] / 60 for row in run.rounds])
+    assert moved.get_xlabel() == "moved, down and up (MB)"
+    np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e6)
+
+
+def test_rounds_without_evaluation_are_skipped(small: dict[str, Any], tmp_path: Path) -> None:
+    small["evaluation"] = {"every": 3}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "sparse", executor="inline")
+    figure = draw_accuracy([RunFolder(tmp_path / "sparse")])
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [3, 6, 8])
+
+
+def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, unlearned: RunFolder, tmp_path: Path) -> None:
+    figure = draw_accuracy([run, renamed, unlearned])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[0] == "run: fedavg"
+    assert names[1].startswith(" _$x_{$ \\frac{ & <b> □□ □")
+    assert names[2] == "unlearned: fedavg (not evaluated)"
+    first, _, second = figure.axes[0].lines[:3]
+    assert first.get_color() != second.get_color()
+    for path in save(figure, tmp_path / "accuracy"):
+        assert path.stat().st_size > 5_000
+    ElementTree.parse(tmp_path / "accuracy.svg")
+
+
+def test_no_learning_is_said(unlearned: RunFolder) -> None:
+    with pytest.raises(NothingToDrawError, match="learning is off"):
+        draw_accuracy([unlearned])

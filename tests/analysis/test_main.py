@@ -1,0 +1,112 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import analysis
+from analysis.__main__ import main
+from fedsim.records.audit import audit
+from fedsim.records.folder import fingerprints
+from fedsim.records.reading import RunFolder
+
+PACKAGE = Path(analysis.__file__).parent
+ENGINE = (
+    "fedsim.simulation",
+    "fedsim.server",
+    "fedsim.world",
+    "fedsim.learning",
+    "fedsim.strategies",
+    "fedsim.runner",
+    "torch",
+)
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_all_pictures_of_a_run_lie_beside_it(run: RunFolder) -> None:
+    before = fingerprints(run.path)
+    result = call(run.path)
+    assert result.exit_code == 0, result.output
+    folder = run.path.with_name("run-figures")
+    expected = {f"{name}.{kind}" for name in ("timeline", "traffic", "accuracy") for kind in ("png", "svg")}
+    assert {path.name for path in folder.iterdir()} == expected
+    assert sorted(result.stdout.split()) == sorted(str(folder / name) for name in expected)
+    assert fingerprints(run.path) == before
+    assert not any(audit(run.path).values())
+
+
+def test_several_runs(run: RunFolder, renamed: RunFolder, unlearned: RunFolder, tmp_path: Path) -> None:
+    result = call(run.path, renamed.path, unlearned.path, "--out", tmp_path / "out", "--format", "png", "--devices", "5")
+    assert result.exit_code == 0, result.output
+    names = [path.stem for path in (tmp_path / "out").iterdir()]
+    assert {"accuracy", "traffic-compared", "timeline-1-run", "traffic-3-unlearned"} < set(names)
+    assert len(names) == 8
+
+
+def test_what_does_not_apply_is_left_out_and_said(unlearned: RunFolder, tmp_path: Path) -> None:
+    result = call(unlearned.path, "--out", tmp_path / "out", "--format", "svg", "--rounds", "1:3")
+    assert result.exit_code == 0, result.output
+    assert "no accuracy: no round was evaluated" in result.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"timeline.svg", "traffic.svg"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "pgn"], "--format is 'pgn'; allowed are png, svg (did you mean 'png'?)"),
+        (["--rounds", "5"], "--rounds is '5'"),
+        (["--rounds", "7:99"], None),
+        (["--rounds", "99:100"], "rounds 0 to 7"),
+        (["--devices", "0"], "allowed is 1 or more"),
+        (["--order", "speeed"], "did you mean 'speed'?"),
+        (["--out", "RUN/pictures"], "lies in the run folder"),
+        (["--out", "RUN/summary.json"], "lies in the run folder"),
+    ],
+)
+def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, options: list[str], message: str | None) -> None:
+    options = [option.replace("RUN", str(run.path)) for option in options]
+    result = call(run.path, *(options if "--out" in options else ["--out", tmp_path / "out", *options]))
+    if message is None:
+        assert result.exit_code == 0, result.output
+        return
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("analysis: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_run_here(tmp_path: Path) -> None:
+    result = call(tmp_path)
+    assert result.exit_code == 2
+    assert "is not a run folder" in result.stderr
+
+
+def test_a_damaged_run_is_named(run: RunFolder) -> None:
+    (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
+    result = call(run.path)
+    assert result.exit_code == 2
+    assert "events.parquet" in result.stderr
+
+
+def test_no_picture_imports_the_engine() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+                assert not [module for module in modules if module.startswith(ENGINE)], path.name
+
+
+def test_drawing_loads_nothing_of_the_engine(run: RunFolder, tmp_path: Path) -> None:
+    code = (
+        "import sys; from analysis.__main__ import main; "
+        f"main([{str(run.path)!r}, '--out', {str(tmp_path / 'out')!r}, '--format', 'svg'], standalone_mode=False); "
+        "print('loaded', *sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    loaded = process.stdout.splitlines()[-1].split()
+    assert not [module for module in loaded if module.startswith(ENGINE)]

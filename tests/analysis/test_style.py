@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from analysis import style
+from fedsim.errors import RunFolderError
+
+
+@pytest.mark.parametrize(
+    ("span", "size", "name"), [(0, 1, "s"), (179, 1, "s"), (180, 60, "min"), (7200, 3600, "h"), (172800, 86400, "days")]
+)
+def test_time_units(span: float, size: float, name: str) -> None:
+    assert style.time_unit(span) == (size, name)
+
+
+@pytest.mark.parametrize(("most", "name"), [(0, "B"), (999, "B"), (1e3, "kB"), (2.5e7, "MB"), (1e9, "GB"), (5e13, "TB")])
+def test_bytes_units(most: float, name: str) -> None:
+    assert style.bytes_unit(most).name == name
+
+
+def test_names_are_made_fit_to_draw() -> None:
+    assert style.short("plain name") == "plain name"
+    assert style.short("two\nlines\tand  more") == "two lines and more"
+    assert style.short("a円\x00\u202e\ud800") == "a□□□□"
+    assert style.short("_hidden") == " _hidden"
+    assert style.short("") == "unnamed"
+    long = style.short("begin" + "x" * 100 + "end", 20)
+    assert len(long) == 20
+    assert long.startswith("begin")
+    assert long.endswith("end")
+    assert "…" in long
+
+
+def test_settings_of_others_stay_as_they_were(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    figure = style.styled(Figure)()
+    style.save(figure, tmp_path / "empty")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        style.save(style.styled(Figure)(), tmp_path / "file" / "picture")

@@ -1,0 +1,76 @@
+"""Routes through a graph: which way, which links, what is refused."""
+
+import networkx
+import numpy as np
+import pytest
+
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation
+from fedsim.world.network import Flow, Graph, Network
+from tests.world.network_plays import Send, play
+
+
+class TestGraph:
+    def build(self, graph: "networkx.Graph[str]", attach: list[str], devices: int = 2) -> Graph:
+        free = np.full(devices, np.inf)
+        return Graph.between(Simulation(), free, free, np.zeros(devices), graph, "s", attach)
+
+    def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
+        edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]
+        routes = set()
+        for order in (edges, edges[::-1]):
+            graph: networkx.Graph[str] = networkx.Graph()
+            graph.add_edges_from(order, capacity=5.0)
+            network = self.build(graph, ["z", "d"])
+            routes.add((network.route(0, "down"), network.route(0, "up"), network.route(1, "up")))
+        down, up = (("s -> a", 5.0), ("a -> z", 5.0)), (("z -> a", 5.0), ("a -> s", 5.0))
+        assert routes == {(down, up, (("d -> c", 5.0), ("c -> s", 5.0)))}
+
+    def test_a_directed_edge_goes_one_way(self) -> None:
+        graph: networkx.Graph[str] = networkx.DiGraph()
+        graph.add_edge("s", "z", capacity=3.0)
+        graph.add_edge("z", "m", capacity=2.0)
+        graph.add_edge("m", "s", capacity=1.0)
+        network = self.build(graph, ["z"])
+        assert network.route(1, "down") == (("s -> z", 3.0),)
+        assert network.route(1, "up") == (("z -> m", 2.0), ("m -> s", 1.0))
+        assert (network.lone_rate(0, "down"), network.lone_rate(0, "up")) == (3.0, 1.0)
+
+    def test_an_undirected_edge_carries_its_capacity_each_way(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "z", capacity=1000.0)
+
+        def build(simulation: Simulation) -> Network:
+            free = np.full(2, np.inf)
+            return Graph.between(simulation, free, free, np.zeros(2), graph, "s", ["z"])
+
+        played = play(build, [Send(0.0, 4000.0, direction="down"), Send(0.0, 4000.0)])
+        assert [flow.ended for flow in played.flows] == [4.0, 4.0]
+
+    def test_devices_at_the_servers_node_share_nothing(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "z", capacity=1000.0)
+
+        def build(simulation: Simulation) -> Network:
+            own = np.array([500.0, 500.0, 2000.0, 2000.0])
+            return Graph.between(simulation, own, own, np.zeros(4), graph, "s", ["s", "z"])
+
+        flows: list[Flow] = play(build, [Send(0.0, 4000.0)] * 4).flows
+        assert [flow.ended for flow in flows] == [8.0, 8.0, 2.0, 8.0]
+
+    def test_refused(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "north", capacity=1.0)
+        graph.add_node("island")
+        with pytest.raises(SimulationError, match=r"no node 'nort' \(did you mean 'north'\?\)"):
+            self.build(graph, ["nort"])
+        with pytest.raises(SimulationError, match="no way from the server 's' for node 'island'"):
+            self.build(graph, ["island"])
+        graph.add_edge("s", "island")
+        with pytest.raises(SimulationError, match="'s' - 'island' has no 'capacity'"):
+            self.build(graph, ["north"])
+        with pytest.raises(SimulationError, match="parallel edges"):
+            self.build(networkx.MultiGraph(graph), ["north"])
+        one = np.ones(1)
+        with pytest.raises(SimulationError, match="site 0 has the unknown link 'b'"):
+            Graph(Simulation(), one, one, one, {"a": 1.0}, {"down": [["a"]], "up": [["b"]]}, np.zeros(1, dtype=np.int64))
