@@ -6,5 +6,6 @@ Each module makes one kind of picture, and its ``draw_...`` function returns one
 - ``accuracy``: accuracy against rounds, simulated time and bytes, for one run or several.
 - ``traffic``: bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
-``python -m analysis RUN...`` draws all that apply. ``activity`` reads the events for them; ``style`` is what they share.
+``python -m analysis RUN...`` draws all that apply. ``activity`` reads the events for them,
+``view`` cuts out what a timeline shows and ``lanes`` draws its lanes; ``style`` is what all share.
 """

@@ -72,7 +72,7 @@ def _line(number: int, marked: bool) -> dict[str, Any]:
     return {
         "color": style.SERIES[colour],
         "linestyle": ("-", "--", ":", "-.")[turn % 4],
-        "linewidth": 1.8,
+        "linewidth": 1.8 if marked else 1.3,
         "marker": "o" if marked else "",
         "markersize": 3.5,
     }

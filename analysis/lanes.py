@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from analysis import style
 from analysis.view import View
 
+_LEAST_LANES = 5  # fewer lanes leave room, rather than to grow fat
 _MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each
 _MANY_ROUNDS = 60  # with more, bars are too short for hatches
 _MANY_BARS = 4000  # as vectors they would make the SVG large and slow
@@ -38,7 +39,7 @@ def draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
         unit: seconds that the time axis counts as one.
     """
     coarse = len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
-    axes.set_ylim(len(view.devices) - 0.5, -0.5)
+    axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / unit, view.end / unit)
     _draw_background(axes, view)
     useful = view.steps[view.steps["outcome"] == "done"]
@@ -117,5 +118,6 @@ def _draw_marks(axes: Axes, view: View, outcome: str, unit: float) -> list[Artis
     )
     marks.set_rasterized(len(ends) > _MANY_BARS)
     if outcome != "late":
+        marks.set_clip_on(False)  # who is lost last is lost at the very edge
         marks.set_path_effects([patheffects.withStroke(linewidth=size / 4 + 1.6, foreground="white")])
     return [marks]

@@ -64,10 +64,11 @@ def draw_timeline(
     (lanes, totals), (strip, words) = panels
     handles = draw_lanes(lanes, view, unit.size)
     label_lanes(lanes, view, population)
-    lanes.set_ylabel(f"device and its speed in samples/s, {_ORDER_WORDS[order]}")
+    lanes.set_ylabel(f"device, speed (samples/s),\n{_ORDER_WORDS[order]}")
     handles += _draw_lines((lanes, strip), view, unit.size)
     _draw_strip(strip, view, unit.size)
-    strip.set(ylabel="tasks\nper round", xlabel=f"simulated time ({unit.name})")
+    which = "" if len(view.devices) == view.at_work else ",\nthese lanes"
+    strip.set(ylabel=f"tasks\nper round{which}", xlabel=f"simulated time ({unit.name})")
     _number_rounds(lanes, view, unit.size)
     _draw_totals(totals, view)
     _write_counts(words, view)
@@ -78,13 +79,10 @@ def draw_timeline(
 
 def _title(run: RunFolder, view: View, population: int) -> str:
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
-    who = (
-        f"all {population:,} devices"
-        if view.at_work == population
-        else f"the {view.at_work:,} of {population:,} devices that worked"
-    )
-    part = f"{len(view.devices):,} lanes out of " if len(view.devices) < view.at_work else ""
-    return f"{style.headline(run)}\n{span}, {part}{who}"
+    who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
+    part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
+    out_of = "" if view.at_work == population else f", out of {population:,}"
+    return f"{style.headline(run)}\n{span}: {part}{who}{out_of}"
 
 
 # Rounds: vertical lines, numbers above, outcomes below.

@@ -71,14 +71,13 @@ def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
     for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
         useful = parts[~parts["wasted"]].groupby("direction")["bytes"].sum()
         down, up = (float(useful.get(way, 0.0)) / unit.size for way in _HUES)
+        wasted = float(parts.loc[parts["wasted"], "bytes"].sum()) / unit.size
         panel.barh(place, down, color=_HUES["down"][0], height=0.6)
         panel.barh(place, up, left=down, color=_HUES["up"][0], height=0.6)
-        wasted = total / unit.size - down - up
-        if parts["wasted"].any():
+        if wasted:
             panel.barh(place, wasted, left=down + up, height=0.6, **_WASTED)
-        share = f", {wasted * unit.size / total:.0%} wasted" if total else ""
         panel.annotate(
-            f"{show_bytes(total)}{share}", (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
+            _amount(total, wasted * unit.size), (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
         )
     panel.set_yticks(range(len(runs)), style.run_names(runs))
     panel.set_ylim(len(runs) - 0.5, -0.5)
@@ -158,15 +157,20 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str]
         panel.barh(place, useful / unit.size, color=colour, height=0.6)
         if wasted:
             panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
-        share = f", {wasted / (useful + wasted):.0%} wasted" if wasted else ""
-        panel.text(0, place - 0.36, f"{_label(*kind)}   {show_bytes(useful + wasted)}{share}", va="bottom")
+        panel.text(0, place - 0.36, f"{_label(*kind)}   {_amount(useful + wasted, wasted)}", va="bottom")
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
     panel.set_ylim(len(colours) - 0.5, -0.75)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
     wasted, total = float(parts.loc[parts["wasted"], "bytes"].sum()), float(parts["bytes"].sum())
     panel.set(xlabel=f"moved in total ({unit.name})")
-    panel.set_title(f"in total: {show_bytes(total)}, of which {show_bytes(wasted)} ({wasted / total:.0%}) wasted")
+    panel.set_title(f"in total: {_amount(total, wasted)}")
+
+
+def _amount(total: float, wasted: float) -> str:
+    """How much, and which share of it was wasted: ``"1.14 MB, 2% wasted"``."""
+    share = "" if not wasted else ", under 1% wasted" if wasted < 0.005 * total else f", {wasted / total:.0%} wasted"
+    return f"{show_bytes(total)}{share}"
 
 
 def _total(sums: pd.Series, kind: tuple[str, str]) -> float:

@@ -55,6 +55,7 @@ class Run:
         self.workforce = Workforce(simulation, self.population, availability, compute, self.network, self.server.on_task_end)
         self.strategy = strategy_class(scenario.strategy.kind)(scenario.strategy, self.server)
         self.server.connect(self.workforce, self.strategy)
+        scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
     def _build_learning(self, streams: Streams) -> None:
@@ -105,7 +106,7 @@ class Run:
             "arrival": population.arrival,
             "departure": population.departure,
             "group": [self.strategy.group_of(device) for device in devices],
-            "selected": self.workforce.times_asked,
+            "selected": self.workforce.times_selected,
             "accuracy": accuracy,
         }
 

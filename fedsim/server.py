@@ -16,7 +16,8 @@ from fedsim.messages import MessagesSpec
 from fedsim.simulation import Simulation, Wakeup, on_grid
 from fedsim.stop import StopSpec
 from fedsim.streams import Streams
-from fedsim.world.task import Cause, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
+from fedsim.world.population import DeadlineBase
+from fedsim.world.task import Cause, Download, Evaluate, Outcome, Part, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Evaluation, Learner, Ref
@@ -31,7 +32,7 @@ class TaskEnd:
     Attributes:
         task, device, round, group: as asked.
         outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``).
-        samples: training samples that the device says it holds.
+        samples: training samples that the device says it trained on (all that it holds, unless a part was asked for).
         epochs: local epochs that its update is made of.
         update: the trained model; None unless the task is done and had a ``Train`` step.
     """
@@ -53,6 +54,24 @@ class Timer:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A device that was waited for can be reached again."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device knows of itself, for the part of an algorithm that runs on it.
+
+    Attributes:
+        samples: training samples that it holds.
+    """
+
+    samples: int
+
+
 class Start:
     """The run begins."""
 
@@ -72,6 +91,9 @@ class Strategy(Protocol):
 
     async def on_timer(self, name: str) -> None:
         """A timer has gone off."""
+
+    async def on_return(self, device: int) -> None:
+        """A device that was waited for can be reached again."""
 
 
 class Server:
@@ -118,6 +140,7 @@ class Server:
         self.download_bytes = messages.down.bytes(learner.parameters)
         self.upload_bytes = messages.up.bytes(learner.parameters)
         self.mean_epoch_s = mean_epoch_s
+        self.planned_rounds = stop.rounds
         self.last_evaluation: Evaluation | None = None
 
     def connect(self, workforce: "Workforce", strategy: "Strategy") -> None:
@@ -132,12 +155,17 @@ class Server:
         """The simulated time (s)."""
         return self._simulation.now
 
-    def timer(self, name: str, when: float) -> None:
-        """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it."""
+    def timer(self, name: str, when: float) -> float:
+        """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it.
+
+        At a time that is now, it goes off in this instant, after every message that is already there. Returns the time, on
+        the clock's grid.
+        """
         self.cancel_timer(name)
         self._timer_count += 1
         when = max(self.now, on_grid(when))
         self._timers[name] = self._simulation.wake(("timer", self._timer_count), when, lambda: self._ring(name))
+        return when
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer; harmless when there is none."""
@@ -162,22 +190,24 @@ class Server:
         """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
         return [device for device in range(self.devices) if self._workforce.is_idle(device)]
 
-    def sample(self, count: int, purpose: str, *ids: int) -> list[int]:
+    def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
         """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
 
-        Walks a random permutation of all devices (the stream ``strategy/purpose``, ids) and takes the first that can be
-        had, so the cost does not grow with the population, and a device that is away changes no other's place.
+        Walks a random permutation of all devices, or of those ``among`` which to choose (the stream ``strategy/purpose``,
+        ids), and takes the first that can be had, so the cost does not grow with the population, and a device that is away
+        changes no other's place.
         """
         generator = self.rng(purpose, *ids)
         moved: dict[int, int] = {}  # a Fisher-Yates shuffle that stores only what it has touched
         chosen: list[int] = []
-        remaining = self.devices
+        remaining = self.devices if among is None else len(among)
         while remaining and len(chosen) < count:
             for draw in generator.random(min(remaining, 2 * count)).tolist():
                 position = int(draw * remaining)
-                device = moved.get(position, position)
+                place = moved.get(position, position)
                 remaining -= 1
                 moved[position] = moved.pop(remaining, remaining)
+                device = place if among is None else among[place]
                 if self._workforce.is_idle(device):
                     chosen.append(device)
                     if len(chosen) == count:
@@ -191,6 +221,22 @@ class Server:
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; harmless on one that has just ended."""
         self._workforce.end(task, cause)
+
+    def await_return(self, device: int, delay: float = 0.0) -> bool:
+        """Call the strategy's ``on_return(device)`` when the device can be reached, ``delay`` (s) from now at the earliest.
+
+        Returns:
+            Whether that will ever be; if not, nothing is called.
+        """
+        when = self._workforce.next_on(device, on_grid(self.now + delay))
+        if when == float("inf"):
+            return False
+        self._simulation.wake(("return", device), when, lambda: self._simulation.post(Return(device)))
+        return True
+
+    def facts(self, device: int) -> DeviceFacts:
+        """What a device knows of itself. For what runs on that device only: the server's side learns it from messages."""
+        return DeviceFacts(int(self._population.samples[device]))
 
     def download(self, purpose: str = "model") -> Download:
         """The step in which a device receives a model."""
@@ -206,17 +252,26 @@ class Server:
         """A freshly initialised model; another ``count`` is another draw. The same for every strategy with the same seed."""
         return self._learner.initial(count)
 
-    def mix(self, parts: Sequence[tuple["Ref", float]], otherwise: "Ref | None" = None) -> "Ref":
+    def mix(self, parts: Sequence[tuple["Ref", float]], otherwise: "Ref | None" = None, *, rescale: bool = True) -> "Ref":
         """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
 
-        Updates that are not finite are left out, the other coefficients rescaled to the same sum; ``otherwise`` stands in
-        when nothing is left.
+        Updates that are not finite are left out, the other coefficients rescaled to the same sum (``rescale = False``: left
+        as they are, right for a sum of differences). ``otherwise`` stands in when nothing is left, or when what is left sums
+        to 0; without it the mix is then itself not finite.
         """
-        return self._learner.mix(parts, otherwise)
+        return self._learner.mix(parts, otherwise, rescale=rescale)
 
     async def value(self, model: "Ref") -> NDArray[np.float32]:
         """The weights, flat, float32 [d]. Forces them to be computed."""
         return await self._learner.value(model)
+
+    async def test(self, model: "Ref", devices: Sequence[int] | None = None) -> float | None:
+        """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured.
+
+        Moves no bytes and takes no time: a strategy whose devices report their accuracies asks them for that message too.
+        """
+        evaluation = await self._learner.evaluate({"test": (model, devices)})
+        return None if evaluation is None else evaluation.score("pooled")[0]
 
     # Randomness, records, the end.
 
@@ -293,21 +348,31 @@ class Server:
         if task.outcome == "done":
             update = next((self._trained(task, step) for step in task.steps if isinstance(step, Train) and task.epochs), None)
         outcome = task.outcome or "done"
-        samples = int(self._population.samples[task.device])
+        part = next((step.part for step in task.steps if isinstance(step, Train)), None)
+        samples = int(self._population.samples[task.device]) if part is None else part.samples
         self._simulation.post(TaskEnd(task.id, task.device, task.round, task.group, outcome, samples, task.epochs, update))
 
     def _trained(self, task: Task, step: Train) -> "Ref":
+        part = step.part
         return self._learner.train(
-            step.model, task.device, epochs=task.epochs, key=task.count, round=task.round or 0, proximal=step.proximal
+            step.model,
+            task.device,
+            epochs=task.epochs,
+            key=task.count,
+            round=task.round or 0,
+            proximal=step.proximal,
+            samples=None if part is None else self._learner.part(task.device, part.splits, part.number),
         )
 
-    async def handle(self, message: Start | Timer | TaskEnd) -> None:
+    async def handle(self, message: Start | Timer | TaskEnd | Return) -> None:
         """Give a message to the strategy."""
         match message:
             case TaskEnd():
                 await self._strategy.on_task_end(message)
             case Timer(name):
                 await self._strategy.on_timer(name)
+            case Return(device):
+                await self._strategy.on_return(device)
             case Start():
                 await self._strategy.on_start()
             case _:
@@ -315,8 +380,10 @@ class Server:
 
 
 __all__ = [
+    "DeadlineBase",
     "Download",
     "Evaluate",
+    "Part",
     "Payload",
     "Server",
     "Start",

@@ -30,15 +30,21 @@ class UniformSizes(Spec):
 
 
 class LongTailSizes(Spec):
-    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5)."""
+    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5).
+
+    Attributes:
+        scale: multiplies all these bounds, for smaller studies of the same shape.
+    """
 
     kind: Literal["long-tail"] = "long-tail"
+    scale: float = Field(default=1.0, gt=0.0)
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Training samples of each device, int64 [devices]; the shares of devices hold exactly, up to rounding."""
         shares, lows, highs = (np.array(column) for column in zip(*_LONG_TAIL, strict=True))
         edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
         tier = generator.permutation(np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0)))
+        lows, highs = (np.maximum(1, np.round(bounds * self.scale)).astype(np.int64) for bounds in (lows, highs))
         return np.asarray(generator.integers(lows[tier], highs[tier], endpoint=True))
 
 

@@ -62,8 +62,8 @@ def test_arrows_run_one_way() -> None:
         """{
         "simulation": ["errors", "executors"],
         "executors": ["executors"],
-        "world": ["world", "simulation", "streams", "spec", "units", "errors"],
-        "data": ["data", "streams", "spec", "units", "errors"],
+        "world": ["world", "simulation", "streams", "sizes", "spec", "units", "errors"],
+        "data": ["data", "streams", "sizes", "spec", "units", "errors"],
         "learning": ["learning", "data", "simulation", "streams", "spec", "units", "errors"],
         "records": ["records", "simulation", "units", "errors"],
         "server": ["messages", "stop", "world", "learning", "records", "simulation", "streams", "spec", "units", "errors"],

@@ -66,6 +66,9 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "fedprox", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
     {"kind": "local", "clients_per_round": 7},
+    {"kind": "cata-fed", "clients_per_round": 4, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
+    {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
+    {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 

@@ -103,6 +103,10 @@ class FederatedData:
         """The test samples as the model sees them, never augmented: x float32 [m, *shape], y int64 [m]."""
         return self.pool.normalised(self._turned(shard, shard.test)), self._labels(shard, shard.test)
 
+    def train_labels(self, shard: Shard) -> NDArray[np.int64]:
+        """The label of each training sample as the device sees it; int64 [n]."""
+        return self._labels(shard, shard.train)
+
     def label_counts(self, shard: Shard) -> NDArray[np.int64]:
         """Training samples of each class as the device sees its labels; int64 [C]."""
         return np.bincount(self._labels(shard, shard.train), minlength=self.pool.classes)

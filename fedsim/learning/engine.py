@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData
+from fedsim.data.stratified import stratified_part
 from fedsim.errors import ScenarioError
 from fedsim.learning.cohort import Trainer
 from fedsim.learning.evaluation import Evaluation
@@ -115,6 +116,11 @@ class Learning:
         lr = self._training.lr_in(round)
         recipe = Trained(base, device, version, epochs, iterations, key, lr, proximal, samples)
         return self._name("update", recipe, device)
+
+    def part(self, device: int, splits: int, number: int) -> NDArray[np.int64]:
+        """Positions of the stratified part ``number`` out of 2^``splits`` of a device's training samples (version 0)."""
+        data = self._trainer.data
+        return stratified_part(data.train_labels(data.shard(device)), splits, number)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """The linear combination sum of coefficient x model, in the order given; float64 sums, float32 result.

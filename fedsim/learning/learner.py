@@ -43,6 +43,9 @@ class Learner(Protocol):
     ) -> Ref:
         """The result of local training on a device."""
 
+    def part(self, device: int, splits: int, number: int) -> NDArray[np.int64] | None:
+        """Positions of a stratified part of a device's training samples, for ``train``."""
+
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """A linear combination of models."""
 

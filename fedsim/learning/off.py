@@ -49,6 +49,10 @@ class Off:
         """A name."""
         return self._name("update", device)
 
+    def part(self, device: int, splits: int, number: int) -> NDArray[np.int64] | None:
+        """None: nothing is trained on."""
+        return None
+
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """A name."""
         return self._name("model")

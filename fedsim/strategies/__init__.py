@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams
 
 REGISTRY: Mapping[str, str] = {
+    "cata-fed": "fedsim.strategies.cata_fed.strategy:CataFed",
+    "fedasync": "fedsim.strategies.fedasync:FedAsync",
     "fedavg": "fedsim.strategies.fedavg:FedAvg",
+    "fedbuff": "fedsim.strategies.fedbuff:FedBuff",
     "fedprox": "fedsim.strategies.fedprox:FedProx",
     "local": "fedsim.strategies.local:Local",
 }

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from fedsim.server import Server, TaskEnd
+from fedsim.server import DeadlineBase, Server, TaskEnd
 from fedsim.spec import Spec
-from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -23,6 +22,13 @@ class StrategyParams(Spec):
 
     def check(self, devices: int) -> None:
         """Refuse what cannot work with so many devices.
+
+        Raises:
+            ScenarioError: names the key, the value and what is allowed.
+        """
+
+    def check_samples(self, most: int) -> None:
+        """Refuse what cannot work where no device holds more than ``most`` training samples.
 
         Raises:
             ScenarioError: names the key, the value and what is allowed.
@@ -66,6 +72,9 @@ class Strategy(Generic[P]):
 
     async def on_timer(self, name: str) -> None:
         """A timer set by ``server.timer`` has gone off."""
+
+    async def on_return(self, device: int) -> None:
+        """A device for which ``server.await_return`` was called can be reached."""
 
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
         """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Server, Step, TaskEnd
-from fedsim.simulation import on_grid
+from fedsim.server import DeadlineBase, Server, Step, TaskEnd
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import Seconds, show_seconds
-from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
+
+
+Verdict = Literal["valid", "slow", "disconnected"]
+"""What a round counts a task as: its update came; it came too late, or nothing was trained; its device vanished."""
 
 
 class SynchronousParams(StrategyParams):
@@ -133,7 +135,6 @@ class Synchronous(Strategy[P]):
     def __init__(self, params: P, server: Server) -> None:
         super().__init__(params, server)
         limit = self.params.deadline_s(server.mean_epoch_s)
-        limit = None if limit is None else on_grid(limit)
         self.round_limit = None if self.params.bounds_training else limit
         self.training_limit = limit if self.params.bounds_training else None
 
@@ -151,6 +152,16 @@ class Synchronous(Strategy[P]):
         """Put the round's ``received`` updates into the models; returns the model that they now form, if there is one."""
         raise NotImplementedError
 
+    def verdict(self, message: TaskEnd) -> Verdict:
+        """What has become of a task."""
+        if message.outcome == "done":
+            return "valid"
+        return "slow" if message.outcome == "late" else "disconnected"
+
+    def wait(self) -> None:
+        """Nobody can be asked: look again later, with ``_open_round``."""
+        self.server.look_again("retry", self.params.retry)
+
     # The loop.
 
     async def on_start(self) -> None:
@@ -163,14 +174,13 @@ class Synchronous(Strategy[P]):
         self.state |= {"open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
         devices = self.select()
         if not devices:
-            server.look_again("retry", self.params.retry)
+            self.wait()
             return
-        deadline = None if self.round_limit is None else server.now + self.round_limit
-        server.emit("round-start", round=number, selected=len(devices), deadline=deadline)
-        if deadline is not None:
-            server.timer("deadline", deadline)
+        deadline = None if self.round_limit is None else server.timer("deadline", server.now + self.round_limit)
+        limit = {} if self.training_limit is None else {"training_limit": self.training_limit}
+        server.emit("round-start", round=number, selected=len(devices), deadline=deadline, **limit)
         for device in devices:
-            self.state["open"][server.ask(device, self.steps(device), round=number)] = device
+            self.state["open"][server.ask(device, self.steps(device), round=number, group=self.group_of(device))] = device
         self.state["selected"] = len(devices)
 
     async def on_timer(self, name: str) -> None:
@@ -188,7 +198,8 @@ class Synchronous(Strategy[P]):
         """Note what came back; the last one closes the round."""
         state = self.state
         del state["open"][message.task]
-        if message.outcome == "done":
+        verdict = self.verdict(message)
+        if verdict == "valid":
             state["received"].append(
                 {
                     "task": message.task,
@@ -200,7 +211,7 @@ class Synchronous(Strategy[P]):
             )
             if self.params.over_selection > 1 and len(state["received"]) == self.params.clients_per_round:
                 self._end_open()
-        elif message.outcome == "late":
+        elif verdict == "slow":
             state["slow"] += 1
         else:
             state["disconnected"] += 1

@@ -43,9 +43,9 @@ class Population:
     departure: NDArray[np.float64]
     slowness: NDArray[np.float64] | float = 1.0
 
-    def epoch_s(self, device: int) -> float:
-        """Seconds of one undisturbed pass over the device's training samples."""
-        return float(self.samples[device] * self.cost / self.speed[device])
+    def epoch_s(self, device: int, samples: int | None = None) -> float:
+        """Seconds of one undisturbed pass over the device's training samples, or over so many of them."""
+        return float((self.samples[device] if samples is None else samples) * self.cost / self.speed[device])
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
         """Mean over all devices of an undisturbed epoch's time (s), on the clock's grid.

@@ -36,6 +36,26 @@ class Download:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of the 2^``splits`` stratified parts into which a device has split its training samples.
+
+    Attributes:
+        splits: u, how often it has halved them.
+        number: x, which part, from 1.
+        out_of: training samples that the device holds in all.
+    """
+
+    splits: int
+    number: int
+    out_of: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples the part holds, whatever their labels: they are dealt to the parts in turn."""
+        return len(range(self.number - 1, self.out_of, 2**self.splits))
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """The device trains on its own data.
 
@@ -47,7 +67,9 @@ class Train:
         budget: how long it may train (s), counted from the begin of this step. None for no limit.
         reserve_upload: stop earlier, by the time that the device expects its next upload to take on its own link.
         adaptive: the device begins another epoch only if the mean of its finished ones says that it will fit.
-        at_least: with fewer finished epochs the task ends as late; 0 goes on to the next step with nothing trained.
+        at_least: with fewer finished epochs none of them counts, and the task ends as late.
+        go_on: unless this is set: then it goes on to the next step, with nothing trained.
+        part: the part of its data that it trains on; None for all.
     """
 
     model: Any
@@ -58,6 +80,8 @@ class Train:
     reserve_upload: bool = False
     adaptive: bool = False
     at_least: int = 1
+    go_on: bool = False
+    part: Part | None = None
     name = "train"
 
 
@@ -71,9 +95,15 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The device sends payloads to the server, as one message."""
+    """The device sends payloads to the server, as one message.
+
+    Attributes:
+        payloads: what it sends.
+        untrained: what it sends instead when no epoch of its training counts; None for the same.
+    """
 
     payloads: tuple[Payload, ...]
+    untrained: tuple[Payload, ...] | None = None
     name = "upload"
 
 
@@ -93,7 +123,7 @@ class Task:
         count: how many tasks this device was given before.
         position: the step that runs now.
         step_start: when that step began (s).
-        epochs: local epochs finished so far.
+        epochs: local epochs finished so far, of those that count.
         epoch_ends: when the epochs of the running training end (absolute s).
         outcome: how it ended, or None while it runs.
     """

@@ -58,10 +58,15 @@ class Workforce:
         self._working: dict[int, int] = {}
         self._asked = 0
         self.times_asked: NDArray[np.int64] = np.zeros(len(population.speed), dtype=np.int64)
+        self.times_selected: NDArray[np.int64] = np.zeros(len(population.speed), dtype=np.int64)
 
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
         return device not in self._working and self._availability.span(device, self._simulation.now).on
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none."""
+        return self._availability.next_on(device, time)
 
     def anyone_ever(self) -> bool:
         """Whether some device is on now or will be at some time."""
@@ -81,6 +86,7 @@ class Workforce:
         task = Task(self._asked, device, steps, round, group, int(self.times_asked[device]))
         self._asked += 1
         self.times_asked[device] += 1
+        self.times_selected[device] += round is not None  # not for a message outside of any round
         self.running[task.id] = task
         self._working[device] = task.id
         self._simulation.process(self._carry_out(task))
@@ -130,7 +136,8 @@ class Workforce:
         now = self._simulation.now
         device = task.device
         limit = self._training_limit(task, step)
-        ends = self._compute.epoch_ends(device, now, self._population.epoch_s(device), step.epochs, limit)
+        epoch_s = self._population.epoch_s(device, None if step.part is None else step.part.samples)
+        ends = self._compute.epoch_ends(device, now, epoch_s, step.epochs, limit)
         if step.adaptive:
             ends = self._compute.adapt(now, ends, limit)
         task.epoch_ends = ends
@@ -141,16 +148,21 @@ class Workforce:
             wakeup.cancel()
             done = sum(end <= self._simulation.now for end in ends)
             task.epochs = done
-            if cause is None and done < step.at_least:
-                cause = "late"  # a slow straggler has nothing to send
+            if cause is None and done < step.at_least:  # a slow straggler
+                if step.go_on:
+                    task.epochs = 0
+                else:
+                    cause = "late"
+            part = {} if step.part is None else {"part": [step.part.number, 2**step.part.splits, step.part.samples]}
             self._simulation.emit(
                 "step-end",
                 **task.fields(),
                 step=step.name,
                 outcome=cause or "done",
-                epochs=done,
+                epochs=task.epochs,
                 asked=step.epochs,
                 epoch_ends=ends[:done],
+                **part,
             )
             return cause
 
@@ -193,7 +205,9 @@ class Workforce:
 
     def _begin_transfer(self, task: Task, step: Download | Upload, gate: Event) -> Callable[[Cause | None], Cause | None]:
         direction: Direction = "down" if isinstance(step, Download) else "up"
-        size = float(sum(part.bytes for part in step.payloads))
+        untrained = step.untrained if isinstance(step, Upload) and not task.epochs else None
+        payloads = step.payloads if untrained is None else untrained
+        size = float(sum(part.bytes for part in payloads))
         flow = self._network.start(task.device, direction, size, lambda: _open(gate, None))
         vanish = self._arm_vanish(task, gate, flow)
 
@@ -209,7 +223,7 @@ class Workforce:
                 outcome=cause or "done",
                 bytes=size,
                 delivered=flow.sent,
-                payloads=[[part.purpose, part.bytes] for part in step.payloads],
+                payloads=[[part.purpose, part.bytes] for part in payloads],
             )
             return cause
 

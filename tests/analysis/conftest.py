@@ -13,8 +13,9 @@ from fedsim.records.reading import RunFolder
 
 @pytest.fixture
 def small(small: dict[str, Any]) -> dict[str, Any]:
-    """With a deadline that some devices miss."""
-    small["strategy"]["deadline"] = "14 s"
+    """With a deadline that some rounds reach and some do not, and devices that vanish often."""
+    small["strategy"]["deadline"] = "10 s"
+    small["population"]["availability"]["mean_on"] = "30 s"
     return small
 
 
@@ -35,11 +36,11 @@ def unlearned(small: dict[str, Any], tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def cut_off(run: RunFolder, tmp_path: Path) -> RunFolder:
-    """A run whose events end in the middle of steps, as a crash would leave them."""
+    """A run whose events end in the middle of a step, just before its end, as a crash would leave them."""
     folder = tmp_path / "cut-off"
     shutil.copytree(run.path, folder)
-    events = pq.read_table(folder / "events.parquet")
-    pq.write_table(events.slice(0, events.num_rows // 2), folder / "events.parquet")
+    last = max(place for place, event in enumerate(run.events) if event["kind"] == "step-end")
+    pq.write_table(pq.read_table(folder / "events.parquet").slice(0, last), folder / "events.parquet")
     return RunFolder(folder)
 
 

@@ -18,10 +18,10 @@ def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     for panel in (rounds, time, moved):
         np.testing.assert_array_equal(panel.lines[0].get_ydata(), accuracy)
     np.testing.assert_array_equal(rounds.lines[0].get_xdata(), [row["round"] + 1 for row in run.rounds])
-    assert time.get_xlabel() == "simulated time (min)"
-    np.testing.assert_allclose(time.lines[0].get_xdata(), [row["time"] / 60 for row in run.rounds])
-    assert moved.get_xlabel() == "moved, down and up (MB)"
-    np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e6)
+    assert time.get_xlabel() == "simulated time (s)"
+    np.testing.assert_allclose(time.lines[0].get_xdata(), [row["time"] for row in run.rounds])
+    assert moved.get_xlabel() == "moved, down and up (kB)"
+    np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e3)
 
 
 def test_rounds_without_evaluation_are_skipped(small: dict[str, Any], tmp_path: Path) -> None:

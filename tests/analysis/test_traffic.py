@@ -23,10 +23,10 @@ def test_the_curve_ends_at_all_bytes(run: RunFolder) -> None:
     over_time, totals = draw_traffic(run).axes
     moved = run.summary["bytes"]
     top = over_time.lines[0].get_ydata()
-    assert over_time.get_ylabel() == "moved so far (MB)"
-    assert top[-1] * 1e6 == pytest.approx(moved["down"] + moved["up"])  # type: ignore[index]
+    assert over_time.get_ylabel() == "moved so far (kB)"
+    assert top[-1] * 1e3 == pytest.approx(moved["down"] + moved["up"])  # type: ignore[index]
     widths = sum(patch.get_width() for patch in totals.patches)  # type: ignore[attr-defined]
-    assert widths * 1e6 == pytest.approx(moved["down"] + moved["up"])
+    assert widths * 1e3 == pytest.approx(moved["down"] + moved["up"])
 
 
 def test_runs_side_by_side(run: RunFolder, renamed: RunFolder, unlearned: RunFolder, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_runs_side_by_side(run: RunFolder, renamed: RunFolder, unlearned: RunFol
     assert len(panel.get_yticks()) == 3
     totals = [folder.summary["bytes"]["down"] + folder.summary["bytes"]["up"] for folder in (run, renamed, unlearned)]
     widths = sum(patch.get_width() for patch in panel.patches)  # type: ignore[attr-defined]
-    assert widths * 1e6 == pytest.approx(sum(totals))
+    assert widths * 1e3 == pytest.approx(sum(totals))
     for path in save(figure, tmp_path / "compared"):
         assert path.stat().st_size > 5_000
     ElementTree.parse(tmp_path / "compared.svg")

@@ -15,7 +15,7 @@ from fedsim.world.availability import Availability, Span
 from fedsim.world.compute import Compute
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Evaluate, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Download, Evaluate, Part, Payload, Step, Task, Train, Upload
 from fedsim.world.workforce import Workforce
 
 MODEL = Download((Payload("model", 1000.0),))
@@ -160,6 +160,19 @@ class TestBudgets:
         assert self.epochs(Train("m", 1000, budget=35.0, adaptive=True)) == (30.0, "done", 3)
         assert self.epochs(Train("m", 1000, budget=40.0, adaptive=True)) == (40.0, "done", 4)
         assert self.epochs(Train("m", 1000, budget=9.0, adaptive=True, at_least=0)) == (9.0, "done", 0)
+
+    @pytest.mark.parametrize(("at_least", "sent"), [(1, 600.0), (3, 600.0), (4, 100.0)])
+    def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(self, at_least: int, sent: float) -> None:
+        answer = Upload(UPDATE.payloads, untrained=(Payload("control", 100.0),))
+        site = Site()
+        steps = site.run(Train("m", 4, budget=39.0, at_least=at_least, go_on=True), answer)
+        assert [step[2] for step in steps] == ["done", "done"]
+        assert steps[1][3] == sent
+        assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
+
+    def test_a_part_of_the_data_takes_its_share_of_the_time(self) -> None:
+        assert self.epochs(Train("m", 2, part=Part(2, 1, 100))) == (5.0, "done", 2)
+        assert [Part(1, number, 7).samples for number in (1, 2)] == [4, 3]
 
     def test_time_for_the_upload_is_kept_back(self) -> None:
         steps = Site().run(Train("m", 9, stop_at=42.0, reserve_upload=True), UPDATE)

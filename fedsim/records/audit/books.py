@@ -88,11 +88,11 @@ def _until_last_round(run: RunFolder, direction: str) -> float:
 
 
 def devices_agree(run: RunFolder) -> Iterator[str]:
-    """One row a device, asked as often as the records say, and only while it was there."""
+    """One row a device, selected for a round as often as the records say, and at work only while it was there."""
     devices = run.devices
     if len(devices) != run.scenario["population"]["devices"]:
         yield f"there are {len(devices)} devices, the scenario says {run.scenario['population']['devices']}"
-    asked = Counter(event["device"] for event in run.events if event["kind"] == "task-start")
+    asked = Counter(event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None)
     for number, row in enumerate(devices):
         if row["device"] != number:
             yield f"row {number} is device {row['device']}"

@@ -5,6 +5,8 @@ from typing import Any
 
 from fedsim.records.reading import RunFolder
 
+_TICK_S = 2.0**-30  # the clock's grid
+
 
 def time_order(run: RunFolder) -> Iterator[str]:
     """Times never decrease, the first is not before 0, and the record of the run's end is the last."""
@@ -67,11 +69,21 @@ def one_place(run: RunFolder) -> Iterator[str]:
 
 
 def deadlines(run: RunFolder) -> Iterator[str]:
-    """No task of a round is running, and none counts as done, after the round's deadline."""
+    """No task of a round is running, and none counts as done, after its deadline; no training is longer than its limit."""
     limits: dict[int, float] = {}
+    training_limits: dict[int, float] = {}
+    begins: dict[int, float] = {}
     for event in run.events:
-        if event["kind"] == "round-start" and event["data"].get("deadline") is not None:
-            limits[event["round"]] = event["data"]["deadline"]
+        if event["kind"] == "round-start":
+            if event["data"].get("deadline") is not None:
+                limits[event["round"]] = event["data"]["deadline"]
+            training_limits[event["round"]] = event["data"].get("training_limit", float("inf"))
+        elif event["kind"] == "step-start" and event["step"] == "train":
+            begins[event["task"]] = event["time"]
+        elif event["kind"] == "step-end" and event["step"] == "train":
+            took, limit = event["time"] - begins[event["task"]], training_limits.get(event["round"], float("inf"))
+            if took > limit + _TICK_S:
+                yield f"task {event['task']} trained for {took!r} s, longer than its limit of {limit!r} s"
         elif event["kind"] == "task-end" and event["time"] > limits.get(event["round"], float("inf")):
             limit = limits[event["round"]]
             yield f"task {event['task']} ended {event['outcome']} at {event['time']!r} s, after its deadline {limit!r} s"

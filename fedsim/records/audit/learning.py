@@ -9,21 +9,34 @@ from fedsim.records.reading import RunFolder
 def aggregated_once(run: RunFolder) -> Iterator[str]:
     """Tasks named by an aggregation had ended done, before it, and are named once; and no done training is left out.
 
-    What was done after the last aggregation may still have been waiting for the next one.
+    A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling) owes
+    nothing. What was done after the last aggregation may still have been waiting for the next one; so may, without rounds,
+    what was done in the same instant.
     """
     done: dict[int, bool] = {}  # task -> whether it has been aggregated
     trained: set[int] = set()
+    idle: set[int] = set()
     waiting: list[int] = []
+    just_done: list[int] = []
+    now, rounds = 0.0, True
     for event in run.events:
+        if event["time"] > now:
+            now, just_done = event["time"], []
         match event["kind"]:
             case "step-end" if event["step"] == "train":
-                trained.add(event["task"])
-            case "task-end" if event["outcome"] == "done":
+                if not event["data"]["epochs"]:
+                    idle.add(event["task"])
+                elif event["round"] is not None:
+                    trained.add(event["task"])
+            case "task-end" if event["outcome"] == "done" and event["task"] not in idle:
                 done[event["task"]] = False
+                just_done.append(event["task"])
             case "aggregate":
+                rounds = "staleness" not in event["data"]
                 yield from _one_aggregation(event["data"]["tasks"], done)
             case "round":
-                waiting = [task for task, counted in done.items() if not counted and task in trained]
+                owed = trained if rounds else trained.difference(just_done)
+                waiting = [task for task, counted in done.items() if not counted and task in owed]
                 done = {task: counted for task, counted in done.items() if counted or task not in waiting}
                 yield from (f"task {task} was done in time, but no aggregation counts it" for task in waiting)
 
@@ -31,7 +44,7 @@ def aggregated_once(run: RunFolder) -> Iterator[str]:
 def _one_aggregation(tasks: list[int], done: dict[int, bool]) -> Iterator[str]:
     for task in tasks:
         if task not in done:
-            yield f"an aggregation counts task {task}, which had not ended done by then"
+            yield f"an aggregation counts task {task}, which had not ended done, with something trained, by then"
         elif done[task]:
             yield f"task {task} is aggregated twice"
         done[task] = True
@@ -41,9 +54,13 @@ def round_counts(run: RunFolder) -> Iterator[str]:
     """Each round's counts are those of its tasks, and the rounds' table says what the records say."""
     outcomes: dict[int, Counter[str]] = {}
     events = []
+    idle: set[int] = set()  # tasks with no epoch that counts: slow, even if they were carried out to their end
     for event in run.events:
-        if event["kind"] == "task-end" and event["round"] is not None:
-            outcomes.setdefault(event["round"], Counter())[event["outcome"]] += 1
+        if event["kind"] == "step-end" and event["step"] == "train" and not event["data"]["epochs"]:
+            idle.add(event["task"])
+        elif event["kind"] == "task-end" and event["round"] is not None:
+            slow = event["outcome"] == "done" and event["task"] in idle
+            outcomes.setdefault(event["round"], Counter())["late" if slow else event["outcome"]] += 1
         elif event["kind"] == "round":
             events.append(event)
             yield from _count_problems(event["round"], event["data"], outcomes.pop(event["round"], Counter()))

@@ -1,0 +1,146 @@
+"""The loop without rounds: so many clients work at any time, and whoever is through is replaced at once.
+
+Replacements are asked after every message of an instant, so that clients who end together are replaced together and start
+from the same version of the model.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.server import Step, TaskEnd, Train
+from fedsim.strategies.base import P, Strategy, StrategyParams
+from fedsim.units import Seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedsim.learning import Ref
+
+
+class AsynchronousParams(StrategyParams):
+    """What every asynchronous strategy takes.
+
+    Attributes:
+        concurrency: how many clients work at any time, if so many can be had.
+        local_epochs: E, passes over its own data that a client makes.
+        retry: with fewer clients at work than that, look for more after this time (s).
+    """
+
+    concurrency: int = Field(default=10, ge=1)
+    local_epochs: int = Field(default=1, ge=1)
+    retry: Seconds = 60.0
+
+    @field_validator("retry")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if not 0 < value < math.inf:
+            raise ValueError("must be above 0 s and finite")
+        return value
+
+    def check(self, devices: int) -> None:
+        """No more clients can work than there are devices."""
+        if self.concurrency > devices:
+            raise ScenarioError(
+                f"strategy.concurrency is {self.concurrency}, more than the population's {devices} devices; "
+                f"allowed are 1 to {devices}"
+            )
+
+
+class Asynchronous(Strategy[P]):
+    """A strategy without rounds. An algorithm fills in ``receive``, and ``training`` if it is not plain SGD.
+
+    Each client downloads the model of its time (d parameters), trains, and uploads the result (d parameters); the staleness of
+    what it sends is the number of versions that the server has made meanwhile. Each version is an aggregation: what the run
+    records as a round.
+
+    State:
+        version: the number of the version that is being waited for, from 0.
+        model: the current model.
+        open: tasks that have not ended, task -> the version and the model that it started from.
+        draws: how often clients were drawn: it names the stream, as the round does for ``Synchronous``.
+        refilling: whether replacements are to be asked at the end of this instant.
+        over: whether the last version is made; what comes later in the same instant is not used.
+    """
+
+    params: AsynchronousParams  # type: ignore[assignment]
+
+    # What an algorithm fills in.
+
+    async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
+        """Take in an update (``message.update``), trained from ``base``; ``publish`` a new version when it is time."""
+        raise NotImplementedError
+
+    def training(self) -> Train:
+        """Local SGD from the current model."""
+        return Train(self.state["model"], self.params.local_epochs)
+
+    # The loop.
+
+    async def on_start(self) -> None:
+        """Begin with a freshly initialised model and ask the first clients."""
+        self.state |= {"version": 0, "model": self.server.initial(), "open": {}, "draws": 0, "refilling": False, "over": False}
+        self._refill()
+
+    def steps(self) -> tuple[Step, ...]:
+        """Download the current model, train, upload."""
+        return (self.server.download(), self.training(), self.server.upload())
+
+    def _refill(self) -> None:
+        """Ask clients until ``concurrency`` are at work."""
+        state, server = self.state, self.server
+        missing = self.params.concurrency - len(state["open"])
+        state["refilling"] = False
+        for device in server.sample(missing, "select", state["draws"]):
+            task = server.ask(device, self.steps(), round=state["version"])
+            state["open"][task] = {"version": state["version"], "model": state["model"]}
+        state["draws"] += 1
+        if not state["open"]:
+            server.look_again("refill", self.params.retry)
+        elif len(state["open"]) < self.params.concurrency:
+            server.timer("refill", server.now + self.params.retry)
+
+    async def on_timer(self, name: str) -> None:
+        """Look for clients."""
+        if not self.state["over"]:
+            self._refill()
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """Use what came back, and have the client replaced when the instant's messages are all read."""
+        state = self.state
+        begun = state["open"].pop(message.task)
+        if state["over"]:
+            return
+        if message.update is not None:
+            await self.receive(message, begun["model"], state["version"] - begun["version"])
+        if not state["refilling"]:
+            state["refilling"] = True
+            self.server.timer("refill", self.server.now)
+
+    async def publish(self, model: "Ref", updates: Sequence[dict[str, Any]]) -> None:
+        """Make ``model`` the next version.
+
+        Args:
+            model: the new model.
+            updates: what went into it, dicts of ``task``, ``update`` (a ref), ``samples``, ``weight`` and ``staleness``.
+        """
+        state, server = self.state, self.server
+        state["model"] = model
+        record = {name: [entry[name] for entry in updates] for name in ("task", "weight", "staleness")}
+        server.emit(
+            "aggregate",
+            round=state["version"],
+            tasks=record["task"],
+            weights=record["weight"],
+            staleness=record["staleness"],
+        )
+        measured = [(entry["update"], float(entry["samples"])) for entry in updates]
+        state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured, center=model)
+        state["version"] += 1
+
+    def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
+        """One model for all devices."""
+        return {"global": (self.state["model"], None)}

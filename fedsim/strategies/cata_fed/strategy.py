@@ -1,0 +1,213 @@
+"""CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedsim.errors import ScenarioError
+from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.strategies.cata_fed.client import Clients
+from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range
+from fedsim.strategies.cata_fed.params import CataFedParams
+from fedsim.strategies.cata_fed.selection import at_random, cut_groups, fairest_group, in_turn
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.synchronous import SynchronousParams, Verdict
+from fedsim.units import show_seconds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SCALAR = 4.0  # bytes
+_CONTROL = Payload("control", _SCALAR)
+_REPORT = Payload("size-report", _SCALAR)
+
+
+class CataFed(FedAvg):
+    """Cluster-driven adaptive training.
+
+    Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
+
+    On connection each client reports its data size (a scalar). A round goes to K clients of one cluster of like size. They
+    receive the model and T (d parameters, a scalar), train until T - eps after their download, and answer:
+
+    - valid, at least one epoch is finished: update and flag I = 1 (d, a scalar);
+    - slow straggler, none is: the unchanged model and I = 0 (d or nothing, a scalar). It halves its data, stratified by
+      label, as long as parts keep pi samples, reports the size of its largest part (a scalar), and trains on one part a time,
+      in turn;
+    - disconnected: nothing. It is removed from the connected clients.
+
+    The new model is the mean of the valid updates, weighted by the size of what each was trained on (psi_i, Eqs. 15, 16);
+    without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes, anew whenever a report
+    came; the client that waits longest is served first, by groups (``clusters.py``, ``selection.py``).
+
+    Parameters: ``CataFedParams``.
+
+    State besides FedAvg's:
+        clients: the devices' own (``client.py``); the server's side never looks inside.
+        sizes: each client's reported size in samples, 0 for who is not connected.
+        cluster: each client's cluster, -1 for who is not connected.
+        zeroed: the round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21).
+        reported: whether a size was reported since the last clustering.
+        connecting: tasks of clients that are about to report on connection, task -> client.
+        away: how many clients are expected to connect some time.
+        waiting: no round is open for want of connected clients.
+    """
+
+    Params: ClassVar[type[SynchronousParams]] = CataFedParams
+    params: CataFedParams  # type: ignore[assignment]
+
+    def __init__(self, params: CataFedParams, server: Server) -> None:
+        super().__init__(params, server)  # type: ignore[arg-type]
+        assert self.training_limit is not None  # the parameters see to it
+        self.budget = self.training_limit - params.margin
+        if self.budget <= 0:
+            raise ScenarioError(
+                f"strategy.margin is {show_seconds(params.margin)}, which leaves nothing of the deadline of "
+                f"{show_seconds(self.training_limit)}; allowed is less than that"
+            )
+
+    @property
+    def clients(self) -> Clients:
+        """The devices' side."""
+        return Clients(self.state["clients"], self.server.facts, self.params.smallest_part if self.params.mitigation else None)
+
+    # Connections.
+
+    async def on_start(self) -> None:
+        """Connect whoever can be reached; the others when they can. The first round opens when those here have reported."""
+        devices, server = self.server.devices, self.server
+        self.state |= {"model": server.initial(), "round": 0, "open": {}}
+        self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
+        self.state |= {"connecting": {}, "away": 0, "waiting": True, "clients": Clients.fresh(devices)}
+        here = server.online()
+        for device in here:
+            self._connect(device)
+        for device in sorted(set(range(devices)).difference(here)):
+            self.state["away"] += server.await_return(device)
+        if not here:
+            self._open_round()
+
+    async def on_return(self, device: int) -> None:
+        """A client that was away connects."""
+        self.state["away"] -= 1
+        self._connect(device)
+
+    def _connect(self, device: int) -> None:
+        self.clients.connect(device)
+        self.state["connecting"][self.server.ask(device, (Upload((_REPORT,)),))] = device
+
+    def _take_report(self, device: int) -> None:
+        self.state["sizes"][device] = self.clients.size(device)
+        self.state["reported"] = True
+
+    def _disconnect(self, device: int) -> None:
+        state = self.state
+        state["sizes"][device], state["cluster"][device] = 0, -1
+        if self.params.rejoin:
+            state["away"] += self.server.await_return(device, self.params.rejoin_delay)
+
+    def wait(self) -> None:
+        """Nobody is connected: until somebody is, or for good."""
+        self.state["waiting"] = True
+        if not (self.state["away"] or self.state["connecting"]):
+            self.server.stop("no client is connected any more")
+
+    # A round.
+
+    def select(self) -> list[int]:
+        """K clients of one cluster; clusters are made anew when a size was reported."""
+        state, params = self.state, self.params
+        if state["reported"]:
+            self._cluster()
+        number, generator = state["round"], self.server.rng("select", state["round"])
+        cluster = np.array(state["cluster"])
+        chosen: NDArray[np.int64]
+        match params.selection:
+            case "random":
+                chosen = at_random(cluster, params.clients_per_round, generator)
+            case "round-robin":
+                chosen = in_turn(cluster, params.clusters, params.clients_per_round, number, generator)
+            case _:
+                groups = cut_groups(cluster, params.clients_per_round, generator)
+                chosen = fairest_group(groups, number - np.array(state["zeroed"]), generator)
+        clients: list[int] = chosen.tolist()
+        for client in clients:
+            state["zeroed"][client] = number + 1
+        state["waiting"] = False
+        return clients
+
+    def _cluster(self) -> None:
+        state, params = self.state, self.params
+        sizes = np.array(state["sizes"])
+        connected = np.flatnonzero(sizes)
+        cluster = np.full(len(sizes), -1)
+        if len(connected):
+            bounds = moderate_range(sizes[connected], params.whisker)
+            cluster[connected] = cluster_numbers(sizes[connected], params.clusters, bounds)
+            members = np.bincount(cluster[connected], minlength=params.clusters).tolist()
+            self.server.emit("cluster", round=state["round"], bounds=list(bounds), members=members)
+        state["cluster"], state["reported"] = cluster.tolist(), False
+
+    def steps(self, device: int) -> tuple[Step, ...]:
+        """Download model and T, train on the part whose turn it is, send the answer."""
+        server, clients = self.server, self.clients
+        model_bytes = server.upload_bytes if self.params.straggler_upload == "model" else 0.0
+        unchanged = (Payload("unchanged-model", model_bytes),) if model_bytes else ()
+        report = (_REPORT,) if clients.may_split(device) else ()
+        return (
+            Download((Payload("model", server.download_bytes), _CONTROL)),
+            replace(self.training(), part=clients.take_part(device)),
+            Upload((Payload("update", server.upload_bytes), _CONTROL), untrained=(*unchanged, _CONTROL, *report)),
+        )
+
+    def training(self) -> Train:
+        """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
+        params, model = self.params, self.state["model"]
+        if params.adaptive:
+            train = Train(model, params.most_epochs, adaptive=True)
+        else:
+            train = Train(model, params.local_epochs, at_least=params.local_epochs)
+        return replace(train, budget=self.budget, reserve_upload=params.reserve_upload, go_on=True)
+
+    def verdict(self, message: TaskEnd) -> Verdict:
+        """The paper's three classes (Eq. 13)."""
+        verdict = super().verdict(message)
+        return "slow" if verdict == "valid" and not message.epochs else verdict
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A client has connected, or answered, or was lost."""
+        device, arrived = message.device, message.outcome == "done"
+        if message.task in self.state["connecting"]:
+            self._end_connecting(message.task, arrived)
+            return
+        if not arrived:
+            self._disconnect(device)
+        elif self.verdict(message) == "slow":
+            self._mitigate(device)
+        await super().on_task_end(message)
+
+    def _end_connecting(self, task: int, arrived: bool) -> None:
+        state = self.state
+        device = state["connecting"].pop(task)
+        if arrived:
+            state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
+            self._take_report(device)
+        else:
+            self._disconnect(device)
+        if state["waiting"] and not state["connecting"]:
+            self._open_round()
+
+    def _mitigate(self, device: int) -> None:
+        """A slow straggler has answered: it splits its data if it may, and its report was in its answer."""
+        clients = self.clients
+        if clients.split(device):
+            number = self.state["round"]
+            sizes = clients.sizes(device)
+            self.server.emit("split", device=device, round=number, group=self.group_of(device), sizes=sizes)
+            self._take_report(device)
+
+    def group_of(self, device: int) -> int | None:
+        """The cluster; None for who is not connected."""
+        cluster: int = self.state["cluster"][device]
+        return None if cluster < 0 else cluster

@@ -1,0 +1,57 @@
+"""FedAsync: every update is mixed in as it comes, the less the staler it is (Xie et al., 2019)."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.server import TaskEnd, Train
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+
+class FedAsyncParams(AsynchronousParams):
+    """What FedAsync takes.
+
+    Attributes:
+        alpha: weight of a fresh update in the new model.
+        exponent: a, how fast the weight falls with staleness; 0: not at all.
+        rho: weight of the proximal term rho/2 ||w - w_received||^2 of the local solve.
+    """
+
+    kind: Literal["fedasync"] = "fedasync"
+    alpha: float = Field(default=0.6, gt=0.0, le=1.0)
+    exponent: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
+    rho: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+
+
+class FedAsync(Asynchronous[FedAsyncParams]):
+    """Asynchronous federated optimisation.
+
+    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the polynomial staleness
+    function of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with
+    alpha_t = alpha (1 + tau)^-a. tau is the number of versions made since the client's download, 0 for a fresh update.
+
+    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), minimises its loss plus
+    rho/2 ||w - w_received||^2, and sends the result (d parameters); a version is made of each update. Evaluating every version
+    computes updates one by one; ``evaluation.every`` of some tens lets them be computed in cohorts, with the same result.
+
+    Parameters: ``alpha``, ``exponent``, ``rho``, ``concurrency``, ``local_epochs``, ``retry`` (s).
+    State: ``Asynchronous``'s.
+    """
+
+    Params: ClassVar[type[AsynchronousParams]] = FedAsyncParams
+    params: FedAsyncParams
+
+    def training(self) -> Train:
+        """Local SGD with the proximal term."""
+        return Train(self.state["model"], self.params.local_epochs, self.params.rho)
+
+    async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
+        """Mix the update in."""
+        assert message.update is not None
+        weight = self.params.alpha * (1 + staleness) ** -self.params.exponent
+        model = self.server.mix([(self.state["model"], 1.0 - weight), (message.update, weight)], otherwise=self.state["model"])
+        entry = {"task": message.task, "update": message.update, "samples": message.samples}
+        await self.publish(model, [entry | {"weight": weight, "staleness": staleness}])

@@ -1,0 +1,71 @@
+"""FedBuff: updates are gathered in a buffer, and a full buffer makes the next version (Nguyen et al., 2022)."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.server import TaskEnd
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+
+class FedBuffParams(AsynchronousParams):
+    """What FedBuff takes.
+
+    Attributes:
+        buffer: K, how many updates make a version.
+        server_lr: eta_g, the server's step along their mean.
+        staleness_discount: whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same.
+    """
+
+    kind: Literal["fedbuff"] = "fedbuff"
+    buffer: int = Field(default=10, ge=1)
+    server_lr: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    staleness_discount: bool = True
+
+
+class FedBuff(Asynchronous[FedBuffParams]):
+    """Federated learning with buffered asynchronous aggregation.
+
+    Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation" (AISTATS 2022), Algorithm 1: with K
+    updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i - w_i^received), where s(tau) = 1/sqrt(1 + tau) (its section
+    5, "staleness scaling") and tau_i is the number of versions made since client i's download, 0 for a fresh update. The mean
+    is not weighted by samples, and its weights do not sum to 1 when updates are stale: both as in the paper.
+
+    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), runs local SGD, and sends its
+    update (d parameters). An update that is not finite is left out, and the others weigh more.
+
+    Parameters: ``buffer``, ``server_lr``, ``staleness_discount``, ``concurrency``, ``local_epochs``, ``retry`` (s).
+    State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version.
+    """
+
+    Params: ClassVar[type[AsynchronousParams]] = FedBuffParams
+    params: FedBuffParams
+
+    async def on_start(self) -> None:
+        """Begin with an empty buffer."""
+        self.state["buffer"] = []
+        await super().on_start()
+
+    async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
+        """Put the update into the buffer; the one that fills it makes a version."""
+        assert message.update is not None
+        params, buffer = self.params, self.state["buffer"]
+        discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
+        entry = {"task": message.task, "update": message.update, "samples": message.samples, "base": base}
+        buffer.append(entry | {"weight": params.server_lr * discount / params.buffer, "staleness": staleness})
+        if len(buffer) == params.buffer:
+            self.state["buffer"] = []
+            await self.publish(self._step(buffer), buffer)
+
+    def _step(self, buffer: list[dict[str, Any]]) -> "Ref":
+        """The current model moved by the buffer's updates.
+
+        Differences are mixes of their own, so that an update that is not finite takes its base out with it.
+        """
+        mix, model = self.server.mix, self.state["model"]
+        differences = [(mix([(entry["update"], 1.0), (entry["base"], -1.0)]), entry) for entry in buffer]
+        step = mix([(difference, entry["weight"]) for difference, entry in differences])
+        return mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)

@@ -1,0 +1,220 @@
+"""FedAsync and FedBuff against known answers: hand-computed sequences, FedAvg where they must agree, and any world."""
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+from tests.strategies.test_fedavg_family import QUADRATIC, initial_weights, sections, weights_after, write_data
+from tests.test_runs import availabilities, networks
+
+
+@pytest.fixture
+def three_wells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Scalar weight, loss (w - a)^2 / 2, three devices with a = -2, 1, 5 whose epochs take 1 s, 2.5 s and 4.2 s."""
+    (tmp_path / "quadratic_model.py").write_text(QUADRATIC)
+    monkeypatch.syspath_prepend(tmp_path)
+    sizes, wells = [10, 25, 42], [-2.0, 1.0, 5.0]
+    x = np.repeat(np.array(wells, dtype=np.float32), sizes)[:, None]
+    y = np.arange(len(x)) % 2
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    ends = np.cumsum(sizes).tolist()
+    shards = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    (tmp_path / "who.json").write_text(json.dumps({str(at): {"train": own, "test": own} for at, own in enumerate(shards)}))
+    partition = {"kind": "file", "path": "who.json"}
+    data = {"source": {"kind": "npz", "path": "data.npz"}, "root": str(tmp_path), "partition": partition}
+    scenario = sections(data, 3, 6, {}, lr=0.1, init="torch")
+    scenario["model"] = {"kind": "module", "factory": "quadratic_model:Quadratic"}
+    scenario["population"]["speed"] = "10 samples/s"
+    return scenario
+
+
+def local(base: float, well: float, epochs: int = 1, rho: float = 0.0) -> float:
+    w = base
+    for _ in range(epochs):
+        w -= 0.1 * ((w - well) + rho * (w - base))
+    return w
+
+
+# Who ends when: device 0 at 1, 2, 3, 4 s; device 1 at 2.5 s; device 2 at 4.2 s. (well, version it started from) of each update:
+SEQUENCE = [(-2.0, 0), (-2.0, 1), (1.0, 0), (-2.0, 2), (-2.0, 4), (5.0, 0)]
+STALENESS = [0, 0, 2, 1, 0, 5]
+
+
+def aggregates(scenario: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
+    return [event["data"] for event in RunFolder(folder).events if event["kind"] == "aggregate"]
+
+
+def test_fedasync_makes_the_hand_computed_sequence(three_wells: dict[str, Any], tmp_path: Path) -> None:
+    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6, "exponent": 0.5, "rho": 0.7}
+    three_wells["strategy"] |= {"local_epochs": 2}
+    three_wells["population"]["speed"] = "20 samples/s"  # two epochs in the time of one
+    versions = [float(initial_weights(three_wells)[0])]
+    weights = []
+    for (well, start), staleness in zip(SEQUENCE, STALENESS, strict=True):
+        weights.append(0.6 / (1 + staleness) ** 0.5)
+        new = local(versions[start], well, epochs=2, rho=0.7)
+        versions.append((1 - weights[-1]) * versions[-1] + weights[-1] * new)
+    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+    recorded = aggregates(three_wells, tmp_path / "run")
+    assert [entry["staleness"] for entry in recorded] == [[staleness] for staleness in STALENESS]
+    assert [entry["weights"][0] for entry in recorded] == pytest.approx(weights)
+    times = [row["time"] for row in RunFolder(tmp_path / "run").rounds]
+    assert times == pytest.approx([1.0, 2.0, 2.5, 3.0, 4.0, 4.2], abs=1e-8)
+
+
+def test_without_discount_every_update_weighs_the_same(three_wells: dict[str, Any], tmp_path: Path) -> None:
+    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.3, "exponent": 0.0}
+    assert [entry["weights"] for entry in aggregates(three_wells, tmp_path / "run")] == [[0.3]] * 6
+
+
+def test_fedbuff_makes_the_hand_computed_sequence(three_wells: dict[str, Any], tmp_path: Path) -> None:
+    """Two updates a version: (0, 0), (1, 0) | (0, 0'), ... with the bases of their own."""
+    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server_lr": 0.5}
+    three_wells["stop"] = {"rounds": 3}
+    buffers = [[(-2.0, 0), (-2.0, 0)], [(1.0, 0), (-2.0, 1)], [(-2.0, 2), (5.0, 0)]]
+    versions = [float(initial_weights(three_wells)[0])]
+    for number, buffer in enumerate(buffers):
+        moves = [(local(versions[start], well) - versions[start]) / (1 + number - start) ** 0.5 for well, start in buffer]
+        versions.append(versions[-1] + 0.5 * sum(moves) / 2)
+    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+    recorded = aggregates(three_wells, tmp_path / "run")
+    assert [entry["staleness"] for entry in recorded] == [[0, 0], [1, 0], [0, 2]]
+    assert recorded[2]["weights"] == pytest.approx([0.25, 0.25 / 3**0.5])
+
+
+def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
+    """Concurrency = buffer = K, equal sizes and speeds, step 1, no discount: replaced together, they draw FedAvg's clients."""
+    data = write_data(tmp_path, [20] * 9)
+    shape = {"local_epochs": 3}
+    fedavg = sections(data, 9, 7, {"kind": "fedavg", "clients_per_round": 4} | shape, batch_size=6)
+    fedbuff = sections(data, 9, 7, {}, batch_size=6)
+    fedbuff["strategy"] = {"kind": "fedbuff", "concurrency": 4, "buffer": 4, "staleness_discount": False} | shape
+    for scenario in (fedavg, fedbuff):
+        scenario["population"]["speed"] = "10 samples/s"
+    asked = []
+    for name, scenario in (("fedavg", fedavg), ("fedbuff", fedbuff)):
+        fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
+        events = RunFolder(tmp_path / name).events
+        asked.append([(event["time"], event["device"]) for event in events if event["kind"] == "task-start"])
+    one, other = weights_after(fedavg), weights_after(fedbuff)
+    assert np.abs(one - other).max() <= 1e-6 * np.abs(one).max()
+    assert asked[1][: len(asked[0])] == asked[0]
+
+
+def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: dict[str, Any], tmp_path: Path) -> None:
+    """What the second device sends is infinite: it is left out, and the buffer's other update weighs for both."""
+    (tmp_path / "broken_model.py").write_text(QUADRATIC.replace("self.w - x", "self.w - x / (x != 1)"))
+    three_wells["model"] = {"kind": "module", "factory": "broken_model:Quadratic"}
+    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "staleness_discount": False}
+    three_wells["stop"] = {"rounds": 2}
+    start = float(initial_weights(three_wells)[0])
+    first = start + 2 * (local(start, -2.0) - start) / 2
+    second = first + (local(first, -2.0) - first)  # the buffer holds device 1's, and the move of device 0 counts for both
+    assert weights_after(three_wells)[0] == pytest.approx(second, rel=1e-5)
+
+
+def test_updates_of_one_instant_are_replaced_after_all_of_them(tmp_path: Path) -> None:
+    scenario = sections(write_data(tmp_path, [20] * 6), 6, 9, {})
+    scenario["population"]["speed"] = "10 samples/s"
+    scenario["strategy"] = {"kind": "fedasync", "concurrency": 3}
+    recorded = aggregates(scenario, tmp_path / "run")
+    assert [entry["staleness"] for entry in recorded] == [[0], [1], [2]] * 3
+    assert not any(audit(tmp_path / "run").values())
+
+
+def test_concurrency_is_held_while_devices_can_be_had(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] = {"kind": "fedbuff", "concurrency": 7, "buffer": 4}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    running, at, most = 0, 0.0, []
+    for event in RunFolder(tmp_path / "run").events:
+        if event["time"] > at:
+            most.append(running)
+        at = event["time"]
+        running += {"task-start": 1, "task-end": -1}.get(event["kind"], 0)
+    assert set(most) == {7}
+
+
+def test_evaluating_seldom_computes_the_same_models(small: dict[str, Any]) -> None:
+    for kind in ("fedasync", "fedbuff"):
+        small |= {"strategy": {"kind": kind, "concurrency": 6}, "stop": {"rounds": 12}}
+        digests = {
+            fedsim.run(fedsim.Scenario(**small | {"evaluation": {"every": every}})).summary["models_sha256"]
+            for every in (1, 12)
+        }
+        assert len(digests) == 1
+
+
+def seconds_to(target: float, scenario: dict[str, Any]) -> float:
+    """Simulated time until the accuracy is reached."""
+    result = fedsim.run(fedsim.Scenario(**scenario | {"stop": {"rounds": 2000, "accuracy": target}}))
+    assert result.summary["accuracy"]["final"] >= target
+    return float(result.summary["simulated_s"])
+
+
+def test_where_speeds_are_ten_times_apart_fedbuff_does_not_wait_for_the_slowest(small: dict[str, Any]) -> None:
+    small["population"] = {"devices": 50, "speed": {"kind": "uniform", "low": "4 samples/s", "high": "40 samples/s"}}
+    small["data"]["partition"] = {"kind": "dirichlet", "alpha": 10.0}
+    small |= {"network": {"kind": "star"}, "evaluation": {"every": 2}}
+    fedavg = small | {"strategy": {"kind": "fedavg", "clients_per_round": 10, "local_epochs": 2}}
+    fedbuff = small | {"strategy": {"kind": "fedbuff", "concurrency": 10, "buffer": 5, "local_epochs": 2}}
+    assert seconds_to(0.9, fedbuff) < seconds_to(0.9, fedavg)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"kind": "fedasync", "concurrency": 21}, "concurrency is 21, more than the population's 20 devices"),
+        ({"kind": "fedasync", "alpha": 1.5}, "strategy.alpha is 1.5"),
+        ({"kind": "fedbuff", "buffer": 0}, "strategy.buffer is 0"),
+        ({"kind": "fedbuff", "retry": "0 s"}, "strategy.retry"),
+        ({"kind": "fedbuff", "deadline": "3 s"}, "unknown key 'deadline'"),
+    ],
+)
+def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(**small | {"strategy": strategy})
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    network=networks,
+    availability=availabilities,
+    kind=st.sampled_from(["fedasync", "fedbuff"]),
+    jitter=st.sampled_from([0.0, 0.5]),
+)
+def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
+    seed: int, network: Any, availability: Any, kind: str, jitter: float
+) -> None:
+    strategy = {"kind": kind, "concurrency": 6, "local_epochs": 3, "retry": "10 s"} | (
+        {"buffer": 3} if kind == "fedbuff" else {}
+    )
+    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
+    scenario = {"seed": seed, "learning": "off", "population": population | {"availability": availability}}
+    scenario |= {"network": network, "strategy": strategy, "stop": {"rounds": 15, "simulated_time": "10 min"}}
+    with tempfile.TemporaryDirectory() as folder:
+        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        assert audit(Path(folder) / "run") == {name: [] for name in audit(Path(folder) / "run")}
+
+
+def test_the_last_version_is_the_last_even_when_more_end_in_its_instant(tmp_path: Path) -> None:
+    scenario = sections(write_data(tmp_path, [20] * 6), 6, 4, {})
+    scenario["population"]["speed"] = "10 samples/s"
+    scenario["strategy"] = {"kind": "fedasync", "concurrency": 3}
+    simulation = Simulation(fedsim.Scenario(**scenario))
+    asyncio.run(simulation.run())
+    assert simulation.installed.strategy.state["version"] == 4
+    assert simulation.stopped == "4 rounds"

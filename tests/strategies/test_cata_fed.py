@@ -1,0 +1,264 @@
+"""CATA-Fed in whole simulated runs: everything emerges from events (algorithms.md 7 and 12.2)."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.data.stratified import stratified_part
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from tests.strategies.test_fedavg_family import initial_weights, sections, weights_after, write_data
+
+Events = list[dict[str, Any]]
+
+
+def run_of(folder: Path, sizes: list[int], rounds: int = 1, speed: str = "1 samples/s", **strategy: Any) -> RunFolder:
+    """A run without network time, one cluster of all devices unless told otherwise: device d needs sizes[d] s an epoch."""
+    usual = {"kind": "cata-fed", "clusters": 1}
+    scenario = sections(write_data(folder, sizes), len(sizes), rounds, usual | strategy, lr=0.01)
+    scenario["population"]["speed"] = speed
+    fedsim.run(fedsim.Scenario(**scenario), folder / "run", executor="inline")
+    assert not any(audit(folder / "run").values())
+    return RunFolder(folder / "run")
+
+
+def trainings(run: RunFolder) -> Events:
+    return [event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"]
+
+
+def epochs(run: RunFolder) -> dict[int, int]:
+    return {event["device"]: event["data"]["epochs"] for event in trainings(run)}
+
+
+def of_kind(run: RunFolder, kind: str) -> Events:
+    return [event for event in run.events if event["kind"] == kind]
+
+
+# Adaptive local update.
+
+
+@pytest.mark.parametrize(("T", "expected"), [(1.0, [2, 5, 77]), (0.5, [1, 2, 38]), (0.2, [0, 1, 15])])
+def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) -> None:
+    """Equal speeds, mean size 1,550: floor(7750 T / |D|) epochs."""
+    run = run_of(tmp_path, [3000, 1550, 100], relative_deadline=T)
+    assert epochs(run) == dict(enumerate(expected))
+
+
+def test_by_default_the_deadline_is_five_mean_epochs(tmp_path: Path) -> None:
+    assert epochs(run_of(tmp_path, [3000, 1550, 100])) == {0: 2, 1: 5, 2: 77}
+
+
+def test_the_deadline_counts_from_the_end_of_the_download_and_the_last_upload_ends_the_round(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
+    small["network"]["device"]["latency"] = {"kind": "uniform", "low": "0 s", "high": "3 s"}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "clusters": 2}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    ends = [event for event in of_kind(run, "step-end") if event["round"] == 0]
+    downloads = {event["task"]: event["time"] for event in ends if event["step"] == "download"}
+    trained = {event["task"]: event["time"] for event in ends if event["step"] == "train"}
+    assert len(set(downloads.values())) == 6
+    assert all(time <= downloads[task] + 10.0 for task, time in trained.items())
+    assert max(trained.values()) > min(downloads.values()) + 10.0
+    assert run.rounds[0]["time"] == max(event["time"] for event in ends if event["step"] == "upload")
+
+
+@pytest.mark.parametrize("margin", ["0 s", "3 s"])
+def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str, Any], margin: str, tmp_path: Path) -> None:
+    small["population"] |= {"jitter": 0.6, "slow_phases": {"factor": 0.2, "mean_normal": "20 s", "mean_slow": "5 s"}}
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "15 s", "margin": margin, "mitigation": False}
+    fedsim.run(fedsim.Scenario(**small | {"stop": {"rounds": 20}}), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    budget = 15.0 - float(margin.split()[0])
+    starts = {event["task"]: event["time"] for event in of_kind(run, "step-start") if event["step"] == "train"}
+    stopped_in_time = 0
+    for event in trainings(run):
+        start, ends, count = starts[event["task"]], event["data"]["epoch_ends"], event["data"]["epochs"]
+        assert len(ends) == count
+        assert event["time"] <= start + budget
+        for finished, end in enumerate(ends[:-1], start=1):
+            assert (end - start) / finished <= start + budget - end  # it went on
+        if count and event["time"] < start + budget:
+            assert event["time"] == ends[-1]
+            assert (ends[-1] - start) / count > start + budget - ends[-1]  # it stopped
+            stopped_in_time += 1
+    assert stopped_in_time > 20
+    watched = [event for event in trainings(run) if event["time"] == starts[event["task"]] + budget]
+    assert any(event["data"]["epochs"] for event in watched)  # the watchdog came in a later epoch, and finished ones are kept
+    assert any(not event["data"]["epochs"] for event in watched)
+
+
+def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
+    small["network"] = {"kind": "star", "device": {"down": "1 Gbit/s", "up": "20 kbit/s"}}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "reserve_upload": True}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    downloads = {event["task"]: event["time"] for event in of_kind(run, "step-end") if event["step"] == "download"}
+    valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
+    ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
+    assert ends
+    assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
+
+
+def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [3000, 1550, 100], adaptive=False)
+    assert epochs(run) == {0: 0, 1: 5, 2: 5}
+    assert (run.rounds[0]["valid"], run.rounds[0]["slow"]) == (2, 1)
+    assert [event["device"] for event in of_kind(run, "split")] == [0]
+
+
+# Stragglers.
+
+
+def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s")
+    parts = [event["data"].get("part") for event in trainings(run) if event["device"] == 0]
+    assert parts == [None, [1, 2, 500], *([number, 4, 250] for number in (4, 1, 2, 3, 4, 1))]
+    assert [(row["valid"], row["slow"]) for row in run.rounds] == [(1, 1)] * 2 + [(2, 0)] * 6
+    assert [(event["round"], event["data"]["sizes"]) for event in of_kind(run, "split")] == [(0, [500] * 2), (1, [250] * 4)]
+    assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
+    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2)
+
+
+def test_data_are_not_split_beyond_the_smallest_part(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [1000, 100], rounds=6, deadline="110 s")
+    assert [event["data"]["sizes"][0] for event in of_kind(run, "split")] == [500, 250, 125]
+    assert [row["slow"] for row in run.rounds] == [1] * 6
+    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 3)
+
+
+def test_clusters_are_made_anew_from_the_next_round_on_when_a_size_changed(tmp_path: Path) -> None:
+    sizes = [100, 200, 300, 400, 500, 600, 700, 2000]
+    run = run_of(tmp_path, sizes, rounds=30, deadline="1200 s", clusters=2, clients_per_round=4)
+    splits, clusters = of_kind(run, "split"), of_kind(run, "cluster")
+    assert [event["device"] for event in splits] == [7]
+    assert [event["round"] for event in clusters] == [0, splits[0]["round"] + 1]
+    assert clusters[0]["data"] == {"bounds": [100, 700], "members": [3, 5]}
+    assert clusters[1]["data"] == {"bounds": [100, 1000], "members": [5, 3]}
+    groups = {event["task"]: event["group"] for event in of_kind(run, "task-start") if event["round"] == 0}
+    assert len(set(groups.values())) == 1
+
+
+def test_failed_ones_weigh_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [100, 100, 200], deadline="150 s", mitigation=False)
+    (aggregation,) = of_kind(run, "aggregate")
+    assert aggregation["data"]["weights"] == [0.5, 0.5]
+    assert run.rounds[0]["slow"] == 1
+    assert not of_kind(run, "split")
+
+
+def test_when_all_are_slow_the_model_stays(tmp_path: Path) -> None:
+    strategy = {"kind": "cata-fed", "clusters": 1, "deadline": "10 s"}
+    scenario = sections(write_data(tmp_path, [200, 300]), 2, 3, strategy)
+    scenario["population"]["speed"] = "1 samples/s"
+    assert (weights_after(scenario) == initial_weights(scenario)).all()
+
+
+def test_a_part_is_trained_as_if_it_were_all_the_data(tmp_path: Path) -> None:
+    """Round 0 splits 400 samples, round 1 trains an epoch on part 1: FedAvg's round on a device that holds only that part."""
+    split = sections(write_data(tmp_path, [400]), 1, 2, {"kind": "cata-fed", "clusters": 1, "deadline": "250 s"})
+    split["population"]["speed"] = "1 samples/s"
+    labels = np.load(tmp_path / "data.npz")["y_train"]
+    part = stratified_part(labels, 1, 1)
+    (tmp_path / "who.json").write_text(json.dumps({"0": {"train": list(range(400)), "test": [0]}}))
+    after_split = weights_after(split)
+    (tmp_path / "who.json").write_text(json.dumps({"0": {"train": part.tolist(), "test": [0]}}))
+    alone = weights_after(sections(split["data"], 1, 1, {"kind": "fedavg"}))
+    assert after_split == pytest.approx(alone, abs=1e-6)
+    assert np.abs(after_split - initial_weights(split)).max() > 1e-3
+
+
+@pytest.mark.parametrize(("option", "per_straggler"), [("model", 4 * 21 + 4), ("flag", 4)])
+def test_what_moves(tmp_path: Path, option: str, per_straggler: int) -> None:
+    """d = 6 x 3 + 3 = 21 parameters; two valid clients and a straggler that may not split, for two rounds."""
+    run = run_of(tmp_path, [100, 100, 199], rounds=2, deadline="150 s", straggler_upload=option)
+    moved = run.summary["bytes"]
+    assert moved["down"] == 2 * 3 * (4 * 21 + 4)
+    assert moved["up"] == 3 * 4 + 2 * (2 * (4 * 21 + 4) + per_straggler)
+    assert moved["paper"] == 2 * (3 + 2 + (option == "model")) * 4 * 21
+    assert moved["by_purpose"]["control"] == 2 * 2 * 3 * 4
+    assert moved["wasted"] == 0
+
+
+@pytest.mark.parametrize(("T", "slow", "fires_above"), [(0.4, False, math.inf), (0.5, True, 1.25), (1.0, True, math.inf)])
+def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: float, tmp_path: Path) -> None:
+    """Section 7.6: at equal speed nobody for T >= 3000/7750; at half speed and T = .5 those above 1.25 times the mean size."""
+    population = {"devices": 400, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"}
+    population |= {"stragglers": {"share": 1.0}} if slow else {}
+    strategy = {"kind": "cata-fed", "clients_per_round": 400, "clusters": 1, "relative_deadline": T}
+    scenario = {"seed": 4, "learning": "off", "population": population, "strategy": strategy, "stop": {"rounds": 1}}
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    samples = {row["device"]: row["samples"] for row in run.devices}
+    mean = np.mean(list(samples.values()))
+    stragglers = {event["device"] for event in of_kind(run, "split")}
+    assert stragglers == {device for device, size in samples.items() if size > fires_above * mean}
+    assert bool(stragglers) == (fires_above < math.inf)
+
+
+# Variants and bad input.
+
+
+@pytest.mark.parametrize("selection", ["proportional-fair", "round-robin", "random"])
+def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
+    sizes = [100] * 6 + [1000] * 6
+    run = run_of(tmp_path, sizes, rounds=12, clusters=2, clients_per_round=3, selection=selection)
+    cohorts: dict[int, list[int]] = {}
+    for event in of_kind(run, "task-start"):
+        if event["round"] is not None:
+            cohorts.setdefault(event["round"], []).append(event["group"])
+    assert all(len(cohort) == 3 for cohort in cohorts.values())
+    mixed = [len(set(cohort)) > 1 for cohort in cohorts.values()]
+    assert any(mixed) == (selection == "random")
+    if selection == "round-robin":
+        assert [cohort[0] for cohort in cohorts.values()] == [0, 1] * 6
+    if selection == "proportional-fair":
+        assert sum(cohort[0] for cohort in cohorts.values()) == pytest.approx(6, abs=1)  # clusters of equal size
+        assert min(row["selected"] for row in run.devices) > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"deadline": "0 s"}, "strategy.deadline: must be above 0 s"),
+        ({"deadline": "-3 s"}, "strategy.deadline.*cannot be negative"),
+        ({"relative_deadline": 0.0}, "strategy.relative_deadline is 0.0: input should be greater than 0"),
+        ({"clusters": 21}, "strategy.clusters is 21, more than the population's 20 devices; allowed are 1 to 20"),
+        ({"clusters": 0}, "strategy.clusters is 0"),
+        ({"clients_per_round": 21}, "strategy.clients_per_round is 21, more than the population's 20 devices"),
+        (
+            {"smallest_part": 5000},
+            "strategy.smallest_part is 5000, but the largest device holds .* or strategy.mitigation = false",
+        ),
+        ({"over_selection": 1.5}, "strategy.over_selection is 1.5"),
+        ({"deadline": "10 s", "deadline_from": "round"}, "strategy.deadline_from is 'round'"),
+        ({"deadline": "10 s", "margin": "10 s"}, "strategy.margin is 10 s, which leaves nothing of the deadline of 10 s"),
+        ({"deadline": "10 s", "relative_deadline": 1.0}, "give one of them"),
+        ({"rejoin_delay": "0 s"}, "strategy.rejoin_delay: must be above 0 s"),
+        ({"selection": "round-robbin"}, "strategy.selection is 'round-robbin'.*round-robin"),
+        ({"cluster": 3}, "unknown key 'cluster'.*clusters"),
+    ],
+)
+def test_bad_input_is_refused_with_the_reason(
+    small: dict[str, Any], strategy: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6} | strategy
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_scenario_written_back_gives_the_same_run(small: dict[str, Any], tmp_path: Path) -> None:
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "rejoin": True}
+    first = fedsim.run(fedsim.Scenario(**small), tmp_path / "run").summary
+    again = fedsim.run(fedsim.load(tmp_path / "run" / "scenario.toml")).summary
+    assert again["events_sha256"] == first["events_sha256"]

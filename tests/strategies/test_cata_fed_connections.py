@@ -1,0 +1,143 @@
+"""CATA-Fed's connections: who vanishes is removed, may come back as a new client, and leaves sound books in any phase."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from tests.strategies.test_cata_fed import of_kind, trainings
+from tests.test_runs import availabilities, networks
+
+
+@pytest.fixture
+def shaky(small: dict[str, Any]) -> dict[str, Any]:
+    """Devices that vanish often, and rounds of CATA-Fed."""
+    small["population"]["availability"] = {"kind": "renewal", "mean_on": "80 s", "mean_off": "30 s"}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 4, "deadline": "12 s", "clusters": 2}
+    small["learning"] = "off"
+    return small | {"stop": {"rounds": 60}}
+
+
+def lost_and_next(run: RunFolder) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """For each lost task the next task of the same device."""
+    pairs = []
+    for at, event in enumerate(run.events):
+        if event["kind"] == "task-end" and event["outcome"] == "lost":
+            later = (next_ for next_ in run.events[at:] if next_["kind"] == "task-start" and next_["device"] == event["device"])
+            pairs.append((event, next(later, None)))
+    return pairs
+
+
+def test_a_disconnected_client_is_removed_for_good(shaky: dict[str, Any], tmp_path: Path) -> None:
+    summary = fedsim.run(fedsim.Scenario(**shaky), tmp_path / "run").summary
+    assert summary["stopped"] == "no client is connected any more"
+    pairs = lost_and_next(RunFolder(tmp_path / "run"))
+    assert len(pairs) == 20
+    assert all(following is None for _, following in pairs)
+    assert not any(audit(tmp_path / "run").values())
+
+
+def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Path) -> None:
+    shaky["strategy"] |= {"rejoin": True, "rejoin_delay": "25 s", "smallest_part": 5, "deadline": "2 s"}
+    summary = fedsim.run(fedsim.Scenario(**shaky), tmp_path / "run").summary
+    assert summary["rounds"] == 60
+    run = RunFolder(tmp_path / "run")
+    assert not any(audit(tmp_path / "run").values())
+    returned = [(lost, following) for lost, following in lost_and_next(run) if following is not None]
+    assert len(returned) > 10
+    for lost, following in returned:
+        assert following["round"] is None  # a size report comes first
+        assert following["time"] >= lost["time"] + 25.0
+    again = {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
+    assert again
+    unsplit: set[int] = set()  # who has reported and not been split since
+    for event in run.events:
+        if event["kind"] == "task-start" and event["round"] is None:
+            unsplit.add(event["device"])
+        elif event["kind"] == "split":
+            unsplit.discard(event["device"])
+        elif event["kind"] == "step-end" and event["step"] == "train":
+            assert ("part" not in event["data"]) == (event["device"] in unsplit)
+
+
+def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -> None:
+    shaky["strategy"] |= {"rejoin": True}
+    fedsim.run(fedsim.Scenario(**shaky), tmp_path / "run")
+    connected: set[int] = set()
+    reporting: set[int] = set()
+    for event in RunFolder(tmp_path / "run").events:
+        if event["kind"] == "task-start" and event["round"] is None:
+            reporting.add(event["task"])
+        elif event["kind"] == "task-end" and event["outcome"] == "done" and event["task"] in reporting:
+            connected.add(event["device"])
+        elif event["kind"] == "task-end" and event["outcome"] == "lost":
+            connected.discard(event["device"])
+        elif event["kind"] == "cluster":
+            assert sum(event["data"]["members"]) == len(connected)
+
+
+def test_when_nobody_will_ever_come_the_run_ends(small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100, "ready": [], "ok": true}}')
+    small["data"] |= {"root": str(tmp_path)}
+    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
+    small["strategy"] = {"kind": "cata-fed"}
+    summary = fedsim.run(fedsim.Scenario(**small)).summary
+    assert (summary["rounds"], summary["stopped"]) == (0, "no client is connected any more")
+
+
+def test_clients_that_are_away_at_the_start_connect_when_they_come(small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100000, "ready": [[50, 100000]], "ok": true}}')
+    small["data"] |= {"root": str(tmp_path)}
+    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 1}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    assert run.events[0]["time"] == 50.0
+    assert run.rounds[0]["selected"] == 6
+    assert of_kind(run, "cluster")[0]["data"]["members"] == [20]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    network=networks,
+    availability=availabilities,
+    deadline=st.sampled_from(["200 ms", "4 s", "40 s", "10 min"]),
+    selection=st.sampled_from(["proportional-fair", "round-robin", "random"]),
+    switches=st.fixed_dictionaries({name: st.booleans() for name in ("adaptive", "mitigation", "rejoin", "reserve_upload")}),
+    jitter=st.sampled_from([0.0, 0.5]),
+    slow=st.booleans(),
+)
+def test_disconnections_in_any_phase_leave_sound_books(
+    seed: int, network: Any, availability: Any, deadline: str, selection: str, switches: Any, jitter: float, slow: bool
+) -> None:
+    strategy = {"kind": "cata-fed", "clients_per_round": 4, "clusters": 2, "smallest_part": 10, "rejoin_delay": "10 s"}
+    strategy |= {"deadline": deadline, "selection": selection, "most_epochs": 20} | switches
+    population = {"devices": 12, "samples": {"low": 40, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
+    population |= {"availability": availability}
+    population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
+    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
+    scenario |= {"stop": {"rounds": 6, "simulated_time": "6 h"}}
+    with tempfile.TemporaryDirectory() as folder:
+        result = fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        assert audit(Path(folder) / "run") == {name: [] for name in audit(Path(folder) / "run")}
+        assert result.summary["rounds"] == 6 or result.summary["stopped"] in (
+            "no client is connected any more",
+            "simulated time",
+        )
+        run = RunFolder(Path(folder) / "run")
+        valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
+        done = {
+            event["task"] for event in of_kind(run, "task-end") if event["outcome"] == "done" and event["round"] is not None
+        }
+        counted = [task for event in of_kind(run, "aggregate") for task in event["data"]["tasks"]]
+        assert len(counted) == len(set(counted))
+        closed = {event["round"] for event in of_kind(run, "round")}
+        rounds = {event["task"]: event["round"] for event in of_kind(run, "task-end")}
+        assert set(counted) == {task for task in valid & done if rounds[task] in closed}
