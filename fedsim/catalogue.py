@@ -42,5 +42,7 @@ def _collect(annotation: Any, found: Entries) -> None:
 
 
 def _first_line(thing: Any) -> str:
-    thing = getattr(thing, "__pydantic_generic_metadata__", {}).get("origin") or thing  # a generic has its doc, its use has none
+    thing = (
+        getattr(thing, "__pydantic_generic_metadata__", {}).get("origin") or thing
+    )  # a generic has its doc, its use has none
     return (thing.__doc__ or "").strip().partition("\n")[0]

@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import fedsim
+
+hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same-every-time")
 
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -69,6 +69,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "cata-fed", "clients_per_round": 4, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
     {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
     {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
+    {"kind": "tifl", "clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 

@@ -20,6 +20,7 @@ REGISTRY: Mapping[str, str] = {
     "fedbuff": "fedsim.strategies.fedbuff:FedBuff",
     "fedprox": "fedsim.strategies.fedprox:FedProx",
     "local": "fedsim.strategies.local:Local",
+    "tifl": "fedsim.strategies.tifl:TiFL",
 }
 
 

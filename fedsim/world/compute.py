@@ -15,6 +15,7 @@ from fedsim.units import Seconds
 from fedsim.world.availability import Phases
 
 _TICKS_PER_SECOND = 1 << 30
+_TIE_S = 2 / _TICKS_PER_SECOND  # more than rounding can make up; an epoch begun for its sake is still cut off at the limit
 
 
 class SlowPhases(Spec):
@@ -59,9 +60,11 @@ class Compute:
             limit: epochs that would begin at or after this time are left out (s).
         """
         if self._sigma == 0.0 and self._phases is None:
-            step = on_grid(epoch_s)
-            fitting = epochs if step == 0 or limit == math.inf else min(epochs, math.ceil((limit - start) / step))
-            return [start + step * (epoch + 1) for epoch in range(max(fitting, 0))]
+            fitting = (
+                epochs if on_grid(epoch_s) == 0 or limit == math.inf else min(epochs, math.ceil((limit - start) / epoch_s))
+            )
+            # Each sum is rounded once, so that so many epochs end exactly at a deadline that is exactly so many epochs long.
+            return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit:
             start = self._finish(device, start, epoch_s * self._jitter(device, start))
@@ -73,7 +76,7 @@ class Compute:
         """The epochs that a device begins which watches its own clock (CATA-Fed's adaptive local update, its Eq. 8).
 
         The first begins in any case; another one only if the mean of the finished ones fits into what is left (equality
-        fits).
+        fits, as far as the clock's grid can tell).
 
         Args:
             start: begin of the first epoch (s).
@@ -81,7 +84,7 @@ class Compute:
             limit: when the device must be done (s).
         """
         begun = min(1, len(ends))
-        while begun < len(ends) and (ends[begun - 1] - start) / begun <= limit - ends[begun - 1]:
+        while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:
             begun += 1
         return ends[:begun]
 

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.simulation import on_grid
 from fedsim.sizes import Sizes
 from fedsim.spec import Spec
 from fedsim.streams import Streams
@@ -48,14 +47,14 @@ class Population:
         return float((self.samples[device] if samples is None else samples) * self.cost / self.speed[device])
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
-        """Mean over all devices of an undisturbed epoch's time (s), on the clock's grid.
+        """Mean over all devices of an undisturbed epoch's time (s).
 
         Args:
             over: devices at the speed that they would have if none was slowed (``unslowed``), or as they are (``all``).
         """
         speed = self.speed / self.slowness if over == "unslowed" else self.speed
         with np.errstate(divide="ignore"):
-            return on_grid(float(np.mean(self.samples * self.cost / speed)))
+            return float(np.mean(self.samples * self.cost / speed))
 
 
 class Stragglers(Spec):

@@ -23,6 +23,12 @@ from fedsim.world.task import Cause, Download, Evaluate, Step, Task, Train, Uplo
 if TYPE_CHECKING:
     from fedsim.world.population import Population
 
+Ending = Cause | None
+"""How a step ended: None when it was carried out."""
+
+Finish = Callable[[Ending], Ending]
+"""What must be done when a step has ended; says how it is to be counted."""
+
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
 
 
@@ -106,7 +112,7 @@ class Workforce:
     def _carry_out(self, task: Task) -> simpy.events.ProcessGenerator:
         simulation = self._simulation
         simulation.emit("task-start", **task.fields())
-        cause: Cause | None = None
+        cause: Ending = None
         while cause is None and task.position < len(task.steps):
             step = task.steps[task.position]
             task.step_start = simulation.now
@@ -122,7 +128,7 @@ class Workforce:
         simulation.emit("task-end", **task.fields(), outcome=task.outcome)
         self._on_end(task)
 
-    def _begin(self, task: Task, step: Step, gate: Event) -> Callable[[Cause | None], Cause | None]:
+    def _begin(self, task: Task, step: Step, gate: Event) -> Finish:
         """Start a step, arm what will open its gate, and return what must be done when it has opened."""
         if isinstance(step, Train):
             return self._begin_training(task, step, gate)
@@ -132,7 +138,7 @@ class Workforce:
 
     # Computing: one wake-up, at the end or when the device vanishes before.
 
-    def _begin_training(self, task: Task, step: Train, gate: Event) -> Callable[[Cause | None], Cause | None]:
+    def _begin_training(self, task: Task, step: Train, gate: Event) -> Finish:
         now = self._simulation.now
         device = task.device
         limit = self._training_limit(task, step)
@@ -144,7 +150,7 @@ class Workforce:
         all_fit = bool(ends) and ends[-1] <= limit and (step.adaptive or len(ends) == step.epochs)
         wakeup = self._arm(task, gate, ends[-1] if all_fit else max(limit, now))
 
-        def finish(cause: Cause | None) -> Cause | None:
+        def finish(cause: Ending) -> Ending:
             wakeup.cancel()
             done = sum(end <= self._simulation.now for end in ends)
             task.epochs = done
@@ -181,13 +187,13 @@ class Workforce:
         """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""
         return self._network.latency_s(device) + size / self._network.access_rate(device, direction)
 
-    def _begin_evaluation(self, task: Task, step: Evaluate, gate: Event) -> Callable[[Cause | None], Cause | None]:
+    def _begin_evaluation(self, task: Task, step: Evaluate, gate: Event) -> Finish:
         now = self._simulation.now
         work_s = self._population.epoch_s(task.device) * _FORWARD_SHARE * len(step.models)
         end = self._compute.epoch_ends(task.device, now, work_s, 1, float("inf"))[0]
         wakeup = self._arm(task, gate, end)
 
-        def finish(cause: Cause | None) -> Cause | None:
+        def finish(cause: Ending) -> Ending:
             wakeup.cancel()
             self._simulation.emit("step-end", **task.fields(), step=step.name, outcome=cause or "done", models=len(step.models))
             return cause
@@ -198,12 +204,12 @@ class Workforce:
         """Open the gate at ``end``, or when the device vanishes if that comes first (completion wins a tie)."""
         span = self._availability.span(task.device, self._simulation.now)
         off = span.end if span.on else self._simulation.now
-        cause: Cause | None = None if end <= off else "lost"
+        cause: Ending = None if end <= off else "lost"
         return self._simulation.wake(("step", task.id), min(end, off), lambda: _open(gate, cause))
 
     # Messages: a flow, and beside it a wake-up for the instant at which the device vanishes.
 
-    def _begin_transfer(self, task: Task, step: Download | Upload, gate: Event) -> Callable[[Cause | None], Cause | None]:
+    def _begin_transfer(self, task: Task, step: Download | Upload, gate: Event) -> Finish:
         direction: Direction = "down" if isinstance(step, Download) else "up"
         untrained = step.untrained if isinstance(step, Upload) and not task.epochs else None
         payloads = step.payloads if untrained is None else untrained
@@ -211,7 +217,7 @@ class Workforce:
         flow = self._network.start(task.device, direction, size, lambda: _open(gate, None))
         vanish = self._arm_vanish(task, gate, flow)
 
-        def finish(cause: Cause | None) -> Cause | None:
+        def finish(cause: Ending) -> Ending:
             if vanish is not None:
                 vanish.cancel()
             if cause is not None:
@@ -243,6 +249,6 @@ class Workforce:
         return simulation.wake(("vanish", task.id), off, vanish)
 
 
-def _open(gate: Event, cause: Cause | None) -> None:
+def _open(gate: Event, cause: Ending) -> None:
     if not gate.triggered:
         gate.succeed(cause)

@@ -1,4 +1,4 @@
-"""The experiments of the CATA-Fed paper (Cho et al., 2022, section 5): what varies in each figure and table, and what was published.
+"""The experiments of the CATA-Fed paper (Jeong and Kim, 2022, section 5): what varies in each figure and table, and what was published.
 
 A setting is a label and a list of ``key=value`` changes to the base scenario, so that equal settings of two tables are one run.
 """
@@ -44,8 +44,8 @@ SMALL = Size(
     sizes={"uniform": "{kind='uniform', low=10, high=300}", "long-tail": "{kind='long-tail', scale=0.1}"},
     datasets={
         "mnist": ("data.source=mnist", "stop.rounds=60"),
-        "fashion": ("data.source=fashion", "stop.rounds=80"),
-        "cifar": ("data.source=cifar10", "stop.rounds=100", "training.lr=0.01", "data.partition.per_class=1000"),
+        "fashion": ("data.source=fashion", "stop.rounds=60"),
+        "cifar": ("data.source=cifar10", "stop.rounds=40", "training.lr=0.01", "data.partition.per_class=1000"),
     },
 )
 

@@ -11,7 +11,18 @@ from fedsim.world.compute import Compute, SlowPhases
 
 def test_epochs_end_back_to_back() -> None:
     ends = Compute(Streams(1), 0.0, None).epoch_ends(0, 10.0, 0.1, 5, math.inf)
-    assert ends == [10.0 + on_grid(0.1) * (epoch + 1) for epoch in range(5)]
+    assert ends == [on_grid(10.0 + 0.1 * (epoch + 1)) for epoch in range(5)]
+
+
+def test_so_many_epochs_are_exactly_as_long_as_a_limit_of_so_many() -> None:
+    compute = Compute(Streams(1), 0.0, None)
+    for epoch_s in (0.1, 1 / 3, 4.2, 123.456789, 1e-3 / 7):
+        for epochs in (1, 5, 77, 1000):
+            limit = on_grid(3.0 + epochs * epoch_s)
+            ends = compute.epoch_ends(0, 3.0, epoch_s, epochs + 3, limit)
+            assert sum(end <= limit for end in ends) == epochs
+            assert len(compute.adapt(3.0, ends, limit)) >= epochs
+            assert sum(end <= on_grid(3.0 + epochs * epoch_s - 1e-9) for end in ends) == epochs - 1
 
 
 def test_no_epoch_begins_at_or_after_the_limit() -> None:

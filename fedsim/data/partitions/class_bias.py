@@ -14,7 +14,7 @@ from fedsim.streams import Streams
 
 
 class ClassBias(Partition):
-    """A share of each device's data is of a few random classes, the rest of all the others (Cho et al. 2022, CATA-Fed).
+    """A share of each device's data is of a few random classes, the rest of all the others (Jeong and Kim 2022, CATA-Fed).
 
     Images are drawn from the first ``per_class`` training images of each class: within a device without repetition while
     they last, among devices with. So each device distorts its images in its own way (``data.augmentation``). Test samples

@@ -1,0 +1,219 @@
+"""Deadlines relative to a population's mean training time, exactly as algorithms.md 7.6; tentative stragglers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+
+SIZES = {"low": 100, "high": 3000}
+
+
+def population(devices: int, **more: Any) -> dict[str, Any]:
+    return {"devices": devices, "samples": SIZES, "speed": "64 samples/s"} | more
+
+
+def everybody_once(people: dict[str, Any], folder: Path, **strategy: Any) -> RunFolder:
+    """One round in which all are asked, 5 epochs each, without network time or learning."""
+    strategy = {"kind": "fedavg", "clients_per_round": people["devices"], "local_epochs": 5} | strategy
+    scenario = {"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": 1}}
+    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
+    assert not any(audit(folder).values())
+    return RunFolder(folder)
+
+
+def epochs_of(run: RunFolder) -> dict[int, int]:
+    trainings = [event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"]
+    return {event["device"]: event["data"]["epochs"] for event in trainings}
+
+
+@pytest.mark.parametrize(("t", "dropped"), [(1.0, 0.50), (0.5, 0.77)])
+def test_the_share_that_fedavg_drops(t: float, dropped: float, tmp_path: Path) -> None:
+    run = everybody_once(population(4000), tmp_path / "run", relative_deadline=t)
+    (row,) = run.rounds
+    assert row["selected"] == 4000
+    assert row["slow"] / 4000 == pytest.approx(dropped, abs=0.02)
+    sizes = np.array([device["samples"] for device in run.devices])
+    survivors = {event["device"] for event in run.events if event["kind"] == "task-end" and event["outcome"] == "done"}
+    assert survivors == set(np.flatnonzero(sizes <= t * sizes.mean()).tolist())
+
+
+def test_without_a_deadline_fedavg_drops_nobody(tmp_path: Path) -> None:
+    (row,) = everybody_once(population(400), tmp_path / "run").rounds
+    assert (row["valid"], row["slow"]) == (400, 0)
+
+
+@pytest.mark.parametrize("t", [1.0, 0.5, 0.1])
+def test_fedprox_does_as_many_epochs_as_fit_and_drops_only_whom_none_fits(t: float, tmp_path: Path) -> None:
+    run = everybody_once(population(1000), tmp_path / "run", kind="fedprox", relative_deadline=t)
+    sizes = np.array([device["samples"] for device in run.devices])
+    fitting = np.minimum(5, np.floor(5 * t * sizes.mean() / sizes)).astype(int)
+    epochs = epochs_of(run)
+    assert [epochs[device] for device in range(1000)] == fitting.tolist()
+    (row,) = run.rounds
+    assert row["slow"] == (fitting == 0).sum()
+
+
+def budget_run(sizes: list[int], folder: Path, population: dict[str, Any] | None = None, **strategy: Any) -> RunFolder:
+    """One round of devices with given sizes, 10 samples/s, real learning on random data."""
+    folder.mkdir()
+    generator = np.random.default_rng(1)
+    total = sum(sizes)
+    x, y = generator.normal(size=(total, 3)).astype(np.float32), np.arange(total) % 2
+    np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    ends = np.cumsum(sizes).tolist()
+    shards = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    (folder / "who.json").write_text(json.dumps({str(at): {"train": own, "test": own} for at, own in enumerate(shards)}))
+    partition = {"kind": "file", "path": "who.json"}
+    scenario = {
+        "data": {"source": {"kind": "npz", "path": "data.npz"}, "root": str(folder), "partition": partition},
+        "population": {"devices": len(sizes), "speed": "10 samples/s"} | (population or {}),
+        "strategy": {"kind": "fedavg", "clients_per_round": len(sizes), "local_epochs": 5} | strategy,
+        "stop": {"rounds": 1},
+    }
+    fedsim.run(fedsim.Scenario(**scenario), folder / "run", executor="inline")
+    assert not any(audit(folder / "run").values())
+    return RunFolder(folder / "run")
+
+
+def outcomes(run: RunFolder) -> list[str]:
+    ends = [event for event in run.events if event["kind"] == "task-end"]
+    return [event["outcome"] for event in sorted(ends, key=lambda event: event["device"])]
+
+
+def test_exactly_at_the_budget_survives_and_a_nanosecond_late_does_not(tmp_path: Path) -> None:
+    """Mean size 40: T = 1 is 200 sample-passes, 20 s; the device of 40 samples needs exactly that."""
+    assert outcomes(budget_run([30, 40, 50], tmp_path / "a", relative_deadline=1.0)) == ["done", "done", "late"]
+    assert outcomes(budget_run([30, 40, 50], tmp_path / "b", relative_deadline=1.0 - 5e-11)) == ["done", "late", "late"]
+    assert outcomes(budget_run([31, 42, 47], tmp_path / "c", relative_deadline=1.05)) == ["done", "done", "late"]
+    assert outcomes(budget_run([30, 40, 50], tmp_path / "d", deadline="20 s", deadline_from="download")) == [
+        "done",
+        "done",
+        "late",
+    ]
+
+
+def test_the_mean_need_not_be_a_round_number(tmp_path: Path) -> None:
+    """All of one size: everybody is exactly at T = 1, at whatever speed."""
+    for speed in ("7 samples/s", "0.3 samples/s", "333 samples/s"):
+        run = budget_run([13, 13, 13], tmp_path / speed[:3], {"speed": speed}, relative_deadline=1.0)
+        assert outcomes(run) == ["done"] * 3
+
+
+def test_the_time_counts_from_the_end_of_each_download(tmp_path: Path) -> None:
+    """A thin server link: nobody has the model before 20 s have passed, but who needs 20 s from then on is in time."""
+    network = {"kind": "star", "server": {"down": "10 B/s", "up": "1 kB/s"}}
+    scenario = {
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "100 B"},
+        "population": {"devices": 4, "samples": {"low": 40, "high": 40}, "speed": "10 samples/s"},
+        "network": network,
+        "strategy": {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 5, "relative_deadline": 1.0},
+        "stop": {"rounds": 1},
+    }
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "download", executor="inline")
+    (row,) = RunFolder(tmp_path / "download").rounds
+    assert (row["valid"], row["time"]) == (4, pytest.approx(40 + 20 + 0.4, abs=1e-6))
+    scenario["strategy"] |= {"deadline_from": "round"}
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "round", executor="inline")
+    (row,) = RunFolder(tmp_path / "round").rounds
+    assert (row["slow"], row["time"]) == (4, 20.0)
+
+
+def built(scenario: dict[str, Any]) -> Run:
+    run: Run = Simulation(fedsim.Scenario(**scenario)).installed
+    return run
+
+
+def test_tentative_stragglers_are_a_share_at_a_factor_of_their_speed() -> None:
+    scenario = {"learning": "off", "population": population(1000)}
+    plain = built(scenario).population
+    slowed = {}
+    for share in (0.1, 0.2):
+        scenario["population"] = population(1000, stragglers={"share": share, "factor": 0.5})
+        run = built(scenario)
+        slow = np.flatnonzero(run.population.speed == plain.speed / 2)
+        assert len(slow) == share * 1000
+        assert (np.delete(run.population.speed, slow) == np.delete(plain.speed, slow)).all()
+        assert list(run.device_columns()["speed"]) == run.population.speed.tolist()
+        slowed[share] = set(slow.tolist())
+    assert slowed[0.1] < slowed[0.2]  # a larger share slows the same ones and more
+
+
+def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) -> None:
+    """7.6: at lambda = .2, FedAvg(1) drops 55.3 % of the devices, but 45.7 % if the mean were taken over all of them."""
+    people = population(4000, stragglers={"share": 0.2})
+    dropped = {}
+    for base in ("unslowed", "all"):
+        run = everybody_once(people, tmp_path / base, relative_deadline=1.0, deadline_base=base)
+        dropped[base] = run.rounds[0]["slow"] / 4000
+    assert dropped["unslowed"] == pytest.approx(0.553, abs=0.02)
+    assert dropped["all"] == pytest.approx(0.457, abs=0.02)
+    means = [
+        built(
+            {
+                "learning": "off",
+                "population": people,
+                "strategy": {"kind": "fedavg", "relative_deadline": 1, "deadline_base": base},
+            }
+        ).server.mean_epoch_s
+        for base in ("unslowed", "all")
+    ]
+    assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
+
+
+def test_a_phase_that_begins_while_it_trains_costs_fedprox_epochs(tmp_path: Path) -> None:
+    """The same devices and sizes, with and without slow phases: partial work meets them, and never does more for them."""
+    steady = everybody_once(population(200), tmp_path / "steady", kind="fedprox", relative_deadline=1.0)
+    phases = {"factor": 0.1, "mean_normal": "60 s", "mean_slow": "30 s"}
+    people = population(200, slow_phases=phases)
+    slowed = everybody_once(people, tmp_path / "slowed", kind="fedprox", relative_deadline=1.0)
+    before, after = epochs_of(steady), epochs_of(slowed)
+    assert all(after[device] <= before[device] for device in range(200))
+    assert 0.3 * sum(before.values()) < sum(after.values()) < 0.9 * sum(before.values())
+    ends = [event for event in slowed.events if event["kind"] == "step-end" and event["step"] == "train"]
+    lengths = [np.diff([0.0, *event["data"]["epoch_ends"]]) for event in ends if event["data"]["epochs"] > 1]
+    assert any(max(own) > 1.5 * min(own) for own in lengths)  # within one task the speed changes
+
+
+def test_long_tail_sizes_by_name(tmp_path: Path) -> None:
+    run = everybody_once({"devices": 1000, "samples": "long-tail", "speed": "10 samples/s"}, tmp_path / "run")
+    sizes = np.array([device["samples"] for device in run.devices])
+    assert sizes.mean() == pytest.approx(550, rel=0.03)
+    assert [int((sizes <= most).sum()) for most in (300, 500, 1000)] == pytest.approx([400, 700, 900], abs=6)
+    scenario = fedsim.Scenario(learning="off", population={"devices": 10, "samples": {"kind": "long-tail"}})
+    assert 'samples]\nkind = "long-tail"' in scenario.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("population_", "strategy", "message"),
+    [
+        ({}, {"relative_deadline": 0.0}, "strategy.relative_deadline is 0.0"),
+        ({}, {"relative_deadline": -1.0}, "strategy.relative_deadline is -1.0"),
+        ({}, {"relative_deadline": float("inf")}, "strategy.relative_deadline is inf"),
+        ({}, {"relative_deadline": 1.0, "deadline": "3 s"}, "'deadline' and 'relative_deadline' both say"),
+        ({"speed": "inf samples/s"}, {"relative_deadline": 1.0}, "which is 0 s in this population; give 'population.speed'"),
+        (
+            {},
+            {"relative_deadline": 1.0, "deadline_base": "slowed"},
+            "strategy.deadline_base is 'slowed'; allowed are unslowed, all",
+        ),
+        ({}, {"deadline_from": "upload"}, "strategy.deadline_from is 'upload'; allowed are round, download"),
+        ({}, {"deadline": "0 s"}, "strategy.deadline: must be above 0 s"),
+        ({"stragglers": {"share": 1.2}}, {}, "population.stragglers.share is 1.2"),
+        ({"stragglers": {"share": 0.2, "factor": 0.0}}, {}, "population.stragglers.factor is 0.0"),
+        ({"samples": {"low": 30, "high": 20}}, {}, "population.samples.*'low' is above 'high'"),
+        ({"samples": "longtail"}, {}, "population.samples.kind is 'longtail'; allowed are uniform, long-tail.*long-tail"),
+    ],
+)
+def test_what_cannot_work_is_refused(population_: dict[str, Any], strategy: dict[str, Any], message: str) -> None:
+    scenario = {"learning": "off", "population": population(20) | population_, "strategy": {"kind": "fedavg"} | strategy}
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.run(fedsim.Scenario(**scenario | {"stop": {"rounds": 1}}))

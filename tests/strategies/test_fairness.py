@@ -1,0 +1,96 @@
+"""How evenly devices are selected: Jain's index against known answers and against the published figures."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.records.fairness import jain_index, jain_over_time, outcomes_by_device, outcomes_by_group, worst_decile
+from fedsim.records.reading import RunFolder
+
+
+def test_the_index_of_known_allocations() -> None:
+    assert jain_index([3, 3, 3]) == 1.0
+    assert jain_index([1, 0, 0, 0]) == 0.25
+    assert jain_index([1, 2, 3]) == pytest.approx(36 / (3 * 14))
+    assert math.isnan(jain_index([0, 0]))
+    assert math.isnan(jain_index([]))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 1e3))
+def test_the_index_lies_between_its_bounds_and_knows_no_unit(values: list[float], scale: float) -> None:
+    index = jain_index(values)
+    if sum(values) > 1e-3:
+        assert 1 / len(values) - 1e-9 <= index <= 1 + 1e-9
+        assert jain_index([value * scale for value in values]) == pytest.approx(index)
+
+
+def test_the_worst_decile_is_the_mean_of_the_lowest_tenth() -> None:
+    assert worst_decile(range(100)) == pytest.approx(4.5)
+    assert worst_decile([5.0, 7.0]) == 5.0
+    assert worst_decile(range(11)) == 0.5
+    assert math.isnan(worst_decile([]))
+
+
+def long_run(strategy: dict[str, Any], folder: Path) -> RunFolder:
+    """The setting of CATA-Fed's Fig. 13a: 1,000 devices, K = 40, 1,000 rounds; learning off."""
+    scenario = {
+        "learning": "off",
+        "population": {"devices": 1000, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"},
+        "strategy": {"clients_per_round": 40} | strategy,
+        "stop": {"rounds": 1000},
+    }
+    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
+    return RunFolder(folder)
+
+
+def test_random_selection_is_as_fair_as_published(tmp_path: Path) -> None:
+    """J ~ L / (L + 1 - K/n) with L = T K/n = 40 selections a device: .9766, published .977."""
+    run = long_run({"kind": "fedavg"}, tmp_path / "run")
+    moments = jain_over_time(run)
+    assert [moment.round for moment in moments] == list(range(1000))
+    assert moments[-1].jain == pytest.approx(0.977, abs=0.003)
+    assert moments[-1].jain == pytest.approx(jain_index(row["selected"] for row in run.devices))
+    assert moments[0].jain == pytest.approx(0.04)
+    for expected in (10, 20):
+        theory = expected / (expected + 1 - 0.04)
+        assert moments[expected * 25 - 1].jain == pytest.approx(theory, abs=0.01)
+
+
+def test_proportional_fair_selection_is_as_fair_as_published(tmp_path: Path) -> None:
+    run = long_run({"kind": "cata-fed", "clusters": 1}, tmp_path / "run")
+    assert jain_over_time(run)[-1].jain == pytest.approx(0.986, abs=0.003)
+
+
+def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:
+    small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "deadline": "20 s"}
+    small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 min", "mean_off": "20 s"}
+    small |= {"learning": "off", "stop": {"rounds": 40}}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    devices, groups = outcomes_by_device(run), outcomes_by_group(run)
+    assert list(groups) == sorted({row["group"] for row in run.devices if row["group"] is not None})
+    for name, column in (("valid", "valid"), ("slow", "slow"), ("disconnected", "disconnected")):
+        told = sum(row[column] for row in run.rounds)
+        assert told > 0
+        assert sum(counts[name] for counts in devices) == told
+        assert sum(counts[name] for counts in groups.values()) == told
+    for group, counts in groups.items():
+        members = [devices[row["device"]] for row in run.devices if row["group"] == group]
+        assert sum(members, Counter[str]()) == counts
+
+
+def test_a_run_without_rounds_has_its_versions(small: dict[str, Any], tmp_path: Path) -> None:
+    small |= {"learning": "off", "strategy": {"kind": "fedbuff", "concurrency": 5, "buffer": 3}, "stop": {"rounds": 30}}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    moments = jain_over_time(run)
+    assert len(moments) == 30
+    assert all(0 < moment.jain <= 1 for moment in moments)
+    assert outcomes_by_group(run).keys() == {None}
+    assert sum(counts["valid"] for counts in outcomes_by_device(run)) >= 90

@@ -1,0 +1,258 @@
+"""TiFL against known answers (algorithms.md 12.2), and in worlds where devices come and go."""
+
+import asyncio
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+from fedsim.strategies.tiers import credit_probabilities, equal_width_bins, tier_numbers
+from tests.test_runs import availabilities, networks
+
+
+def tiers_of(sizes: list[float], tiers: int) -> list[int]:
+    values = np.array(sizes, dtype=np.float64)
+    return tier_numbers(values, tiers, equal_width_bins(values, tiers)).tolist()  # type: ignore[no-any-return]
+
+
+def test_bins_are_of_equal_width_and_an_outlier_takes_them_all() -> None:
+    assert tiers_of([100, 399, 400, 699, 700, 1000], 3) == [0, 0, 1, 1, 2, 2]
+    assert tiers_of([*range(100, 1001, 100), 5000], 3) == [0] * 10 + [2]
+    assert tiers_of([7, 7, 7], 4) == [0, 0, 0]
+
+
+def test_who_comes_later_is_sorted_into_the_tiers_that_are() -> None:
+    assert tier_numbers(np.array([5.0, 100.0, 250.0, 9000.0]), 3, (100.0, 100.0)).tolist() == [0, 0, 1, 2]
+    assert tier_numbers(np.array([6.0, 7.0, 8.0]), 3, (7.0, 0.0)).tolist() == [0, 0, 2]
+
+
+def test_the_least_accurate_tier_is_the_likeliest() -> None:
+    assert credit_probabilities([0.9, 0.5, 0.7, 0.8], [1, 1, 1, 1]) == pytest.approx([0.1, 0.4, 0.3, 0.2])
+    assert credit_probabilities([0.9, 0.5, 0.7, 0.8], [3, 0, 1, 2]) == pytest.approx([1 / 6, 0, 3 / 6, 2 / 6])
+    assert credit_probabilities([0.5, 0.5, 0.5], [1, 1, 1]) == pytest.approx([3 / 6, 2 / 6, 1 / 6])
+    assert credit_probabilities([0.5, None], [1, 1]) == pytest.approx([1 / 3, 2 / 3])
+    assert credit_probabilities([0.1, 0.2], [0, 0]) == [0, 0]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), min_size=1, max_size=8))
+def test_credit_probabilities_are_probabilities(tiers: list[tuple[float, int]]) -> None:
+    accuracies, left = [accuracy for accuracy, _ in tiers], [credit for _, credit in tiers]
+    probabilities = credit_probabilities(accuracies, left)
+    assert sum(probabilities) == pytest.approx(1.0 if any(left) else 0.0)
+    for one, accuracy in enumerate(accuracies):
+        assert (probabilities[one] > 0) == (left[one] > 0)
+        for other in range(len(tiers)):
+            if left[one] and left[other] and accuracy < accuracies[other]:
+                assert probabilities[one] > probabilities[other]
+
+
+def sections(devices: int, rounds: int, **strategy: Any) -> dict[str, Any]:
+    return {
+        "learning": "off",
+        "population": {"devices": devices, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"},
+        "strategy": {"kind": "tifl"} | strategy,
+        "stop": {"rounds": rounds},
+    }
+
+
+def ran(scenario: dict[str, Any], folder: Path) -> RunFolder:
+    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
+    assert audit(folder) == {name: [] for name in audit(folder)}
+    return RunFolder(folder)
+
+
+def drawn(run: RunFolder) -> list[int]:
+    return [event["group"] for event in run.events if event["kind"] == "tier"]
+
+
+def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> None:
+    run = ran(sections(60, 1000, tiers=4, clients_per_round=3), tmp_path / "run")
+    counts = Counter(drawn(run))
+    assert [counts[tier] for tier in range(4)] == pytest.approx([250] * 4, abs=4 * (1000 * 3 / 16) ** 0.5)
+    chosen = Counter(event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None)
+    for tier in range(4):
+        members = [row["device"] for row in run.devices if row["group"] == tier]
+        share = 3 / len(members)
+        expected = counts[tier] * share
+        margin = 4.5 * (counts[tier] * share * (1 - share)) ** 0.5
+        assert [chosen[device] for device in members] == pytest.approx([expected] * len(members), abs=margin)
+
+
+def test_every_device_reports_its_size_once(tmp_path: Path) -> None:
+    run = ran(sections(30, 4, tiers=3, clients_per_round=3), tmp_path / "run")
+    reports = [row for row in run.transfers if row["purpose"] == "size-report"]
+    assert sorted(row["device"] for row in reports) == list(range(30))
+    assert {row["bytes"] for row in reports} == {4.0}
+    sizes = [row["samples"] for row in run.devices]
+    assert [row["group"] for row in run.devices] == tiers_of(sizes, 3)
+    for event in run.events:
+        if event["kind"] == "task-start" and event["round"] is not None:
+            assert event["group"] == run.devices[event["device"]]["group"]
+
+
+def test_a_small_tier_gives_all_its_members_and_an_empty_one_is_passed_over(small: dict[str, Any], tmp_path: Path) -> None:
+    small |= {"learning": "off"}
+    small["population"] = {"devices": 40, "samples": "long-tail", "speed": "100 samples/s"}
+    small["strategy"] = {"kind": "tifl", "tiers": 10, "clients_per_round": 8}
+    small["stop"] = {"rounds": 60}
+    run = ran(small, tmp_path / "run")
+    members = Counter(row["group"] for row in run.devices)
+    assert len(members) < 10
+    assert set(drawn(run)) == set(members)
+    for row, tier in zip(run.rounds, drawn(run), strict=True):
+        assert row["selected"] == min(8, members[tier])
+
+
+@pytest.mark.parametrize("accuracy_from", ["clients", "measurement"])
+def test_credits_run_out_and_are_never_negative(small: dict[str, Any], accuracy_from: str, tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] = {"kind": "tifl", "tiers": 3, "mode": "credits", "credits": 4, "clients_per_round": 2}
+    small["strategy"] |= {"accuracy_from": accuracy_from, "interval": 3}
+    small["stop"] = {"rounds": 20}
+    run = ran(small, tmp_path / "run")
+    inhabited = len({row["group"] for row in run.devices})
+    left = [event["data"]["credits"] for event in run.events if event["kind"] == "tier"]
+    assert min(left) == 0
+    assert Counter(drawn(run)[: 4 * inhabited]) == Counter(dict.fromkeys(sorted(set(drawn(run))), 4))
+    assert all(credit == 0 for credit in left[4 * inhabited :])
+    tests = [event["data"] for event in run.events if event["kind"] == "tier-test"]
+    assert len(tests) == 7  # before rounds 0, 3, .. 18
+    assert tests[0]["probabilities"] == [1.0] * 3
+    asked = [row for row in run.transfers if row["purpose"] == "test-accuracy"]
+    assert all(row["bytes"] == 4.0 for row in asked)
+    assert bool(asked) == (accuracy_from == "clients")
+    moved = run.summary["bytes"]["by_purpose"]
+    tested = len([event for event in run.events if event["step"] == "evaluate" and event["kind"] == "step-end"])
+    assert moved["model"] == sum(row["selected"] for row in run.rounds) * 2600 + tested * 2600
+
+
+def probabilities_over_time(small: dict[str, Any], require: bool, folder: Path) -> list[dict[str, Any]]:
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] = {"kind": "tifl", "tiers": 3, "mode": "credits", "clients_per_round": 2, "interval": 2}
+    small["strategy"] |= {"accuracy_from": "measurement", "require_no_improvement": require}
+    small["stop"] = {"rounds": 24}
+    run = ran(small, folder)
+    return [
+        event["data"] | {"kind": event["kind"], "tier": event["group"]}
+        for event in run.events
+        if event["kind"] in ("tier", "tier-test")
+    ]
+
+
+def test_probabilities_change_only_without_improvement(small: dict[str, Any], tmp_path: Path) -> None:
+    before: dict[str, Any] | None = None
+    current, changes, stays = None, 0, 0
+    for entry in probabilities_over_time(small, True, tmp_path / "run"):
+        if entry["kind"] == "tier":
+            current = entry["tier"]
+            continue
+        if before is not None and current is not None:
+            if entry["accuracies"][current] > before["accuracies"][current]:
+                assert entry["probabilities"] == before["probabilities"]
+                stays += 1
+            else:
+                weakest = min(
+                    (tier for tier in range(3) if entry["probabilities"][tier]), key=lambda tier: entry["accuracies"][tier]
+                )
+                assert entry["probabilities"][weakest] == max(entry["probabilities"])
+                changes += 1
+        before = entry
+    assert changes > 0
+    assert stays > 0
+
+
+def test_without_the_condition_every_test_changes_them(small: dict[str, Any], tmp_path: Path) -> None:
+    tests = [entry for entry in probabilities_over_time(small, False, tmp_path / "run") if entry["kind"] == "tier-test"]
+    assert len(tests) == 11  # none before round 0
+    for entry in tests:
+        n = sum(probability > 0 for probability in entry["probabilities"])
+        assert sorted(entry["probabilities"], reverse=True)[0] == pytest.approx(n / (n * (n + 1) / 2))
+
+
+def test_profiled_latency_makes_tiers_and_drops_whom_it_never_saw_in_time(tmp_path: Path) -> None:
+    scenario = sections(30, 5, tiers=3, tiers_from="latency", profiling_rounds=2, profiling_limit="20 s", clients_per_round=3)
+    run = ran(scenario, tmp_path / "run")
+    seconds = [row["samples"] / 100 for row in run.devices]  # one epoch, no network time
+    kept = [device for device in range(30) if seconds[device] < 20]
+    assert 0 < len(kept) < 30
+    dropped = {event["device"] for event in run.events if event["kind"] == "tier-drop"}
+    assert dropped == set(range(30)) - set(kept)
+    assert [run.devices[device]["group"] for device in kept] == tiers_of([seconds[device] for device in kept], 3)
+    assert all(run.devices[device]["group"] is None for device in dropped)
+    profiled = Counter(event["device"] for event in run.events if event["kind"] == "task-end" and event["round"] is None)
+    assert set(profiled.values()) == {2}
+    assert {event["device"] for event in run.events if event["round"] is not None and event["device"] is not None} <= set(kept)
+
+
+def test_where_all_are_too_slow_the_run_ends_and_says_so() -> None:
+    scenario = sections(5, 5, tiers=2, tiers_from="latency", profiling_limit="100 ms", clients_per_round=3)
+    result = fedsim.run(fedsim.Scenario(**scenario))
+    assert result.summary["stopped"] == "no device can be put into a tier"
+    assert result.rounds == []
+
+
+def test_one_tier_is_fedavg_of_all(small: dict[str, Any], tmp_path: Path) -> None:
+    """With one tier the same clients are drawn as by FedAvg."""
+    small |= {"learning": "off"}
+    small["population"] |= {"availability": {"kind": "always"}}
+    asked = []
+    for strategy in ({"kind": "fedavg"}, {"kind": "tifl", "tiers": 1}):
+        small["strategy"] = strategy | {"clients_per_round": 4}
+        run = ran(small, tmp_path / strategy["kind"])  # type: ignore[operator]
+        starts = [event for event in run.events if event["kind"] == "task-start" and event["round"] is not None]
+        asked.append([(event["round"], event["device"]) for event in starts])
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stop", "message"),
+    [
+        ({"tiers": 21}, {"rounds": 3}, "tiers is 21, more than the population's 20 devices"),
+        ({"mode": "credits"}, {"simulated_time": "1 h"}, "credits is missing: its default is the planned rounds"),
+        ({"mode": "credit"}, {"rounds": 3}, "strategy.mode is 'credit'"),
+        ({"credits": 0}, {"rounds": 3}, "strategy.credits is 0"),
+        ({"profiling_limit": "0 s"}, {"rounds": 3}, "strategy.profiling_limit: must be above 0 s"),
+    ],
+)
+def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: Any, stop: Any, message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.run(fedsim.Scenario(**small | {"strategy": {"kind": "tifl"} | strategy, "stop": stop}))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    network=networks,
+    availability=availabilities,
+    tiers_from=st.sampled_from(["size", "latency"]),
+    limit=st.sampled_from([None, "20 s", "5 min"]),
+    mode=st.sampled_from(["uniform", "credits"]),
+)
+def test_devices_that_come_and_go_leave_no_trace_of_disorder(
+    seed: int, network: Any, availability: Any, tiers_from: str, limit: str | None, mode: str
+) -> None:
+    strategy = {"tiers_from": tiers_from, "tiers": 3, "mode": mode, "credits": 3, "clients_per_round": 4, "interval": 2}
+    strategy |= {"profiling_limit": limit} if limit else {}
+    scenario = sections(12, 8, **strategy) | {"seed": seed, "network": network}
+    scenario["population"] |= {"availability": availability}
+    scenario["stop"] |= {"simulated_time": "10 min"}
+    with tempfile.TemporaryDirectory() as folder:
+        ran(scenario, Path(folder) / "run")
+
+
+def test_the_state_counts_everybody_who_may_still_come(small: dict[str, Any]) -> None:
+    small |= {"learning": "off", "strategy": {"kind": "tifl", "tiers": 3, "clients_per_round": 3}, "stop": {"rounds": 200}}
+    simulation = Simulation(fedsim.Scenario(**small))
+    asyncio.run(simulation.run())
+    state = simulation.installed.strategy.state
+    assert state["expected"] == 0
+    assert sorted(device for part in state["members"] for device in part) == list(range(20))
