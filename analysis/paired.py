@@ -1,4 +1,4 @@
-"""Runs of two strategies in the same worlds, compared seed by seed: a mean difference, its interval, and what it says of a claim."""
+"""Two strategies in the same worlds, compared seed by seed: a mean difference, its interval, and what it says of a claim."""
 
 import math
 from collections.abc import Sequence

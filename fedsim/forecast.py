@@ -32,15 +32,31 @@ def forecast_lines(scenario: Scenario) -> list[str]:
         f"an epoch takes it {_range(epoch_s)}",
     ]
     if isinstance(scenario.strategy, SynchronousParams) and scenario.stop.rounds is not None:
-        task_s = down + scenario.strategy.local_epochs * epoch_s + up
+        task_s = _task_s(scenario.strategy, server.mean_epoch_s, down, epoch_s, up)
         lines += _round_lines(run, scenario.strategy, scenario.stop.rounds, task_s)
     return lines
+
+
+def _task_s(
+    params: SynchronousParams,
+    mean_epoch_s: float,
+    down: NDArray[np.float64],
+    epoch_s: NDArray[np.float64],
+    up: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """How long each device is at work in a round, the deadline considered (s), [devices]."""
+    limit, training = params.deadline_s(mean_epoch_s), params.local_epochs * epoch_s
+    if limit is None:
+        return down + training + up
+    if params.bounds_training:
+        return down + np.minimum(training, limit) + up
+    return np.minimum(down + training + up, limit)
 
 
 def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArray[np.float64]) -> list[str]:
     """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
     asked = min(params.asked_per_round or run.server.devices, run.server.devices)
-    round_s = expected_maximum(task_s if params.deadline is None else np.minimum(task_s, params.deadline), asked)
+    round_s = expected_maximum(task_s, asked)
     traffic = asked * (run.server.download_bytes + run.server.upload_bytes)
     steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * asked
     gigaflops = run.samples.mean() * params.local_epochs * asked * run.learner.flops_per_sample / 1e9

@@ -32,3 +32,13 @@ def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
     assert f"40 rounds: at most {show_bytes(summary['bytes']['down'] + summary['bytes']['up'])}" in lines[-1]
     said = float(lines[-1].split("about ")[1].split(" min")[0]) * 60
     assert said == pytest.approx(summary["simulated_s"], rel=0.25)
+
+
+def test_a_relative_deadline_bounds_the_training_alone() -> None:
+    scenario = {
+        "learning": "off",
+        "population": {"devices": 3, "samples": {"low": 40, "high": 40}, "speed": "10 samples/s"},
+        "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 9, "relative_deadline": 1.0},
+        "stop": {"rounds": 2},
+    }
+    assert any("2 rounds" in line and "about 40 s of simulated time" in line for line in forecast_lines(Scenario(**scenario)))

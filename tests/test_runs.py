@@ -133,7 +133,7 @@ def test_watching_sees_what_is_recorded(small: dict[str, Any]) -> None:
 
 def test_run_inside_an_event_loop_says_what_to_do(small: dict[str, Any]) -> None:
     async def notebook() -> None:
-        with pytest.raises(fedsim.SimulationError, match="await fedsim.run_async"):
+        with pytest.raises(fedsim.SimulationError, match=r"await fedsim\.run_async"):
             fedsim.run(fedsim.Scenario(**small))
         result = await fedsim.run_async(fedsim.Scenario(**small | {"stop": {"rounds": 1}}))
         assert result.summary["rounds"] == 1
@@ -267,10 +267,17 @@ def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
     population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
     scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
     scenario |= {"stop": {"rounds": 6, "simulated_time": "1 day"}}
+    if refused_for_its_deadline(scenario):
+        return
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        except fedsim.ScenarioError as error:
-            assert "deadline" in str(error)  # shorter than any download: refused before anything happened
-        else:
-            assert audit(Path(folder) / "run") == {name: [] for name in audit(Path(folder) / "run")}
+        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        assert not any(audit(Path(folder) / "run").values())
+
+
+def refused_for_its_deadline(scenario: dict[str, Any]) -> bool:
+    """Whether the deadline is shorter than any download: that is refused before anything happens."""
+    try:
+        Simulation(fedsim.Scenario(**scenario))
+    except fedsim.ScenarioError as error:
+        return "for its download alone" in str(error)
+    return False

@@ -1,4 +1,4 @@
-"""Many runs side by side: each in a folder of its own, made whole or not at all, so that a stopped study goes on where it was."""
+"""Many runs side by side: each in a folder of its own, made whole or not at all, so that a stopped study can go on."""
 
 import os
 import sys

@@ -23,8 +23,8 @@ def heading(size: str, seeds: int, command: str, missing: dict[str, str]) -> str
         f"# Stragglers: the CATA-Fed paper's experiments at the size `{size}`, {seeds} seeds",
         "",
         f"Made by `{command}`. Accuracies in %; mean over seeds, with half the 95 % interval of the mean after +-.",
-        "*Peak* is the best round. The *target* of a data set is the best mean peak of its table minus 5 points; a run that never",
-        "reaches it counts with all its rounds and time, and the column *missed* says how many did so.",
+        "*Peak* is the best round. The *target* of a data set is the best mean peak of its table minus 5 points; a run that",
+        "never reaches it counts with all its rounds and time, and the column *missed* says how many did so.",
     ]
     lines += [f"- left out, data not there: {data} ({why})" for data, why in missing.items()]
     return "\n".join(lines) + "\n"
@@ -48,8 +48,8 @@ def claims_section() -> str:
     head = [
         "## Claims",
         "",
-        "Each claim says that a difference, seed by seed in the same worlds, is above 0. It *holds* if the whole 95 % interval is",
-        "above 0, *holds in part* if only the mean is, and *does not hold* otherwise.",
+        "Each claim says that a difference, seed by seed in the same worlds, is above 0. It *holds* if the whole 95 % interval",
+        "is above 0, *holds in part* if only the mean is, and *does not hold* otherwise.",
         "",
         "| data | claim | difference | 95 % interval | verdict |",
         "|---|---|---|---|---|",
@@ -185,7 +185,7 @@ def _levels(name: str) -> Callable[[Experiment, str, Folders], list[str]]:
 
 
 def _fairness(experiment: Experiment, data: str, folders: Folders) -> list[str]:
-    jain = {name: [float(jain_over_time(RunFolder(folder))[-1]) for folder in runs] for name, runs in folders.items()}
+    jain = {name: [jain_over_time(RunFolder(folder))[-1].jain for folder in runs] for name, runs in folders.items()}
     means = {name: [level(folder)[0] for folder in runs] for name, runs in folders.items()}
     rows = ["| selection | Jain's index at the end | mean accuracy | published Jain |", "|---|---|---|---|"]
     for name, setting in experiment.settings.items():

@@ -1,4 +1,4 @@
-"""The experiments of the CATA-Fed paper (Jeong and Kim, 2022, section 5): what varies in each figure and table, and what was published.
+"""The experiments of the CATA-Fed paper (Jeong and Kim, 2022, section 5): what varies in each, and what was published.
 
 A setting is a label and a list of ``key=value`` changes to the base scenario, so that equal settings of two tables are one run.
 """

@@ -68,7 +68,7 @@ def test_proportional_fair_selection_is_as_fair_as_published(tmp_path: Path) -> 
 
 
 def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:
-    small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "deadline": "20 s"}
+    small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "local_epochs": 8, "deadline": "20 s"}
     small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 min", "mean_off": "20 s"}
     small |= {"learning": "off", "stop": {"rounds": 40}}
     fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
