@@ -41,4 +41,6 @@ def test_a_relative_deadline_bounds_the_training_alone() -> None:
         "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 9, "relative_deadline": 1.0},
         "stop": {"rounds": 2},
     }
-    assert any("2 rounds" in line and "about 40 s of simulated time" in line for line in forecast_lines(Scenario(**scenario)))
+    assert any(
+        "2 rounds" in line and "about 40 s of simulated time" in line for line in forecast_lines(fedsim.Scenario(**scenario))
+    )

@@ -204,7 +204,7 @@ def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
     )
     population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
     scenario = {"seed": seed, "learning": "off", "population": population | {"availability": availability}}
-    scenario |= {"network": network, "strategy": strategy, "stop": {"rounds": 15, "simulated_time": "10 min"}}
+    scenario |= {"network": network, "strategy": strategy, "stop": {"rounds": 15, "simulated_time": "5 min"}}
     with tempfile.TemporaryDirectory() as folder:
         fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
         assert audit(Path(folder) / "run") == {name: [] for name in audit(Path(folder) / "run")}

@@ -228,7 +228,7 @@ def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: Any, stop:
         fedsim.run(fedsim.Scenario(**small | {"strategy": {"kind": "tifl"} | strategy, "stop": stop}))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),
     network=networks,
@@ -244,7 +244,7 @@ def test_devices_that_come_and_go_leave_no_trace_of_disorder(
     strategy |= {"profiling_limit": limit} if limit else {}
     scenario = sections(12, 8, **strategy) | {"seed": seed, "network": network}
     scenario["population"] |= {"availability": availability}
-    scenario["stop"] |= {"simulated_time": "10 min"}
+    scenario["stop"] |= {"simulated_time": "4 min"}
     with tempfile.TemporaryDirectory() as folder:
         ran(scenario, Path(folder) / "run")
 
