@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.instrument import Instrument
 from fedsim.learning import Off
-from fedsim.server import Server, Start
+from fedsim.messages import Start
+from fedsim.server import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
@@ -40,15 +42,14 @@ class Run:
         self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links, root)
         self._build_learning(streams)
         self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample)
+        self.instrument = Instrument(self.learner, scenario.stop, scenario.evaluation.every, scenario.evaluation.score)
         self.server = Server(
             simulation,
             self.population,
             self.learner,
             streams,
-            stop=scenario.stop,
+            instrument=self.instrument,
             messages=scenario.messages,
-            evaluate_every=scenario.evaluation.every,
-            score=scenario.evaluation.score,
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
         )
         compute = Compute(streams, spec.jitter, spec.slow_phases)
@@ -92,8 +93,8 @@ class Run:
         """The content of ``devices.parquet``: one entry a device in each column."""
         population, network, devices = self.population, self.network, range(self.server.devices)
         accuracy: list[float | None] = [None] * self.server.devices
-        if self.server.last_evaluation is not None:
-            for device, value in self.server.last_evaluation.device_accuracy().items():
+        if self.instrument.last is not None:
+            for device, value in self.instrument.last.device_accuracy().items():
                 accuracy[device] = value
         return {
             "device": list(devices),

@@ -1,37 +1,69 @@
-"""How large a model is in a message."""
+"""What a strategy is told, and the handlers that it is told by."""
 
-from pydantic import model_validator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from fedsim.spec import Spec
-from fedsim.units import Bytes
+from fedsim.world.task import Outcome
 
-_BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
 
 
-class MessageSize(Spec):
-    """How large a model is in a message: by its number format, or plainly. Sizes only; the learning stays in float32.
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
 
     Attributes:
-        dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.
-        size: the size itself, for compressed messages.
+        task, device, round, group: as asked.
+        outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``).
+        samples: training samples that the device says it trained on (all that it holds, unless a part was asked for).
+        epochs: local epochs that its update is made of.
+        update: the trained model; None unless the task is done and had a ``Train`` step.
     """
 
-    dtype: str = "float32"
-    size: Bytes | None = None
-
-    @model_validator(mode="after")
-    def _known(self) -> "MessageSize":
-        if self.dtype not in _BYTES_PER_PARAMETER:
-            raise ValueError(f"'dtype' is {self.dtype!r}; allowed are {', '.join(_BYTES_PER_PARAMETER)}")
-        return self
-
-    def bytes(self, parameters: float) -> float:
-        """Bytes of a model with so many parameters."""
-        return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
+    task: int
+    device: int
+    round: int | None
+    group: int | None
+    outcome: Outcome
+    samples: int
+    epochs: int
+    update: "Ref | None"
 
 
-class MessagesSpec(Spec):
-    """``[messages]``: the size of a model on its way down and of an update on its way up."""
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer of the strategy's has gone off."""
 
-    down: MessageSize = MessageSize()
-    up: MessageSize = MessageSize()
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A device that was waited for can be reached again."""
+
+    device: int
+
+
+class Start:
+    """The run begins."""
+
+
+class Strategy(Protocol):
+    """What the server calls; ``strategies.base.Strategy`` says when."""
+
+    @property
+    def score(self) -> str:
+        """How its accuracy is counted unless the scenario says otherwise."""
+
+    async def on_start(self) -> None:
+        """The run begins."""
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A task has ended."""
+
+    async def on_timer(self, name: str) -> None:
+        """A timer has gone off."""
+
+    async def on_return(self, device: int) -> None:
+        """A device that was waited for can be reached again."""

@@ -16,7 +16,7 @@ from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.training import TrainingSpec
-from fedsim.messages import MessagesSpec
+from fedsim.message_sizes import MessagesSpec
 from fedsim.simulation import Simulation
 from fedsim.spec import Spec
 from fedsim.stop import StopSpec

@@ -4,61 +4,26 @@ A strategy sees messages, and nothing of the world behind them: no device's data
 in one instant; they may await values (real work), never simulated time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.messages import MessagesSpec
+from fedsim.instrument import Instrument, Served
+from fedsim.message_sizes import MessagesSpec
+from fedsim.messages import Return, Start, Strategy, TaskEnd, Timer
 from fedsim.simulation import Simulation, Wakeup, on_grid
-from fedsim.stop import StopSpec
 from fedsim.streams import Streams
 from fedsim.world.population import DeadlineBase
-from fedsim.world.task import Cause, Download, Evaluate, Outcome, Part, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Evaluate, Part, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
-    from fedsim.learning import Evaluation, Learner, Ref
+    from fedsim.learning import Learner, Ref
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
-
-
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
-
-    Attributes:
-        task, device, round, group: as asked.
-        outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``).
-        samples: training samples that the device says it trained on (all that it holds, unless a part was asked for).
-        epochs: local epochs that its update is made of.
-        update: the trained model; None unless the task is done and had a ``Train`` step.
-    """
-
-    task: int
-    device: int
-    round: int | None
-    group: int | None
-    outcome: Outcome
-    samples: int
-    epochs: int
-    update: "Ref | None"
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """A timer of the strategy's has gone off."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """A device that was waited for can be reached again."""
-
-    device: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +37,6 @@ class DeviceFacts:
     samples: int
 
 
-class Start:
-    """The run begins."""
-
-
-class Strategy(Protocol):
-    """What the server calls; ``strategies.base.Strategy`` says when."""
-
-    @property
-    def score(self) -> str:
-        """How its accuracy is counted unless the scenario says otherwise."""
-
-    async def on_start(self) -> None:
-        """The run begins."""
-
-    async def on_task_end(self, message: TaskEnd) -> None:
-        """A task has ended."""
-
-    async def on_timer(self, name: str) -> None:
-        """A timer has gone off."""
-
-    async def on_return(self, device: int) -> None:
-        """A device that was waited for can be reached again."""
-
-
 class Server:
     """What a strategy holds in its hands.
 
@@ -104,10 +45,8 @@ class Server:
         population, workforce: the devices.
         learner: where models are made and measured, or the one for ``learning = "off"``.
         streams: the run's streams; strategies draw only through ``rng`` and ``sample``.
-        stop: when to end.
+        instrument: measures aggregations and says when the run is over.
         messages: sizes.
-        evaluate_every: a test after every so many rounds, and after the last.
-        score: ``pooled`` (all test samples as one set) or ``device-mean`` (mean of the devices' accuracies).
         mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
             relative deadlines.
     """
@@ -119,19 +58,15 @@ class Server:
         learner: "Learner",
         streams: Streams,
         *,
-        stop: StopSpec,
+        instrument: Instrument,
         messages: MessagesSpec,
-        evaluate_every: int,
-        score: str | None,
         mean_epoch_s: float,
     ) -> None:
         self._simulation = simulation
         self._population = population
         self._learner = learner
         self._streams = streams
-        self._stop = stop
-        self._evaluate_every = evaluate_every
-        self._score = score
+        self._instrument = instrument
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
         self._workforce: Workforce
@@ -140,8 +75,7 @@ class Server:
         self.download_bytes = messages.down.bytes(learner.parameters)
         self.upload_bytes = messages.up.bytes(learner.parameters)
         self.mean_epoch_s = mean_epoch_s
-        self.planned_rounds = stop.rounds
-        self.last_evaluation: Evaluation | None = None
+        self.planned_rounds = instrument.stop.rounds
 
     def connect(self, workforce: "Workforce", strategy: "Strategy") -> None:
         """Join the two sides, which both need the server to be made."""
@@ -270,8 +204,7 @@ class Server:
 
         Moves no bytes and takes no time: a strategy whose devices report their accuracies asks them for that message too.
         """
-        evaluation = await self._learner.evaluate({"test": (model, devices)})
-        return None if evaluation is None else evaluation.score("pooled")[0]
+        return await self._instrument.test(model, devices)
 
     # Randomness, records, the end.
 
@@ -290,14 +223,14 @@ class Server:
     async def finish_round(
         self,
         number: int,
-        models: Mapping[str, tuple["Ref", Sequence[int] | None]],
+        models: Served,
         updates: Sequence[tuple["Ref", float]] = (),
         center: "Ref | None" = None,
         **counts: int,
     ) -> bool:
         """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
 
-        Measuring is the researcher's instrument: it takes no simulated time and moves no bytes.
+        Measuring takes no simulated time and moves no bytes.
 
         Args:
             number: the round that has just been aggregated, from 0.
@@ -309,36 +242,12 @@ class Server:
         Returns:
             Whether the run goes on.
         """
-        last = self._stop.rounds is not None and number + 1 >= self._stop.rounds
-        row: dict[str, float | None] = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy"))
-        if last or (number + 1) % self._evaluate_every == 0:
-            row = await self._measure(models, updates, center)
+        row = await self._instrument.measure(number, models, updates, center, self._strategy.score)
         self.emit("round", round=number, **row, **counts)
-        accuracy = row["accuracy"]
-        if self._stop.accuracy is not None and accuracy is not None and accuracy >= self._stop.accuracy:
-            self.stop(f"accuracy {accuracy:.4f} reached")
-        elif last:
-            self.stop(f"{number + 1} rounds")
+        reason = self._instrument.reason_to_stop(number, row["accuracy"])
+        if reason is not None:
+            self.stop(reason)
         return self._simulation.stopped is None
-
-    async def _measure(
-        self,
-        models: Mapping[str, tuple["Ref", Sequence[int] | None]],
-        updates: Sequence[tuple["Ref", float]],
-        center: "Ref | None",
-    ) -> dict[str, float | None]:
-        evaluation = await self._learner.evaluate(models)
-        if evaluation is None:
-            return dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy"))
-        self.last_evaluation = evaluation
-        accuracy, loss = evaluation.score(self._score or self._strategy.score)
-        refs = [ref for ref, _ in updates]
-        return {
-            "accuracy": accuracy,
-            "loss": loss,
-            "train_loss": await self._learner.train_loss(updates) if refs else None,
-            "discrepancy": await self._learner.discrepancy(refs, center) if refs and center is not None else None,
-        }
 
     # From the world to the strategy.
 
@@ -381,15 +290,14 @@ class Server:
 
 __all__ = [
     "DeadlineBase",
+    "DeviceFacts",
     "Download",
     "Evaluate",
     "Part",
     "Payload",
     "Server",
-    "Start",
     "Step",
     "TaskEnd",
-    "Timer",
     "Train",
     "Upload",
 ]
