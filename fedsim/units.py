@@ -1,8 +1,9 @@
 """Quantities that carry their unit: ``"90 s"``, ``"40 Mbit/s"``, ``"400 samples/s"``.
 
 A scenario writes quantities as text with a unit; code holds plain floats in the base unit, which the type's name says:
-``Seconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``. A number without a unit is refused.
-Written back (``scenario.toml``), a quantity gets the largest unit that reads back to the very same float.
+``Seconds`` and ``PositiveSeconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``. A number without a unit
+is refused. Written back (``scenario.toml``), a quantity gets the unit that makes its number shortest and reads back to the very
+same float.
 """
 
 import math
@@ -10,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "week": 604800.0}
@@ -67,7 +68,14 @@ class Quantity:
         )
 
 
+def _positive(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise PydanticCustomError("quantity", "a time here must be above 0 s and finite")
+    return value
+
+
 Seconds = Annotated[float, Quantity("a time", tuple(_TIME.items()))]
+PositiveSeconds = Annotated[Seconds, AfterValidator(_positive)]
 Bytes = Annotated[float, Quantity("a size", tuple(_SIZE.items()))]
 BytesPerSecond = Annotated[float, Quantity("a data rate", tuple(_RATE.items()), ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))]
 SamplesPerSecond = Annotated[float, Quantity("a speed", tuple(_SPEED.items()))]

@@ -1,6 +1,7 @@
 """Downloads public data sets and writes them in their published formats, so that the sources read them like any other copy."""
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +88,9 @@ def _from_openml(name: str, download: Download, root: Path) -> tuple[Bytes, Byte
     from sklearn.datasets import fetch_openml
 
     try:
-        bunch: Any = fetch_openml(download.openml, version=1, as_frame=False, parser="auto", cache=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of each retry; what comes of them is said below
+            bunch: Any = fetch_openml(download.openml, version=1, as_frame=False, parser="auto", cache=False)
     except Exception as error:  # whatever a network can do
         by_hand = advice(root, download.folder, download.files, packed=download.packed)
         raise DataError(

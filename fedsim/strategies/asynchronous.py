@@ -4,16 +4,15 @@ Replacements are asked after every message of an instant, so that clients who en
 from the same version of the model.
 """
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.server import Step, TaskEnd, Train
 from fedsim.strategies.base import P, Strategy, StrategyParams
-from fedsim.units import Seconds
+from fedsim.units import PositiveSeconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,14 +31,7 @@ class AsynchronousParams(StrategyParams):
 
     concurrency: int = Field(default=10, ge=1)
     local_epochs: int = Field(default=1, ge=1)
-    retry: Seconds = 60.0
-
-    @field_validator("retry")
-    @classmethod
-    def _positive(cls, value: float) -> float:
-        if not 0 < value < math.inf:
-            raise ValueError("must be above 0 s and finite")
-        return value
+    retry: PositiveSeconds = 60.0
 
     def check(self, devices: int) -> None:
         """No more clients can work than there are devices."""

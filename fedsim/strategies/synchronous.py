@@ -6,12 +6,12 @@ A round closes in one place, the end of its last open task; the deadline only en
 import math
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.server import DeadlineBase, Server, Step, TaskEnd
 from fedsim.strategies.base import P, Strategy, StrategyParams
-from fedsim.units import Seconds, show_seconds
+from fedsim.units import PositiveSeconds, show_seconds
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -44,20 +44,13 @@ class SynchronousParams(StrategyParams):
 
     clients_per_round: int = Field(default=10, ge=1)
     local_epochs: int = Field(default=1, ge=1)
-    deadline: Seconds | None = None
+    deadline: PositiveSeconds | None = None
     relative_deadline: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     reference_epochs: int = Field(default=5, ge=1)
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"
     over_selection: float = Field(default=1.0, ge=1.0)
-    retry: Seconds = 60.0
-
-    @field_validator("deadline", "retry")
-    @classmethod
-    def _positive(cls, value: float | None) -> float | None:
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError("must be above 0 s and finite")
-        return value
+    retry: PositiveSeconds = 60.0
 
     @model_validator(mode="after")
     def _one_deadline(self) -> Self:

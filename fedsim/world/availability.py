@@ -11,13 +11,13 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Protocol
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedsim.errors import DataError
 from fedsim.simulation import on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
-from fedsim.units import Seconds
+from fedsim.units import PositiveSeconds
 
 _TICK = 2.0**-30
 
@@ -132,15 +132,8 @@ class Renewal(Spec):
     """On and off phases of exponential length, independent between devices."""
 
     kind: Literal["renewal"] = "renewal"
-    mean_on: Seconds
-    mean_off: Seconds
-
-    @field_validator("mean_on", "mean_off")
-    @classmethod
-    def _positive(cls, value: float) -> float:
-        if not 0 < value < math.inf:
-            raise ValueError("a mean time must be above 0 s and finite")
-        return value
+    mean_on: PositiveSeconds
+    mean_off: PositiveSeconds
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
         """The population's paths."""

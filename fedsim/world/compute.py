@@ -6,12 +6,12 @@ so it belongs to the world: whoever trains on this device at this time meets the
 
 import math
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedsim.simulation import on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
-from fedsim.units import Seconds
+from fedsim.units import PositiveSeconds
 from fedsim.world.availability import Phases
 
 _TICKS_PER_SECOND = 1 << 30
@@ -22,15 +22,8 @@ class SlowPhases(Spec):
     """Phases in which a device computes at ``factor`` of its speed (another app runs, the phone is hot)."""
 
     factor: float = Field(gt=0.0, le=1.0)
-    mean_normal: Seconds
-    mean_slow: Seconds
-
-    @field_validator("mean_normal", "mean_slow")
-    @classmethod
-    def _positive(cls, value: float) -> float:
-        if not 0 < value < math.inf:
-            raise ValueError("a mean time must be above 0 s and finite")
-        return value
+    mean_normal: PositiveSeconds
+    mean_slow: PositiveSeconds
 
 
 class Compute:

@@ -229,7 +229,7 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ({"deadline": "0 s"}, "strategy.deadline: must be above 0 s"),
+        ({"deadline": "0 s"}, "strategy.deadline is .*: a time here must be above 0 s"),
         ({"deadline": "-3 s"}, "strategy.deadline.*cannot be negative"),
         ({"relative_deadline": 0.0}, "strategy.relative_deadline is 0.0: input should be greater than 0"),
         ({"clusters": 21}, "strategy.clusters is 21, more than the population's 20 devices; allowed are 1 to 20"),
@@ -243,7 +243,7 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
         ({"deadline": "10 s", "deadline_from": "round"}, "strategy.deadline_from is 'round'"),
         ({"deadline": "10 s", "margin": "10 s"}, "strategy.margin is 10 s, which leaves nothing of the deadline of 10 s"),
         ({"deadline": "10 s", "relative_deadline": 1.0}, "give one of them"),
-        ({"rejoin_delay": "0 s"}, "strategy.rejoin_delay: must be above 0 s"),
+        ({"rejoin_delay": "0 s"}, "strategy.rejoin_delay is .*: a time here must be above 0 s"),
         ({"selection": "round-robbin"}, "strategy.selection is 'round-robbin'.*round-robin"),
         ({"cluster": 3}, "unknown key 'cluster'.*clusters"),
     ],

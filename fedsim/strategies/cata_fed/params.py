@@ -2,11 +2,11 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.strategies.synchronous import SynchronousParams
-from fedsim.units import Seconds
+from fedsim.units import PositiveSeconds, Seconds
 
 
 class CataFedParams(SynchronousParams):
@@ -45,7 +45,7 @@ class CataFedParams(SynchronousParams):
     whisker: float = Field(default=1.5, ge=0.0, allow_inf_nan=False)
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
     rejoin: bool = False
-    rejoin_delay: Seconds = 60.0
+    rejoin_delay: PositiveSeconds = 60.0
 
     @model_validator(mode="before")
     @classmethod
@@ -53,13 +53,6 @@ class CataFedParams(SynchronousParams):
         if isinstance(data, dict) and "deadline" not in data and "relative_deadline" not in data:
             return data | {"relative_deadline": 1.0}
         return data
-
-    @field_validator("rejoin_delay")
-    @classmethod
-    def _some_delay(cls, value: float) -> float:
-        if not 0 < value < float("inf"):
-            raise ValueError("must be above 0 s and finite")
-        return value
 
     @property
     def bounds_training(self) -> bool:
