@@ -1,0 +1,75 @@
+"""The straggler study: every setting is a valid scenario, equal labels are equal runs, and a stopped study goes on."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedsim
+from fedsim.records.audit import audit
+
+FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "stragglers"
+TINY = (
+    "data.source=digits",
+    "data.partition={kind='dirichlet', alpha=1.0}",
+    "population.devices=20",
+    "training.device=cpu",
+    "strategy.clients_per_round=4",
+    "strategy.smallest_part=5",
+    "stop.rounds=3",
+)
+
+
+@pytest.fixture
+def study() -> Iterator[dict[str, ModuleType]]:
+    """The modules beside the script."""
+    sys.path.insert(0, str(FOLDER))
+    yield {name: importlib.import_module(name) for name in ("tables", "grid", "report")}
+    sys.path.remove(str(FOLDER))
+    for name in ("tables", "grid", "report"):
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_every_setting_is_a_valid_scenario_and_a_label_means_one_run(study: dict[str, ModuleType], size: str) -> None:
+    tables = study["tables"]
+    seen: dict[str, tuple[str, ...]] = {}
+    for experiment in tables.experiments(tables.SIZES[size]).values():
+        for data in experiment.datasets:
+            for setting in experiment.settings.values():
+                changes = (*tables.SIZES[size].datasets[data], *setting.changes)
+                assert seen.setdefault(f"{data}/{setting.label}", changes) == changes
+                fedsim.load(FOLDER / f"{size}.toml", changes)
+    assert len(seen) == 63
+
+
+def test_a_run_is_made_once_and_what_was_cut_off_is_made_again(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    grid = study["grid"]
+    jobs = [grid.Job(FOLDER / "small.toml", TINY, seed, tmp_path / f"seed-{seed}") for seed in (1, 2)]
+    grid.run_all([jobs[0]], 1)
+    made = (tmp_path / "seed-1" / "summary.json").stat().st_mtime_ns
+    (tmp_path / "seed-2.writing-1").mkdir()  # what a killed run leaves
+    grid.run_all(jobs, 2)
+    assert (tmp_path / "seed-1" / "summary.json").stat().st_mtime_ns == made
+    for job in jobs:
+        assert not any(audit(job.folder).values())
+
+
+def test_the_report_reads_runs(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    report, tables = study["report"], study["tables"]
+    experiment = tables.experiments(tables.SMALL)["fairness"]
+    folders = {}
+    for number, name in enumerate(experiment.settings):
+        folders[name] = []
+        for seed in (1, 2):
+            folder = tmp_path / name / str(seed)
+            fedsim.run(fedsim.load(FOLDER / "small.toml", (*TINY, f"stop.rounds={4 + number}"), seed), folder, executor="inline")
+            folders[name].append(folder)
+    text = report.section("fairness", experiment, "mnist", folders)
+    assert "| CATA-Fed(1, PF(1)) | " in text
+    claims = report.claims_section()
+    assert "proportional fairness, P = 1, is fairer than random selection" in claims
+    assert claims.count("holds") + claims.count("does not hold") >= 3
