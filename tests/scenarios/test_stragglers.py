@@ -66,7 +66,8 @@ def test_the_report_reads_runs(study: dict[str, ModuleType], tmp_path: Path) -> 
         folders[name] = []
         for seed in (1, 2):
             folder = tmp_path / name / str(seed)
-            fedsim.run(fedsim.load(FOLDER / "small.toml", (*TINY, f"stop.rounds={4 + number}"), seed), folder, executor="inline")
+            scenario = fedsim.load(FOLDER / "small.toml", (*TINY, f"stop.rounds={4 + number}"), seed)
+            fedsim.run(scenario, folder, executor="inline")
             folders[name].append(folder)
     text = report.section("fairness", experiment, "mnist", folders)
     assert "| CATA-Fed(1, PF(1)) | " in text
