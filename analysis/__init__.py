@@ -4,8 +4,12 @@ Each module makes one kind of picture, and its ``draw_...`` function returns one
 
 - ``timeline``: a lane a device, what it did when, what was thrown away and why.
 - ``accuracy``: accuracy against rounds, simulated time and bytes, for one run or several.
+- ``stragglers``: each selected device's epochs against its deadline, a panel a round.
+- ``clusters``: clusters or tiers over the sizes of the devices' data, at first and after re-clustering.
+- ``fairness``: Jain's index and waiting time over rounds, selections by device and by cluster, for one run or several.
 - ``traffic``: bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
 ``python -m analysis RUN...`` draws all that apply. ``activity`` reads the events for them,
-``view`` cuts out what a timeline shows and ``lanes`` draws its lanes; ``style`` is what all share.
+``view`` cuts out what a timeline shows and ``lanes`` draws its lanes; ``attempts``, ``groupings`` and ``waiting`` read what the
+straggler timeline, the clusters and the fairness show; ``style`` is what all share.
 """

@@ -9,6 +9,9 @@ import click
 from matplotlib.figure import Figure
 
 from analysis.accuracy import draw_accuracy
+from analysis.clusters import draw_clusters
+from analysis.fairness import draw_fairness
+from analysis.stragglers import draw_stragglers
 from analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
 from analysis.timeline import draw_timeline
 from analysis.traffic import draw_traffic, draw_traffic_compared
@@ -25,11 +28,11 @@ Draw = Callable[[], Figure]
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The folder for the pictures; by default RUN-figures beside RUN.")
 @click.option("--format", "formats", default=",".join(FORMATS), show_default=True, help="File formats, with commas between.")
-@click.option("--rounds", metavar="A:B", help="Timeline: rounds A to B-1 only, numbered from 0.")
+@click.option("--rounds", metavar="A:B", help="Timelines: rounds A to B-1 only, numbered from 0.")
 @click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline: at most so many devices.")
 @click.option("--order", default=ORDERS[0], show_default=True, help=f"Timeline: lanes by {', '.join(ORDERS)}.")
 def main(runs: tuple[Path, ...], out: Path | None, formats: str, rounds: str | None, devices: int, order: str) -> None:
-    """Draw the timeline and the traffic of each RUN, and the accuracy and traffic of all side by side."""
+    """Draw the timelines, clusters and traffic of each RUN, and the accuracy, fairness and traffic of all side by side."""
     try:
         kinds, span = _formats(formats), _rounds(rounds)
         folders = [RunFolder(path) for path in runs]
@@ -51,8 +54,11 @@ def _pictures(
         yield f"timeline{name}", partial(timeline, rounds=rounds)
         if rounds is None and run.summary["rounds"] > _LONG:
             yield f"timeline-first-rounds{name}", partial(timeline, rounds=(0, _CLOSE_UP))
+        yield f"stragglers{name}", partial(draw_stragglers, run, rounds=rounds)
+        yield f"clusters{name}", partial(draw_clusters, run)
         yield f"traffic{name}", partial(draw_traffic, run)
     yield "accuracy", partial(draw_accuracy, runs)
+    yield "fairness", partial(draw_fairness, runs)
     if len(runs) > 1:
         yield "traffic-compared", partial(draw_traffic_compared, runs)
 

@@ -14,6 +14,7 @@ from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _MARKED = 30  # with more evaluations than this the points run into a line
+_UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do not fit on one linear axis
 
 
 @style.styled
@@ -37,6 +38,7 @@ def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
     _plot(panels[0], curves, "rounds", 1.0, "rounds aggregated")
     _plot(panels[1], curves, "time", time.size, f"simulated time ({time.name})")
     _plot(panels[2], curves, "bytes", size.size, f"moved, down and up ({size.name})")
+    _stretch_rounds(panels[0], curves)
     panels[0].set_ylabel("test accuracy (0 to 1)")
     if len(runs) == 1:
         figure.suptitle(style.headline(runs[0]))
@@ -64,6 +66,16 @@ def _plot(panel: Axes, curves: Sequence[pd.DataFrame], column: str, unit: float,
     panel.set_xlim(left=0)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=column == "rounds"))
     panel.grid(color=style.PALE, linewidth=1)
+
+
+def _stretch_rounds(panel: Axes, curves: Sequence[pd.DataFrame]) -> None:
+    """Make the axis of rounds logarithmic if need be: a run without rounds has an aggregation an update, or nearly."""
+    longest = [int(curve["rounds"].max()) for curve in curves if len(curve)]
+    if max(longest) > _UNLIKE * min(longest):
+        panel.set_xscale("log")
+        panel.set_xlim(left=1)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.set_xlabel("rounds aggregated (log scale)")
 
 
 def _line(number: int, marked: bool) -> dict[str, Any]:

@@ -50,3 +50,30 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
     folder = tmp_path / "_$x_{$ \\frac{ & <b> \u202e円\n🙂 and a tail that is far longer than any legend has room for"
     shutil.copytree(run.path, folder)
     return RunFolder(folder)
+
+
+@pytest.fixture
+def split(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+    """CATA-Fed in two clusters: slow devices split their data, some are lost, sizes spread with outliers."""
+    strategy = {
+        "kind": "cata-fed",
+        "clients_per_round": 6,
+        "relative_deadline": 0.3,
+        "smallest_part": 5,
+        "clusters": 2,
+        "whisker": 0.2,
+        "rejoin": True,
+    }
+    folder = tmp_path / "split"
+    changes = {"strategy": strategy, "stop": {"rounds": 12}, "learning": "off"}
+    fedsim.run(fedsim.Scenario(**small | changes), folder, executor="inline")
+    return RunFolder(folder)
+
+
+@pytest.fixture
+def roundless(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+    """FedAsync: forty versions, no rounds."""
+    changes = {"strategy": {"kind": "fedasync", "concurrency": 4}, "stop": {"rounds": 40}, "learning": "off"}
+    folder = tmp_path / "roundless"
+    fedsim.run(fedsim.Scenario(**small | changes), folder, executor="inline")
+    return RunFolder(folder)

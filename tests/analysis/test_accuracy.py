@@ -47,3 +47,12 @@ def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, un
 def test_no_learning_is_said(unlearned: RunFolder) -> None:
     with pytest.raises(NothingToDrawError, match="learning is off"):
         draw_accuracy([unlearned])
+
+
+def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(small: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    assert draw_accuracy([run]).axes[0].get_xscale() == "linear"
+    small["strategy"] = {"kind": "fedasync", "concurrency": 4}
+    fedsim.run(fedsim.Scenario(**small | {"stop": {"rounds": 40}}), tmp_path / "many", executor="inline")
+    rounds, time, _ = draw_accuracy([run, RunFolder(tmp_path / "many")]).axes
+    assert (rounds.get_xscale(), time.get_xscale()) == ("log", "linear")
+    assert rounds.get_xlim()[0] == 1

@@ -22,6 +22,7 @@ ENGINE = (
     "fedsim.runner",
     "torch",
 )
+PICTURES = ("timeline", "stragglers", "traffic", "accuracy", "fairness")
 
 
 def call(*arguments: str | Path) -> Result:
@@ -33,8 +34,9 @@ def test_all_pictures_of_a_run_lie_beside_it(run: RunFolder) -> None:
     result = call(run.path)
     assert result.exit_code == 0, result.output
     folder = run.path.with_name("run-figures")
-    expected = {f"{name}.{kind}" for name in ("timeline", "traffic", "accuracy") for kind in ("png", "svg")}
+    expected = {f"{name}.{kind}" for name in PICTURES for kind in ("png", "svg")}
     assert {path.name for path in folder.iterdir()} == expected
+    assert "no clusters: " in result.stderr
     assert sorted(result.stdout.split()) == sorted(str(folder / name) for name in expected)
     assert fingerprints(run.path) == before
     assert not any(audit(run.path).values())
@@ -45,14 +47,15 @@ def test_several_runs(run: RunFolder, renamed: RunFolder, unlearned: RunFolder, 
     assert result.exit_code == 0, result.output
     names = [path.stem for path in (tmp_path / "out").iterdir()]
     assert {"accuracy", "traffic-compared", "timeline-1-run", "traffic-3-unlearned"} < set(names)
-    assert len(names) == 8
+    assert {"stragglers-1-run", "fairness"} < set(names)
+    assert len(names) == 12
 
 
 def test_what_does_not_apply_is_left_out_and_said(unlearned: RunFolder, tmp_path: Path) -> None:
     result = call(unlearned.path, "--out", tmp_path / "out", "--format", "svg", "--rounds", "1:3")
     assert result.exit_code == 0, result.output
     assert "no accuracy: no round was evaluated" in result.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"timeline.svg", "traffic.svg"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.svg" for name in PICTURES if name != "accuracy"}
 
 
 @pytest.mark.parametrize(

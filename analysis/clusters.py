@@ -1,0 +1,200 @@
+"""Clusters over the sizes of the devices' data: who belongs together, at first and after the last re-clustering."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from analysis.groupings import Grouping, read_groupings
+from fedsim.records.folder import DEVICES
+from fedsim.records.reading import RunFolder
+
+_BARS, _MOST_BARS = 48, 240  # of the histogram: within the borders, and in all with the outliers
+_PALETTE = style.SERIES[:6]  # without black, which is for the borders
+_BORDER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1}
+_BEFORE: dict[str, Any] = {"color": style.GREY, "linewidth": 1.2}
+_OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
+
+
+@style.styled
+def draw_clusters(run: RunFolder) -> Figure:
+    """Histograms of the sizes that devices reported, coloured by cluster, with the clusters' borders, members and outliers.
+
+    Where sizes or members changed, the first clustering stands above the last one, and beside them each cluster's members
+    over the rounds. TiFL's tiers by size are drawn alike.
+
+    Raises:
+        NothingToDrawError: the run made no clusters by size.
+        RunFolderError: the folder is damaged.
+    """
+    groupings = [grouping for grouping in read_groupings(run) if len(grouping.sizes)]
+    if not groupings:
+        raise style.NothingToDrawError(f"{str(run.path)!r} has no clusters or tiers by data size, so there are none to draw")
+    samples = run.table(DEVICES).column("samples").to_numpy()
+    first, last = groupings[0], groupings[-1]
+    changed = len(groupings) > 1
+    figure = Figure(figsize=(style.WIDTH_IN, 7.4 if changed else 5.0))
+    bars = _bar_edges(first, last)
+    top = 1.12 * max(_count(grouping, bars).max() for grouping in (first, last))
+    if changed:
+        spots = figure.subplot_mosaic([["first", "over"], ["last", "over"]], width_ratios=(3, 2))
+        panels = [spots["first"], spots["last"]]
+        panels[1].sharex(panels[0])
+        panels[1].sharey(panels[0])
+        _draw_members(spots["over"], groupings, int(run.summary["rounds"]))
+    else:
+        panels = [figure.subplots()]
+    for panel, grouping, when in zip(panels, (first, last), ("at first", "last"), strict=False):
+        _draw_sizes(panel, grouping, samples, bars, top)
+        panel.set_title(_title(grouping, when if changed else ""), fontsize=11, loc="left")
+    if changed:
+        _draw_before(panels[1], first, bars)
+    panels[-1].set_xlabel("samples that a device has reported: all it has, or its largest part")
+    figure.suptitle(style.headline(run), fontsize=12)
+    handles = _handles(first, last, samples, changed)
+    style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
+    return figure
+
+
+def _title(grouping: Grouping, when: str) -> str:
+    outliers, groups = int(grouping.outliers.sum()), _counted(len(grouping.members), grouping.word)
+    what = f"{_counted(len(grouping.sizes), 'device')} in {groups}, {_counted(outliers, 'outlier')}"
+    return f"{when}, for round {grouping.round}: {what}" if when else what
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count or 'no'} {word}{'' if count == 1 else 's'}"
+
+
+# Sizes.
+
+
+def _bar_edges(*groupings: Grouping) -> style.Floats:
+    """Borders of the histogram's bars (samples): every cluster of the first grouping begins and ends with a bar."""
+    first = groupings[0]
+    least = min(float(grouping.sizes.min()) for grouping in groupings)
+    most = max(float(grouping.sizes.max()) for grouping in groupings)
+    count = len(first.members)
+    theta = (first.high - first.low) / count
+    if not theta:
+        return np.linspace(least, max(most, least + 1), _BARS + 1)
+    width = theta / max(1, min(round(_BARS / count), int(theta)))
+    width *= max(1, np.ceil((most - least) / width / _MOST_BARS))
+    below, above = np.ceil((first.low - least) / width), np.ceil((most - first.low) / width)
+    return np.asarray(first.low + width * np.arange(-below, above + 1), dtype=np.float64)
+
+
+def _count(grouping: Grouping, bars: style.Floats, chosen: Any = True) -> style.Floats:
+    """How many of the chosen sizes each bar has; the largest that is no outlier stands before its border, not behind it."""
+    inside = np.where(grouping.sizes == grouping.high, grouping.high - 0.5, grouping.sizes)
+    counts, _ = np.histogram(inside[np.broadcast_to(chosen, inside.shape)], bars)
+    return counts.astype(np.float64)
+
+
+def _draw_sizes(panel: Axes, grouping: Grouping, samples: Any, bars: style.Floats, top: float) -> None:
+    """Bars stacked by cluster, those who have split their data on top; ``top`` is the axis's end."""
+    base = np.zeros(len(bars) - 1)
+    split = grouping.sizes < samples[grouping.devices]
+    for chosen in (~split, split):
+        for group in range(len(grouping.members)):
+            colour = _colour(group)
+            look = {"facecolor": style.lighten(colour, 0.55), "edgecolor": colour, "hatch": "//////"}
+            height = _count(grouping, bars, chosen & (grouping.groups == group))
+            some = height > 0
+            if some.any():
+                left, right, low = bars[:-1][some], bars[1:][some], base[some]
+                rows = style.rectangles(
+                    left, right, low, low + height[some], **(look if chosen is split else {"facecolor": colour}), gid="sizes"
+                )
+                panel.add_collection(rows, autolim=False)
+            base = base + height
+    panel.set_xlim(bars[0] - (bars[1] - bars[0]), bars[-1] + (bars[1] - bars[0]))
+    panel.set_ylim(0, top)
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    panel.set_ylabel("devices")
+    panel.vlines(grouping.edges, 0, 1, transform=panel.get_xaxis_transform(), gid="borders", **_BORDER)
+    far = np.unique(grouping.sizes[grouping.outliers])
+    if len(far):
+        heights = base[np.clip(np.searchsorted(bars, far, side="right") - 1, 0, len(base) - 1)]
+        panel.plot(far, heights + top * 0.03, gid="outliers", **_OUTLIER)
+    _name_groups(panel, grouping)
+
+
+def _name_groups(panel: Axes, grouping: Grouping) -> None:
+    """Over each cluster its number and its members."""
+    edges = grouping.edges
+    middles = (edges[:-1] + edges[1:]) / 2
+    shown = range(len(middles)) if grouping.high > grouping.low else [len(middles) - 1]
+    above = panel.secondary_xaxis("top")
+    above.set_xticks([middles[group] for group in shown], [f"{group}\n{grouping.members[group]:,}" for group in shown])
+    above.tick_params(length=0, pad=1, labelsize=9)
+    above.spines["top"].set_visible(False)
+    panel.annotate(
+        f"{grouping.word}\ndevices",
+        (0, 1),
+        (-6, 2.5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+    )
+
+
+def _draw_before(panel: Axes, first: Grouping, bars: style.Floats) -> None:
+    """The outline of the sizes as they were at first."""
+    panel.stairs(_count(first, bars), bars, gid="before", **_BEFORE)
+
+
+def _colour(group: int) -> str:
+    return _PALETTE[group % len(_PALETTE)]
+
+
+# Members over the rounds.
+
+
+def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
+    """Each cluster's members from one clustering to the next, its number at the end of its line."""
+    times = [grouping.round for grouping in groupings]
+    members = np.array([grouping.members for grouping in groupings])
+    end = max(rounds, times[-1] + 1)
+    for group, counts in enumerate(members.T):
+        line: dict[str, Any] = {"color": _colour(group), "linewidth": 1.8, "linestyle": "-" if group < len(_PALETTE) else "--"}
+        panel.step([*times, end], [*counts, counts[-1]], where="post", gid=f"members-{group}", **line)
+    for group, y in zip(range(members.shape[1]), _spread(members[-1], 0.035 * max(members.max(), 1)), strict=True):
+        label = f"{groupings[0].word} {group}"
+        panel.annotate(
+            label, (end, y), (5, 0), textcoords="offset points", va="center", color=_colour(group), annotation_clip=False
+        )
+    panel.set_xlim(0, end)
+    panel.set_ylim(0, members.max() * 1.05)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    panel.set(xlabel="round", ylabel="devices")
+    panel.set_title(f"members over {len(groupings)} clusterings", fontsize=11, loc="left")
+    panel.grid(color=style.PALE, linewidth=1)
+
+
+def _spread(values: Any, apart: float) -> style.Floats:
+    """The values, moved up as little as it takes to lie so far apart that their labels do not touch."""
+    placed = np.array(values, dtype=float)
+    below = -np.inf
+    for place in np.argsort(placed, kind="stable"):
+        below = placed[place] = max(placed[place], below + apart)
+    return placed
+
+
+def _handles(first: Grouping, last: Grouping, samples: Any, changed: bool) -> list[Artist]:
+    handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
+    if first.outliers.any() or last.outliers.any():
+        handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
+    if (last.sizes < samples[last.devices]).any():
+        look: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
+        handles.append(Patch(label="devices that have split their data", **look))
+    if changed:
+        handles.append(Line2D([], [], label="as it was at first", **_BEFORE))
+    return handles

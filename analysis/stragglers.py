@@ -1,0 +1,229 @@
+"""The straggler timeline: a panel a round, a bar a selected device made of its epochs, against the deadline that it had.
+
+Time counts from the end of each device's own download, as CATA-Fed's T does, so that all bars begin at one line. A round's
+deadline, which is one instant for all, then stands a little differently in each lane, as much as the downloads differ.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from analysis.attempts import OUTCOMES, read_attempts, trained_rounds
+from fedsim.errors import nearest
+from fedsim.records.reading import RunFolder
+
+SORTS = ("size", "epoch")
+MOST_PANELS = 8
+_COLUMNS = 4
+_LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
+_FEW_LANES, _MANY_LANES = 16, 60  # up to here lanes are high; with more there is no room to name each
+_LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
+_COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
+_MEANING = {
+    "valid": "valid",
+    "slow": "slow: a straggler, answered untrained",
+    "late": "late: ended, nothing arrived",
+    "lost": "lost: disconnected",
+    "stopped": "cut off by the end of the run",
+}
+_LIMIT: dict[str, Any] = {"color": style.BLUE, "linewidth": 1.6}
+_DEADLINE: dict[str, Any] = {"color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))}
+_PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
+
+
+@style.styled
+def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, order: str = SORTS[0]) -> Figure:
+    """What each selected device made of the time it had, round by round.
+
+    Args:
+        run: the run.
+        rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the last
+            eight of the run.
+        order: ``size`` (the most samples on top) or ``epoch`` (the longest epoch on top).
+
+    Raises:
+        NothingToDrawError: the run has no rounds, or no such ones with training, or none of them had a deadline.
+        PictureError: there is no such order.
+        RunFolderError: the folder is damaged.
+    """
+    if order not in SORTS:
+        raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
+    shown = _window(run, rounds)
+    attempts = read_attempts(run, shown)
+    if attempts[["limit", "deadline"]].isna().all(axis=None):
+        raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
+    attempts = attempts.sort_values(
+        ["samples", "epoch_s", "task"] if order == "size" else ["epoch_s", "samples", "task"], ascending=[False, False, True]
+    )
+    most = int(attempts.groupby("round").size().max())
+    lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
+    columns = min(_COLUMNS, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    height = 1.9 + lines * (max(min(most, _MANY_LANES), 4) * lane + 0.6)
+    room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
+    figure = Figure(figsize=(style.WIDTH_IN, height), layout=room)
+    grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    end = np.nanmax(attempts[["train_end", "answered", "limit", "deadline"]].to_numpy(float))
+    unit = style.time_unit(end)
+    counted = bool(((attempts["epochs"] == attempts["asked"]) & (attempts["asked"] > 0)).any())
+    for panel, number in zip(grid.flat, shown, strict=False):
+        panel.set_xlim(0, end * 1.02 / unit.size)
+        lanes = attempts[attempts["round"] == number].reset_index(drop=True)
+        _draw_round(panel, lanes, unit.size, most)
+        _label(panel, lanes, order, counted)
+        panel.set_title(_heading(run, number, lanes), fontsize=10)
+    for panel in grid.flat[len(shown) :]:
+        panel.set_visible(False)
+    _name_axes(figure, grid, len(shown), order, unit.name)
+    title = f"{style.headline(run)}\nepochs of each selected device against its deadline; at the right "
+    figure.suptitle(title + ("how many it finished, of those asked for" if counted else "how many it finished"), fontsize=12)
+    handles = _handles(attempts)
+    style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
+    return figure
+
+
+def _window(run: RunFolder, rounds: tuple[int, int] | None) -> list[int]:
+    trained = trained_rounds(run)
+    if not trained:
+        raise style.NothingToDrawError(f"{str(run.path)!r} has no rounds in which devices trained against a deadline")
+    if rounds is None:
+        return trained[-MOST_PANELS:]
+    inside = [number for number in trained if rounds[0] <= number < rounds[1]]
+    if not inside:
+        raise style.NothingToDrawError(f"nobody trained in rounds {rounds[0]}:{rounds[1]}, so there are no stragglers to draw")
+    return inside[:MOST_PANELS]
+
+
+def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, most: int) -> None:
+    panel.set_ylim(most - 0.5, -0.5)
+    for outcome, colour in _COLOURS.items():
+        rows = lanes[lanes["outcome"] == outcome]
+        _draw_epochs(panel, rows, unit, colour)
+        _draw_tails(panel, rows, unit, colour)
+        never = rows[rows["train_end"].isna()]
+        _mark(panel, np.zeros(len(never)), never.index, marker="x", color=colour, markersize=5, linestyle="", gid="no-download")
+    for column, look in (("limit", _LIMIT), ("deadline", _DEADLINE)):
+        reached = lanes[lanes[column].notna()]
+        if len(reached):
+            panel.vlines(reached[column] / unit, reached.index - 0.5, reached.index + 0.5, zorder=3, gid=column, **look)
+    size = 5.0 if most <= _FEW_LANES else 3.2
+    parts, splits = lanes.index[lanes["part"] > 0], lanes.index[lanes["splits"]]
+    _mark(panel, np.zeros(len(parts)), parts, markersize=size, gid="part", **_PART)
+    middle = (lanes.loc[splits, "train_end"] / 2 / unit).to_numpy()
+    _mark(panel, middle, splits, markersize=size, markerfacecolor="white", gid="splits", **_PART)
+
+
+def _mark(panel: Axes, x: style.Floats, lanes: "pd.Index[int]", **look: Any) -> None:
+    if len(lanes):  # without any, the layout would find a mark that is nowhere
+        panel.plot(x, lanes, clip_on=False, zorder=4, **look)
+
+
+def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
+    """A bar an epoch, with gaps between them; where epochs are too short for that, one bar of them all."""
+    least = panel.get_xlim()[1] * unit * _LEAST_EPOCH
+    spans = []
+    for lane, ends in zip(rows.index, rows["epoch_ends"], strict=True):
+        if ends and ends[-1] / len(ends) < least:
+            spans.append((0.0, ends[-1], lane))
+        else:
+            spans += [(start, end, lane) for start, end in zip([0.0, *ends], ends, strict=False)]
+    _draw_bars(panel, spans, unit, 0.38, facecolor=colour, edgecolor="white", linewidth=0.9, gid="epochs")
+
+
+def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
+    """After the epochs: one that was begun and not finished, and the upload."""
+    done = [ends[-1] if ends else 0.0 for ends in rows["epoch_ends"]]
+    tails = rows.assign(done=done).dropna(subset="train_end")
+    begun = tails[tails["train_end"] > tails["done"]]
+    pale = {"facecolor": style.lighten(colour, 0.75), "edgecolor": colour, "hatch": "//////", "linewidth": 0.0}
+    _draw_bars(panel, zip(begun["done"], begun["train_end"], begun.index, strict=True), unit, 0.34, gid="unfinished", **pale)
+    sent = tails.dropna(subset="answered")
+    _draw_bars(
+        panel, zip(sent["train_end"], sent["answered"], sent.index, strict=True), unit, 0.12, facecolor=style.SKY, gid="upload"
+    )
+
+
+def _draw_bars(panel: Axes, spans: Any, unit: float, half: float, **look: Any) -> None:
+    start, end, lane = np.array(list(spans), dtype=float).reshape(-1, 3).T
+    if len(lane):
+        panel.add_collection(style.rectangles(start / unit, end / unit, lane - half, lane + half, **look), autolim=False)
+
+
+# Words.
+
+
+def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
+    """Who each lane is and what it is sorted by, left; how many epochs it finished, right."""
+    panel.spines["left"].set_visible(False)
+    panel.tick_params(axis="y", length=0, pad=6)
+    if len(lanes) > _MANY_LANES:
+        panel.set_yticks([])
+        return
+    small = 8 if len(lanes) <= _FEW_LANES else 6
+    values = lanes["samples"].astype(str) if order == "size" else lanes["epoch_s"].map("{:.3g}".format)
+    panel.set_yticks(lanes.index, [f"{device} · {value}" for device, value in zip(lanes["device"], values, strict=True)])
+    panel.tick_params(axis="y", labelsize=small)
+    asked = lanes["asked"] if counted else [0] * len(lanes)
+    for lane, epochs, of in zip(lanes.index, lanes["epochs"], asked, strict=True):
+        panel.text(
+            1.015,
+            lane,
+            f"{epochs}/{of}" if of else f"{epochs}",
+            transform=panel.get_yaxis_transform(),
+            va="center",
+            fontsize=small,
+        )
+
+
+def _heading(run: RunFolder, number: int, lanes: pd.DataFrame) -> str:
+    word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
+    groups = lanes["group"].dropna().unique()
+    group = f", {word} {int(groups[0])}" if len(groups) == 1 else ""
+    counts = lanes["outcome"].value_counts()
+    return f"round {number}{group}\n" + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
+
+
+def _name_axes(figure: Figure, grid: Any, shown: int, order: str, unit: str) -> None:
+    what = "samples it trains on" if order == "size" else "nominal epoch (s)"
+    for panel in grid[:, 0]:
+        panel.set_ylabel(f"device · {what}", fontsize=9)
+    for place, panel in enumerate(grid.flat[:shown]):
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        if place + grid.shape[1] >= shown:
+            panel.tick_params(axis="x", labelbottom=True)
+            panel.set_xlabel(f"since its download ({unit})", fontsize=9)
+
+
+def _handles(attempts: pd.DataFrame) -> list[Artist]:
+    handles: list[Artist] = [
+        Patch(facecolor=colour, label=_MEANING[outcome])
+        for outcome, colour in _COLOURS.items()
+        if (attempts["outcome"] == outcome).any()
+    ]
+    hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
+    finished = attempts["epoch_ends"].map(lambda ends: ends[-1] if ends else 0.0)
+    if (attempts["train_end"] > finished).any():
+        handles.append(Patch(label="epoch begun, not finished", **hatched))
+    if attempts["train_end"].isna().any():
+        handles.append(Line2D([], [], marker="x", color=style.BLACK, linestyle="", label="ended during its download"))
+    if attempts["answered"].notna().any():
+        handles.append(Patch(facecolor=style.SKY, label="upload"))
+    if attempts["limit"].notna().any():
+        handles.append(Line2D([], [], label="T, the deadline of training", **_LIMIT))
+    if attempts["deadline"].notna().any():
+        handles.append(Line2D([], [], label="the round's deadline", **_DEADLINE))
+    if (attempts["part"] > 0).any():
+        handles.append(Line2D([], [], label="trains on a part of its data", **_PART))
+    if attempts["splits"].any():
+        handles.append(Line2D([], [], label="splits its data after this", markerfacecolor="white", **_PART))
+    return handles

@@ -1,0 +1,67 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+import fedsim
+from analysis.clusters import draw_clusters
+from analysis.groupings import Grouping, read_groupings
+from analysis.style import NothingToDrawError, save
+from fedsim.records.reading import RunFolder
+
+
+def heights(panel: Axes) -> float:
+    """The devices in a histogram: all its bars together."""
+    bars = [item for item in panel.collections if item.get_gid() == "sizes"]
+    return sum(np.ptp(np.asarray(path.vertices)[:, 1]) for item in bars for path in item.get_paths())
+
+
+def test_groups_are_those_that_the_server_made(split: RunFolder) -> None:
+    groupings = read_groupings(split)
+    assert len(groupings) > 2
+    for grouping in groupings:
+        assert tuple(np.bincount(grouping.groups, minlength=2)) == grouping.members
+    assert any(grouping.outliers.any() for grouping in groupings)
+
+
+def test_sizes_on_borders_and_beyond_them() -> None:
+    sizes = np.array([1, 10, 14, 15, 19, 20, 99])
+    grouping = Grouping("cluster", 0, 0.0, 10, 20, (3, 4), np.arange(7), sizes)
+    assert grouping.groups.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert grouping.outliers.tolist() == [True, False, False, False, False, False, True]
+    assert grouping.edges.tolist() == [10, 15, 20]
+    assert Grouping("cluster", 0, 0.0, 5, 5, (0, 0, 2), np.arange(2), np.array([5, 5])).groups.tolist() == [2, 2]
+
+
+def test_each_device_is_in_a_bar(split: RunFolder, tmp_path: Path) -> None:
+    groupings = read_groupings(split)
+    figure = draw_clusters(split)
+    before, over, after = figure.axes
+    for panel, grouping in ((before, groupings[0]), (after, groupings[-1])):
+        assert heights(panel) == len(grouping.sizes)
+        (marks,) = [line for line in panel.lines if line.get_gid() == "outliers"] or [None]
+        far = np.unique(grouping.sizes[grouping.outliers])
+        assert (marks is None) == (not len(far))
+        if marks is not None:
+            np.testing.assert_array_equal(marks.get_xdata(), far)
+    ends = [line.get_ydata()[-1] for line in over.lines if str(line.get_gid()).startswith("members-")]
+    assert ends == list(groupings[-1].members)
+    save(figure, tmp_path / "clusters")
+
+
+def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(small: dict[str, Any], tmp_path: Path) -> None:
+    for source in ("size", "latency"):
+        small["strategy"] = {"kind": "tifl", "clients_per_round": 4, "tiers": 3, "tiers_from": source}
+        fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / source, executor="inline")
+    (grouping,) = read_groupings(RunFolder(tmp_path / "size"))
+    assert tuple(np.bincount(grouping.groups, minlength=3)) == grouping.members
+    assert heights(draw_clusters(RunFolder(tmp_path / "size")).axes[0]) == sum(grouping.members)
+    with pytest.raises(NothingToDrawError, match="no clusters or tiers by data size"):
+        draw_clusters(RunFolder(tmp_path / "latency"))
+
+
+def test_no_clusters_is_said(run: RunFolder) -> None:
+    with pytest.raises(NothingToDrawError, match="no clusters"):
+        draw_clusters(run)

@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.fairness import draw_fairness
+from analysis.style import save
+from analysis.waiting import read_jain, read_waiting, selections_of_devices, selections_of_groups
+from fedsim.records.reading import RunFolder
+
+
+def test_waiting_counts_rounds_since_the_last_selection(run: RunFolder) -> None:
+    waiting = read_waiting(run, "round")
+    rounds, devices = len(run.rounds), len(run.devices)
+    chosen = [set() for _ in range(rounds)]  # type: list[set[int]]
+    for event in run.events:
+        if event["kind"] == "task-start" and event["round"] is not None:
+            chosen[event["round"]].add(event["device"])
+    for last in range(rounds):
+        past = [[back for back in range(last + 1) if device in chosen[last - back]] for device in range(devices)]
+        waits = [backs[0] if backs else last + 1 for backs in past]
+        assert waiting.mean[last] == pytest.approx(np.mean(waits))
+        assert waiting.tenth[last] == pytest.approx(np.percentile(waits, 90))
+        assert waiting.longest[last] == max(waits)
+    np.testing.assert_array_equal(waiting.at, np.arange(rounds) + 1)
+
+
+def test_waiting_in_time_is_never_longer_than_the_run(roundless: RunFolder) -> None:
+    waiting = read_waiting(roundless, "time")
+    np.testing.assert_array_equal(waiting.at, [row["time"] for row in roundless.rounds])
+    assert (waiting.mean <= waiting.longest).all()
+    assert (waiting.longest <= waiting.at).all()
+
+
+def test_selections_add_up(split: RunFolder) -> None:
+    asked = sum(event["kind"] == "task-start" and event["round"] is not None for event in split.events)
+    counts = selections_of_devices(split)
+    assert counts.sum() == asked
+    assert (np.diff(counts) <= 0).all()
+    groups = selections_of_groups(split)
+    assert sum(valid + failed for valid, failed in groups.values()) == asked
+    assert sum(valid for valid, _ in groups.values()) == sum(row["valid"] for row in split.rounds)
+    _, jain = read_jain(split, "round")
+    assert jain[-1] == pytest.approx(counts.sum() ** 2 / len(counts) / (counts**2).sum())
+
+
+def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
+    figure = draw_fairness([run])
+    jain, *waiting = figure.axes[:4]
+    np.testing.assert_array_equal(jain.lines[0].get_ydata(), read_jain(run, "round")[1])
+    for panel, values in zip(waiting, ("mean", "tenth", "longest"), strict=True):
+        np.testing.assert_array_equal(panel.lines[0].get_ydata(), getattr(read_waiting(run, "round"), values))
+    assert {panel.get_xlabel() for panel in figure.axes[:4]} == {"rounds aggregated"}
+
+
+def test_runs_with_and_without_rounds_are_drawn_over_time(run: RunFolder, split: RunFolder, roundless: RunFolder) -> None:
+    figure = draw_fairness([run, split, roundless])
+    assert all(panel.get_xlabel().startswith("simulated time") for panel in figure.axes[:4])
+    assert len(figure.axes[0].lines) == 3
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[:3] == ["run: fedavg", "split: cata-fed", "roundless: fedasync"]
+
+
+def test_files_are_the_same_every_time(split: RunFolder, renamed: RunFolder, tmp_path: Path) -> None:
+    first, second = (save(draw_fairness([split, renamed]), tmp_path / name / "fairness") for name in ("a", "b"))
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()

@@ -1,0 +1,115 @@
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import fedsim
+from analysis.attempts import read_attempts, trained_rounds
+from analysis.stragglers import MOST_PANELS, draw_stragglers
+from analysis.style import NothingToDrawError, PictureError, save
+from fedsim.records.reading import RunFolder
+
+
+def drawn(figure: Figure, gid: str) -> int:
+    """How many bars or marks of this kind all panels have."""
+    bars = [item for panel in figure.axes for item in panel.collections if item.get_gid() == gid]
+    marks = [line for panel in figure.axes for line in panel.lines if line.get_gid() == gid]
+    return sum(len(item.get_paths()) for item in bars) + sum(len(np.atleast_1d(line.get_ydata())) for line in marks)
+
+
+def test_attempts_are_what_the_rounds_table_counts(run: RunFolder, split: RunFolder) -> None:
+    for folder in (run, split):
+        attempts = read_attempts(folder, trained_rounds(folder))
+        for number, rows in attempts.groupby("round"):
+            counts, row = Counter(rows["outcome"]), folder.rounds[int(str(number))]
+            assert len(rows) == row["selected"]
+            assert counts["valid"] == row["valid"]
+            assert counts["slow"] + counts["late"] == row["slow"]
+            assert counts["lost"] == row["disconnected"]
+    assert attempts["splits"].sum() == sum(event["kind"] == "split" for event in split.events) > 0
+    assert (attempts["part"] > 0).any()
+    assert (attempts.loc[attempts["part"] == 0, "parts"] == 1).all()
+
+
+def test_time_counts_from_the_end_of_the_download(run: RunFolder) -> None:
+    attempts = read_attempts(run, trained_rounds(run)).set_index("task")
+    ends = {event["task"]: event["time"] for event in run.events if (event["kind"], event["step"]) == ("step-end", "download")}
+    deadlines = {event["round"]: event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"}
+    trained = [event for event in run.events if (event["kind"], event["step"]) == ("step-end", "train")]
+    assert trained
+    for event in trained:
+        row = attempts.loc[event["task"]]
+        assert row["epoch_ends"] == [end - ends[event["task"]] for end in event["data"]["epoch_ends"]]
+        assert row["train_end"] == event["time"] - ends[event["task"]]
+        assert row["deadline"] == deadlines[event["round"]] - ends[event["task"]]
+        assert np.isnan(row["limit"])
+
+
+def test_epochs_against_a_known_deadline(small: dict[str, Any], tmp_path: Path) -> None:
+    """A hundred samples a second and 12 s: as many whole epochs as fit, of the five asked for."""
+    del small["population"]["availability"]
+    small["population"] |= {"devices": 4, "speed": "100 samples/s", "jitter": 0.0}
+    small["strategy"] = {"kind": "fedprox", "clients_per_round": 4, "local_epochs": 5, "deadline": "12 s"}
+    small["strategy"] |= {"deadline_from": "download"}
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / "known", executor="inline")
+    attempts = read_attempts(RunFolder(tmp_path / "known"), [0])
+    fit = [min(5, 1200 // samples) for samples in attempts["samples"]]
+    assert [len(ends) for ends in attempts["epoch_ends"]] == fit
+    assert len(set(fit)) > 1
+    assert attempts["limit"].tolist() == [12.0] * 4
+    assert attempts["outcome"].tolist() == ["valid"] * 4
+
+
+def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
+    window = (0, MOST_PANELS)
+    figure = draw_stragglers(split, rounds=window)
+    shown = [number for number in trained_rounds(split) if number < MOST_PANELS]
+    attempts = read_attempts(split, shown)
+    short = [bool(ends) and ends[-1] / len(ends) < figure.axes[0].get_xlim()[1] / 60 for ends in attempts["epoch_ends"]]
+    expected = sum(1 if one else len(ends) for one, ends in zip(short, attempts["epoch_ends"], strict=True))
+    assert drawn(figure, "epochs") == expected > 20
+    assert drawn(figure, "splits") == attempts["splits"].sum() > 0
+    assert drawn(figure, "part") == (attempts["part"] > 0).sum() > 0
+    assert drawn(figure, "limit") == len(attempts)
+    assert drawn(figure, "no-download") == attempts["train_end"].isna().sum()
+
+
+def test_lanes_are_sorted(split: RunFolder) -> None:
+    for order in ("size", "epoch"):
+        for panel in draw_stragglers(split, order=order).axes:
+            values = [float(label.get_text().split(" · ")[1]) for label in panel.get_yticklabels()]
+            assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("order", ["size", "epoch"])
+def test_texts_do_not_overlap(split: RunFolder, order: str) -> None:
+    figure = draw_stragglers(split, order=order)
+    figure.draw_without_rendering()
+    texts = [text for panel in figure.axes for text in (*panel.get_yticklabels(), *panel.texts, panel.title)]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    assert len(boxes) > 50
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+
+
+def test_files_are_valid(run: RunFolder, cut_off: RunFolder, renamed: RunFolder, tmp_path: Path) -> None:
+    for folder in (run, cut_off, renamed):
+        for path in save(draw_stragglers(folder), tmp_path / "stragglers"):
+            assert path.stat().st_size > 10_000
+        ElementTree.parse(tmp_path / "stragglers.svg")
+
+
+def test_what_does_not_apply_is_said(small: dict[str, Any], run: RunFolder, roundless: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(NothingToDrawError, match="no rounds"):
+        draw_stragglers(roundless)
+    with pytest.raises(NothingToDrawError, match="nobody trained in rounds 70:80"):
+        draw_stragglers(run, rounds=(70, 80))
+    with pytest.raises(PictureError, match="did you mean 'size'"):
+        draw_stragglers(run, order="sizes")
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / "endless", executor="inline")
+    with pytest.raises(NothingToDrawError, match="no deadline"):
+        draw_stragglers(RunFolder(tmp_path / "endless"))
