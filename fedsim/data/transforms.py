@@ -19,7 +19,7 @@ _BLOCK = 512  # samples that are warped at once: bounds the working memory, has 
 
 
 class Augmentation(Spec):
-    """Random distortions of training images; the defaults are CATA-Fed's (``algorithms.md`` 10.2).
+    """Random distortions of training images; the defaults are CATA-Fed's (Jeong and Kim 2022, section 5.1).
 
     Attributes:
         max_degrees: each image is rotated by an angle uniform in [-max_degrees, max_degrees].

@@ -10,7 +10,7 @@ from typing import Any, Literal
 Preset = Literal["strict", "paper"]
 
 NOT_IN_PAPER = ("initial-model", "id", "size-report", "probe-loss", "test-accuracy", "control")
-"""Purposes that the papers leave out of their traffic figures (``algorithms.md`` 1.1)."""
+"""Purposes that the papers leave out of their traffic figures (FlexCFL, Fig. 6, is reproduced by it exactly)."""
 
 
 Payloads = Sequence[tuple[str, float]]

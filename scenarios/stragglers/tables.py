@@ -69,7 +69,7 @@ def deadline_text(deadline: float | None) -> str:
 
 
 def baseline(size: Size, kind: str, deadline: float | None) -> str:
-    """FedAVG(T) or FedProx(T): five epochs; FedProx's mu as in ``algorithms.md`` 7.6."""
+    """FedAVG(T) or FedProx(T): five epochs; the paper does not state FedProx's mu."""
     more = ", mu=0.01" if kind == "fedprox" else ""
     limit = "" if deadline is None else f", relative_deadline={deadline}"
     return f"strategy={{kind='{kind}', clients_per_round={size.cohort}, local_epochs=5{limit}{more}}}"

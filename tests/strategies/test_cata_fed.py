@@ -1,4 +1,4 @@
-"""CATA-Fed in whole simulated runs: everything emerges from events (algorithms.md 7 and 12.2)."""
+"""CATA-Fed in whole simulated runs: everything emerges from events."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""CATA-Fed's parts one by one against known answers (algorithms.md 12.2): clusters, groups, fairness, splits."""
+"""CATA-Fed's parts one by one against known answers: clusters, groups, fairness, splits."""
 
 import asyncio
 from typing import Any

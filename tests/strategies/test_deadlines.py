@@ -1,4 +1,4 @@
-"""Deadlines relative to a population's mean training time, exactly as algorithms.md 7.6; tentative stragglers."""
+"""Deadlines relative to a population's mean training time, as in the CATA-Fed paper's section 5; tentative stragglers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx and Local against known answers (algorithms.md 12.2), through whole simulated runs."""
+"""FedAvg, FedProx and Local against known answers, through whole simulated runs."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""TiFL against known answers (algorithms.md 12.2), and in worlds where devices come and go."""
+"""TiFL against known answers, and in worlds where devices come and go."""
 
 import asyncio
 import tempfile

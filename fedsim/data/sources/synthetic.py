@@ -13,7 +13,7 @@ from fedsim.streams import Streams
 
 
 class Synthetic(Spec):
-    """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code, ``algorithms.md`` 10.2).
+    """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code).
 
     Device k draws u ~ N(0, alpha) and B ~ N(0, beta); W and b have entries N(u, 1), both around the same u; its samples are
     x ~ N(v, Sigma) with v_j ~ N(B, 1) and Sigma_jj = j^-1.2, its labels y = argmax(x W + b). This source brings its own

@@ -1,4 +1,4 @@
-"""The published recipes, against their published numbers (``algorithms.md`` 10.2)."""
+"""The published recipes, against their published numbers."""
 
 import numpy as np
 import pytest
