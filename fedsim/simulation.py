@@ -26,6 +26,7 @@ from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 
 _TICKS_PER_SECOND = 2.0**30
+TICK_S = 1 / _TICKS_PER_SECOND
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
@@ -257,4 +258,4 @@ class Simulation:
         await self.handle(self._inbox.popleft())
 
 
-__all__ = ["URGENT", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
+__all__ = ["TICK_S", "URGENT", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]

@@ -14,12 +14,10 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from fedsim.errors import DataError
-from fedsim.simulation import on_grid
+from fedsim.simulation import TICK_S, on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
 from fedsim.units import PositiveSeconds
-
-_TICK = 2.0**-30
 
 
 class Span(NamedTuple):
@@ -75,7 +73,7 @@ class Phases:
         return 0, Span(on, 0.0, self._length(device, 0, on))
 
     def _length(self, device: int, count: int, on: bool) -> float:
-        return max(_TICK, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
+        return max(TICK_S, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
 
 
 class Traces:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simpy.events import Event
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation, Wakeup, on_grid
+from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
@@ -180,8 +180,10 @@ class Workforce:
         following = task.steps[task.position + 1 :]
         reserve = 0.0
         if step.reserve_upload and following and isinstance(following[0], Upload):
-            reserve = self.nominal_transfer_s(task.device, "up", sum(part.bytes for part in following[0].payloads))
-        return on_grid(min(limits) - reserve)
+            nominal_s = self.nominal_transfer_s(task.device, "up", sum(part.bytes for part in following[0].payloads))
+            # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
+            reserve = nominal_s if on_grid(nominal_s) == nominal_s else on_grid_after(nominal_s) + TICK_S
+        return on_grid(min(limits)) - reserve
 
     def nominal_transfer_s(self, device: int, direction: Direction, size: float) -> float:
         """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import Record, Simulation
+from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability, Span
 from fedsim.world.compute import Compute
@@ -177,6 +179,32 @@ class TestBudgets:
     def test_time_for_the_upload_is_kept_back(self) -> None:
         steps = Site().run(Train("m", 9, stop_at=42.0, reserve_upload=True), UPDATE)
         assert steps == [("train", 30.0, "done", 3), ("upload", 42.0, "done", 600.0)]
+
+
+@given(
+    rate=st.floats(1.0, 1e7), size=st.integers(1, 10**6), latency=st.sampled_from([0.0, 0.05, 1 / 3]), stop=st.floats(1e3, 1e6)
+)
+def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, size: int, latency: float, stop: float) -> None:
+    """Alone on its link, whatever the rate: a device that stops for its upload is never late by the last tick."""
+    if latency + size / rate > stop - 100:
+        return
+    simulation = Simulation()
+    star = Star(simulation, np.array([1e9]), np.array([rate]), np.array([latency]))
+    population = Population(np.ones(1), np.array([100]), 1.0, np.zeros(1), np.full(1, np.inf))
+    ended: list[Task] = []
+    compute = Compute(Streams(1), 0.0, None)
+    workforce = Workforce(simulation, population, Until(math.inf), compute, star, ended.append)
+    stop_at = on_grid(stop)
+    steps = (Train("m", 10**6, stop_at=stop_at, reserve_upload=True), Upload((Payload("update", size),)))
+    workforce.start(0, steps, None, None)
+
+    async def handle(message: Any) -> None:
+        workforce.end(0, "late")
+
+    simulation.handle = handle
+    simulation.wake(("end", 0), stop_at, lambda: simulation.post("deadline"))
+    asyncio.run(simulation.run())
+    assert ended[0].outcome == "done"
 
 
 def test_a_busy_device_and_an_empty_task_are_refused() -> None:

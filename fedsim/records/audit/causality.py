@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedsim.records.reading import RunFolder
-
-_TICK_S = 2.0**-30  # the clock's grid
+from fedsim.simulation import TICK_S
 
 
 def time_order(run: RunFolder) -> Iterator[str]:
@@ -82,7 +81,7 @@ def deadlines(run: RunFolder) -> Iterator[str]:
             begins[event["task"]] = event["time"]
         elif event["kind"] == "step-end" and event["step"] == "train":
             took, limit = event["time"] - begins[event["task"]], training_limits.get(event["round"], float("inf"))
-            if took > limit + _TICK_S:
+            if took > limit + TICK_S:
                 yield f"task {event['task']} trained for {took!r} s, longer than its limit of {limit!r} s"
         elif event["kind"] == "task-end" and event["time"] > limits.get(event["round"], float("inf")):
             limit = limits[event["round"]]

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedsim.records.reading import RunFolder
+from fedsim.simulation import TICK_S
 from fedsim.units import BytesPerSecond
 
-_SLACK_S = 2.0**-28  # messages end on the clock's grid: two ticks at each end
+_SLACK_S = 4 * TICK_S  # messages end on the clock's grid: two ticks at each end
 
 
 def within_capacity(run: RunFolder) -> Iterator[str]:
