@@ -19,7 +19,7 @@ from heapq import heappop
 from typing import Any, NamedTuple, Protocol
 
 import simpy
-from simpy.events import URGENT, Event, ProcessGenerator
+from simpy.events import Event, ProcessGenerator
 
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
@@ -258,4 +258,4 @@ class Simulation:
         await self.handle(self._inbox.popleft())
 
 
-__all__ = ["TICK_S", "URGENT", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
+__all__ = ["TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]

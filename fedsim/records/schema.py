@@ -4,7 +4,6 @@ Every record of a run has the same named columns; what a kind needs beyond them 
 """
 
 import json
-from typing import Any
 
 import pyarrow as pa
 
@@ -95,8 +94,3 @@ def event_row(record: Record) -> Row:
 def event_line(row: Row) -> bytes:
     """The bytes by which a row enters ``events_sha256``: the same whether it was just emitted or read back from Parquet."""
     return repr(row).encode()
-
-
-def data_of(text: str | None) -> dict[str, Any]:
-    """What a row's ``data`` column says."""
-    return {} if text is None else json.loads(text)
