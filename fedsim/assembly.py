@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.instrument import Instrument
+from fedsim.drift import Drift
+from fedsim.instrument import Instrument, World
 from fedsim.learning import Off
 from fedsim.messages import Start
 from fedsim.server import Server
@@ -13,10 +14,12 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world.compute import Compute
+from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Network
 from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
+    from fedsim.data.federated import FederatedData
     from fedsim.learning import Learner
     from fedsim.scenario import Scenario
 
@@ -29,7 +32,6 @@ class Run:
         population, network, workforce: the world.
         learner: the training core.
         server, strategy: the algorithm, and what it holds in its hands.
-        test_samples: test samples of each device, int64 [devices].
     """
 
     def __init__(self, scenario: "Scenario", simulation: Simulation) -> None:
@@ -38,11 +40,14 @@ class Run:
         spec, root = scenario.population, scenario.data.folder()
         streams = Streams(scenario.seed)
         capacity = spec.capacities(streams, root)
-        availability = spec.availability.build(streams, spec.devices, root)
         self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links, root)
         self._build_learning(streams)
         self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample)
-        self.instrument = Instrument(self.learner, scenario.stop, scenario.evaluation.every, scenario.evaluation.score)
+        availability = bounded(spec.availability.build(streams, spec.devices, root), self.population)
+        self._bounded = bool(self.population.arrival.any() or (self.population.departure < np.inf).any())
+        self.instrument = Instrument(
+            self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth)
+        )
         self.server = Server(
             simulation,
             self.population,
@@ -50,12 +55,16 @@ class Run:
             streams,
             instrument=self.instrument,
             messages=scenario.messages,
+            batch_size=scenario.training.batch_size,
+            label_counts=self._label_counts,
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
         )
         compute = Compute(streams, spec.jitter, spec.slow_phases)
         self.workforce = Workforce(simulation, self.population, availability, compute, self.network, self.server.on_task_end)
         self.strategy = strategy_class(scenario.strategy.kind)(scenario.strategy, self.server)
-        self.server.connect(self.workforce, self.strategy)
+        self.lifetimes = Lifetimes(simulation, self.population, availability, self.server.on_arrival)
+        self.drift = self._build_drift(streams)
+        self.server.connect(self.workforce, self.strategy, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -64,11 +73,12 @@ class Run:
         devices = scenario.population.devices
         if scenario.learning == "on" or scenario.population.samples is None:
             data = scenario.data.build(devices, streams)
-            self.samples, self.test_samples = data.train_sizes(), data.test_sizes()
+            self.data: FederatedData | None = data
+            self.samples = data.train_sizes()
             shape, classes = data.pool.shape, data.pool.classes
         else:
+            self.data = None
             self.samples = scenario.population.samples.draw(devices, streams.generator("world/samples"))
-            self.test_samples = np.zeros(devices, dtype=np.int64)
             shape, classes = scenario.data.shape_and_classes()
         self.learner: Learner
         if scenario.learning == "on":
@@ -77,6 +87,40 @@ class Run:
             self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
         else:
             self.learner = Off(scenario.model, shape, classes)
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set the alarm that stops the run."""
+        self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
+
+    def present(self) -> NDArray[np.bool_] | None:
+        """Who has arrived and not left, bool [devices]; None when that is everybody, always."""
+        return self.lifetimes.present(self.simulation.now) if self._bounded else None
+
+    def truth(self) -> NDArray[np.int64] | None:
+        """The true group of the data that each device holds now, int64 [devices], where the generator knows it."""
+        return None if self.data is None else self.data.truth
+
+    def _build_drift(self, streams: Streams) -> Drift | None:
+        if self.scenario.drift is None or self.data is None:
+            return None
+        self.scenario.drift.check(self.data)
+        return Drift(
+            self.scenario.drift,
+            self.data,
+            self.simulation,
+            streams,
+            population=self.population,
+            learner=self.learner,
+            workforce=self.workforce,
+            present=self.present,
+            on_shift=self.server.on_shift,
+        )
+
+    def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
+        if self.data is None:  # sizes without data: all samples are as if of one class
+            return self.population.samples[device : device + 1]
+        shard = self.data.current(device) if version is None else self.data.shard(device, version)
+        return self.data.label_counts(shard)
 
     async def model_tensors(self) -> dict[str, dict[str, NDArray[np.float32]]]:
         """The strategy's models as they are now, by file name: named tensors, those of a family ``family/number/name``."""
@@ -103,13 +147,19 @@ class Run:
             "link_up": [network.access_rate(device, "up") for device in devices],
             "latency": [network.latency_s(device) for device in devices],
             "samples": population.samples,
-            "test_samples": self.test_samples,
+            "test_samples": self._test_samples(),
             "arrival": population.arrival,
             "departure": population.departure,
             "group": [self.strategy.group_of(device) for device in devices],
             "selected": self.workforce.times_selected,
             "accuracy": accuracy,
         }
+
+    def _test_samples(self) -> list[int]:
+        """Test samples that each device holds now."""
+        if self.data is None:
+            return [0] * self.server.devices
+        return [len(self.data.current(device).test) for device in range(self.server.devices)]
 
     def _fastest_download_s(self) -> float:
         network, size = self.network, self.server.download_bytes
@@ -128,7 +178,7 @@ def assemble(scenario: "Scenario", simulation: Simulation) -> Run:
     simulation.handle = run.server.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
-        simulation.wake(("stop", 0), stop_at, lambda: simulation.stop("simulated time"))
+        run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.workforce.end_all("stopped"))
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.post(Start())

@@ -62,10 +62,18 @@ def main() -> None:
 @_changes
 @click.option("--executor", default="threads", show_default=True, help="Where the learning is computed: inline or threads.")
 @click.option("--workers", type=int, help="Worker threads; by default one a core. No influence on the result.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_explained
 def run_command(
-    scenario: str, out: Path, seed: int | None, changes: tuple[str, ...], executor: str, workers: int | None, quiet: bool
+    scenario: str,
+    out: Path,
+    seed: int | None,
+    changes: tuple[str, ...],
+    executor: str,
+    workers: int | None,
+    resume: bool,
+    quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
     from rich.console import Console
@@ -75,7 +83,7 @@ def run_command(
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed)
-    job = Job(read, out, make_executor(executor, workers))
+    job = Job(read, out, make_executor(executor, workers), resume=resume)
     if not quiet:
         progress = RunProgress(read.stop, Console(stderr=True))
         job.simulation.listen(progress.take, progress.close)
@@ -88,19 +96,21 @@ def run_command(
 
 
 class _InterruptOnce:
-    """The first Ctrl-C asks the run to end after its running instant; a second one ends it at once."""
+    """The first Ctrl-C or SIGTERM asks the run to end after its running instant; a second one ends it at once."""
 
     def __init__(self, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._before:
+            signal.signal(number, signal.default_int_handler)
         click.echo("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
         self._interrupt()
 

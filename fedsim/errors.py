@@ -36,6 +36,12 @@ class SimulationError(FedsimError):
     """A run met a state from which it cannot go on; shows only while it runs."""
 
 
+class CheckpointError(FedsimError):
+    """A checkpoint is missing, damaged, or not of this run."""
+
+    exit_status = 2
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is near."""
     close = get_close_matches(name, list(names), n=1, cutoff=0.5)

@@ -1,17 +1,69 @@
 """The researcher's instrument: how good the models are, seen from outside. It takes no simulated time and moves no bytes."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.agreement import adjusted_rand_index, normalised_mutual_information, purity
+from fedsim.spec import Spec
 from fedsim.stop import StopSpec
 
 if TYPE_CHECKING:
     from fedsim.learning import Evaluation, Learner, Ref
+    from fedsim.messages import Strategy
 
 Served = Mapping[str, tuple["Ref", Sequence[int] | None]]
 """A strategy's models by name, each with the devices that it serves (None: all)."""
 
-_MEASURES = ("accuracy", "loss", "train_loss", "discrepancy")
+Row = dict[str, float | None]
+
+
+class EvaluationSpec(Spec):
+    """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time.
+
+    Attributes:
+        every: after every so many rounds, and after the last.
+        from_round: not before this round (from 0). Accuracies while devices are still without a group mean little: FlexCFL
+            counts from when each has been selected once.
+        score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies), or
+            the strategy's own way when not given.
+    """
+
+    every: int = Field(default=1, ge=1)
+    from_round: int = Field(default=0, ge=0)
+    score: Literal["pooled", "device-mean"] | None = None
+
+
+class Measured(NamedTuple):
+    """An update that went into an aggregation.
+
+    Attributes:
+        update: what came back.
+        weight: its weight in the mean of the training losses.
+        start: the model that its training started from, or None.
+        center: the aggregate that it went into, or None: its distance from the update is the discrepancy (FlexCFL, Eq. 3; the
+            published figures are measured after the aggregation, the equation says before).
+    """
+
+    update: "Ref"
+    weight: float
+    start: "Ref | None" = None
+    center: "Ref | None" = None
+
+
+class World(NamedTuple):
+    """What the instrument sees of the world, and no strategy does.
+
+    Attributes:
+        present: who has arrived and not left, bool [devices]; None when that is everybody, always.
+        truth: the true group of each device's data, int64 [devices], or None.
+    """
+
+    present: Callable[[], NDArray[np.bool_] | None]
+    truth: Callable[[], NDArray[np.int64] | None]
 
 
 class Instrument:
@@ -20,18 +72,17 @@ class Instrument:
     Args:
         learner: where models are measured.
         stop: when to end.
-        every: a test after every so many rounds, and after the last.
-        score: ``pooled`` (all test samples as one set) or ``device-mean`` (mean of the devices' accuracies); None for the
-            strategy's own.
+        spec: when and how to measure.
+        world: whom to measure.
 
     Attributes:
         last: the last evaluation, or None.
     """
 
-    def __init__(self, learner: "Learner", stop: StopSpec, every: int, score: str | None) -> None:
+    def __init__(self, learner: "Learner", stop: StopSpec, spec: EvaluationSpec, world: World) -> None:
         self._learner = learner
-        self._every = every
-        self._score = score
+        self._spec = spec
+        self._world = world
         self.stop = stop
         self.last: Evaluation | None = None
 
@@ -45,30 +96,67 @@ class Instrument:
             return f"accuracy {accuracy:.4f} reached"
         return f"{number + 1} rounds" if self.is_last(number) else None
 
-    async def measure(
-        self,
-        number: int,
-        models: Served,
-        updates: Sequence[tuple["Ref", float]],
-        center: "Ref | None",
-        usual_score: str,
-    ) -> dict[str, float | None]:
-        """Accuracy and loss on test data, training loss and discrepancy after a round; Nones when no test is due."""
-        row: dict[str, float | None] = dict.fromkeys(_MEASURES)
-        if not self.is_last(number) and (number + 1) % self._every:
-            return row
-        evaluation = await self._learner.evaluate(models)
+    async def measure(self, number: int, models: Served, updates: Sequence[Measured], strategy: "Strategy") -> Row:
+        """What is to be known after a round.
+
+        Returns:
+            Accuracy and loss on test data, training loss and discrepancies, None where no test is due; and, where the
+            generator of the data knows the true groups, how well the strategy's agree with them.
+        """
+        row: Row = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"))
+        if self._is_due(number):
+            await self._learn(row, models, updates, strategy.score)
+        return row | self._agreement(strategy)
+
+    def _is_due(self, number: int) -> bool:
+        spec = self._spec
+        return self.is_last(number) or (number >= spec.from_round and (number + 1) % spec.every == 0)
+
+    async def _learn(self, row: Row, models: Served, updates: Sequence[Measured], usual_score: str) -> None:
+        learner = self._learner
+        evaluation = await learner.evaluate(self._here(models))
         if evaluation is None:
-            return row
+            return
         self.last = evaluation
-        row["accuracy"], row["loss"] = evaluation.score(self._score or usual_score)
+        row["accuracy"], row["loss"] = evaluation.score(self._spec.score or usual_score)
         if updates:
-            row["train_loss"] = await self._learner.train_loss(updates)
-            if center is not None:
-                row["discrepancy"] = await self._learner.discrepancy([ref for ref, _ in updates], center)
-        return row
+            row["train_loss"] = await learner.train_loss([(entry.update, entry.weight) for entry in updates])
+            pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
+            starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
+            row["discrepancy"] = await learner.discrepancy(pairs) if pairs else None
+            row["discrepancy_start"] = await learner.discrepancy(starts) if starts else None
+
+    def _here(self, models: Served) -> Served:
+        """The models with those of their devices that are there: who has left, or is yet to come, is not tested."""
+        present = self._world.present()
+        if present is None:
+            return models
+        here: list[int] = np.flatnonzero(present).tolist()
+        return {
+            name: (ref, here if served is None else [device for device in served if present[device]])
+            for name, (ref, served) in models.items()
+        }
+
+    def _agreement(self, strategy: "Strategy") -> Row:
+        """How well the strategy's groups agree with the true ones, over the present devices for which both are known."""
+        truth = self._world.truth()
+        if truth is None:
+            return {}
+        found = [strategy.group_of(device) for device in range(len(truth))]
+        groups = np.array([-1 if group is None else group for group in found], dtype=np.int64)
+        groups[truth < 0] = -1
+        present = self._world.present()
+        if present is not None:
+            groups[~present] = -1
+        if not (groups >= 0).any():
+            return {}
+        return {
+            "purity": purity(groups, truth),
+            "ari": adjusted_rand_index(groups, truth),
+            "nmi": normalised_mutual_information(groups, truth),
+        }
 
     async def test(self, model: "Ref", devices: Sequence[int] | None) -> float | None:
         """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured."""
-        evaluation = await self._learner.evaluate({"test": (model, devices)})
+        evaluation = await self._learner.evaluate(self._here({"test": (model, devices)}))
         return None if evaluation is None else evaluation.score("pooled")[0]

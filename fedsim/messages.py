@@ -19,6 +19,8 @@ class TaskEnd:
         samples: training samples that the device says it trained on (all that it holds, unless a part was asked for).
         epochs: local epochs that its update is made of.
         update: the trained model; None unless the task is done and had a ``Train`` step.
+        start: the model from which the device trained; None without an update.
+        tested: what the device found in an ``Evaluate`` step, for ``Server.losses`` and ``Server.choices``; None without one.
     """
 
     task: int
@@ -29,6 +31,8 @@ class TaskEnd:
     samples: int
     epochs: int
     update: "Ref | None"
+    start: "Ref | None" = None
+    tested: "Ref | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,25 @@ class Return:
     device: int
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A newcomer can be reached for the first time."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """The data of a device have changed, and it can be reached."""
+
+    device: int
+
+
 class Start:
     """The run begins."""
+
+
+Message = TaskEnd | Timer | Return | Arrival | Shift | Start
 
 
 class Strategy(Protocol):
@@ -67,3 +88,12 @@ class Strategy(Protocol):
 
     async def on_return(self, device: int) -> None:
         """A device that was waited for can be reached again."""
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer can be reached for the first time."""
+
+    async def on_shift(self, device: int) -> None:
+        """The data of a device have changed, and it can be reached."""
+
+    def group_of(self, device: int) -> int | None:
+        """The group that a device belongs to now, where there are groups."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedsim
+from fedsim.checkpoint.checkpointer import Checkpointer
+from fedsim.checkpoint.checkpointer import resume as resume_run
 from fedsim.errors import ScenarioError, SimulationError, nearest
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
@@ -63,25 +65,43 @@ class Job:
         scenario: what to run.
         out: the run folder to make, or None to keep nothing on disk.
         executor: where real work runs; the job closes it.
+        resume: go on with the run in ``out`` where its newest checkpoint left it.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: nothing was written.
+        CheckpointError: there is nothing to resume; what is there is as it was.
     """
 
-    def __init__(self, scenario: "Scenario", out: Path | None, executor: Executor) -> None:
+    def __init__(self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False) -> None:
         self._started = time.perf_counter()
         if out is not None:
-            files.refuse_unusable(out)
+            if resume:
+                files.refuse_other_run(out, scenario.to_toml())
+            else:
+                files.refuse_unusable(out)
         self.scenario = scenario
         self.simulation = Simulation(scenario, executor=executor)
         self.run: Run = self.simulation.installed
         self.out = out
-        if out is not None:
+        if out is not None and not resume:
             files.make(out)
             files.write_text(out / files.SCENARIO, scenario.to_toml())
         self.recorder = Recorder(out)
-        self.simulation.listen(self.recorder.take, self.recorder.close)
+        self.checkpointer: Checkpointer | None = None
+        if out is not None:
+            if resume:
+                resume_run(out, self.run, self.recorder)
+                files.reopen(out)
+            self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder)
+        self.simulation.listen(self.recorder.take)
+        if self.checkpointer is not None:
+            self.simulation.listen(self.checkpointer.watch)
 
     def interrupt(self) -> None:
-        """End after the running instant; what is there is kept."""
-        self.simulation.stop("interrupted")
+        """End after the running instant; what is there is kept, and a run with a folder is saved to be resumed."""
+        if self.checkpointer is not None:
+            self.checkpointer.request()
+        self.simulation.interrupt()
 
     async def execute(self) -> Result:
         """Run to the end. A failure is passed on after the books are closed."""
@@ -90,11 +110,14 @@ class Job:
             stopped = await self.simulation.run()
             status = "interrupted" if stopped == "interrupted" else "done"
         finally:
-            result = await self._close(status)
-            self.simulation.executor.close()
+            try:
+                result = await self._close(status)
+            finally:
+                self.simulation.executor.close()
         return result
 
     async def _close(self, status: str) -> Result:
+        self.recorder.close(keep_parts=status != "done")
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
         if self.out is not None:
@@ -128,14 +151,25 @@ class Job:
 
 
 async def run_async(
-    scenario: "Scenario", out: str | Path | None = None, *, executor: str = "threads", workers: int | None = None
+    scenario: "Scenario",
+    out: str | Path | None = None,
+    *,
+    executor: str = "threads",
+    workers: int | None = None,
+    resume: bool = False,
 ) -> Result:
     """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
-    return await Job(scenario, None if out is None else Path(out), make_executor(executor, workers)).execute()
+    place = None if out is None else Path(out)
+    return await Job(scenario, place, make_executor(executor, workers), resume=resume).execute()
 
 
 def run(
-    scenario: "Scenario", out: str | Path | None = None, *, executor: str = "threads", workers: int | None = None
+    scenario: "Scenario",
+    out: str | Path | None = None,
+    *,
+    executor: str = "threads",
+    workers: int | None = None,
+    resume: bool = False,
 ) -> Result:
     """Run a scenario to its end.
 
@@ -144,11 +178,13 @@ def run(
         out: the run folder to make; None keeps only what is returned.
         executor: ``inline`` or ``threads``: where the learning is computed. It has no influence on the result.
         workers: how many threads; by default one a core.
+        resume: go on with the run in ``out`` where its newest checkpoint left it; the result is that of a run never stopped.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
+        CheckpointError: there is nothing to resume.
         SimulationError: the run met a state from which it cannot go on; the folder holds what there was until then.
     """
     if asyncio._get_running_loop() is not None:
         raise SimulationError("an event loop is running here already (a notebook?): use 'await fedsim.run_async(...)'")
-    return asyncio.run(run_async(scenario, out, executor=executor, workers=workers))
+    return asyncio.run(run_async(scenario, out, executor=executor, workers=workers, resume=resume))

@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
+from fedsim.checkpoint.spec import CheckpointSpec
+from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
+from fedsim.instrument import EvaluationSpec
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.training import TrainingSpec
 from fedsim.message_sizes import MessagesSpec
@@ -25,19 +28,6 @@ from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
-
-
-class EvaluationSpec(Spec):
-    """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time.
-
-    Attributes:
-        every: after every so many rounds, and after the last.
-        score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies), or
-            the strategy's own way when not given.
-    """
-
-    every: int = Field(default=1, ge=1)
-    score: Literal["pooled", "device-mean"] | None = None
 
 
 def _strategy_params(value: Any) -> Any:
@@ -57,7 +47,8 @@ class Scenario(Spec):
         name: for people; it goes into reports, never into a path or a command.
         seed: one seed gives every strategy the same world.
         learning: ``on``, or ``off`` for time and bytes only.
-        data, model, training, population, network, messages, strategy, evaluation, stop: the sections.
+        drift: how data change while the run goes on; None: they don't.
+        data, model, training, population, network, messages, strategy, evaluation, stop, checkpoint: the other sections.
     """
 
     name: str = Field(default="unnamed", max_length=200)
@@ -68,10 +59,12 @@ class Scenario(Spec):
     training: TrainingSpec = TrainingSpec()
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
+    drift: ShiftSpec | None = None
     messages: MessagesSpec = MessagesSpec()
     strategy: Annotated[SerializeAsAny[StrategyParams], BeforeValidator(_strategy_params)] = FedAvgParams()
     evaluation: EvaluationSpec = EvaluationSpec()
     stop: StopSpec = StopSpec(rounds=100)
+    checkpoint: CheckpointSpec = CheckpointSpec()
 
     def __init__(self, **sections: Any) -> None:
         try:
@@ -86,6 +79,8 @@ class Scenario(Spec):
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
         if self.learning == "on" and self.population.samples is not None:
             raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
+        if self.drift is not None and self.population.samples is not None:
+            raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
         return self

@@ -4,23 +4,26 @@ A strategy sees messages, and nothing of the world behind them: no device's data
 in one instant; they may await values (real work), never simulated time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.instrument import Instrument, Served
+from fedsim.instrument import Instrument, Measured, Served
 from fedsim.message_sizes import MessagesSpec
-from fedsim.messages import Return, Start, Strategy, TaskEnd, Timer
+from fedsim.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.simulation import Simulation, Wakeup, on_grid
 from fedsim.streams import Streams
 from fedsim.world.population import DeadlineBase
 from fedsim.world.task import Cause, Download, Evaluate, Part, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
+    from fedsim.drift import Drift
     from fedsim.learning import Learner, Ref
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
@@ -32,9 +35,34 @@ class DeviceFacts:
 
     Attributes:
         samples: training samples that it holds.
+        count_labels: how many samples of each class a version of its data has (None: what it holds now).
+        version: the number of what it holds now, from 0.
+        used_version: the same of the data on which it last trained or tested models for a task that it finished.
     """
 
     samples: int
+    count_labels: Callable[[int | None], NDArray[np.int64]] = field(repr=False, default=lambda version: np.empty(0, np.int64))
+    version: int = 0
+    used_version: int = 0
+
+    @property
+    def label_counts(self) -> NDArray[np.int64]:
+        """Training samples of each class now; int64 [C]."""
+        return self.count_labels(None)
+
+    @property
+    def first_label_counts(self) -> NDArray[np.int64]:
+        """Training samples of each class before any shift; int64 [C]."""
+        return self.count_labels(0)
+
+    @property
+    def used_label_counts(self) -> NDArray[np.int64]:
+        """Training samples of each class in what it last trained on or tested models with; int64 [C]."""
+        return self.count_labels(self.used_version)
+
+
+CHOSEN = "chosen"
+"""``Train.model``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
 
 
 class Server:
@@ -47,6 +75,8 @@ class Server:
         streams: the run's streams; strategies draw only through ``rng`` and ``sample``.
         instrument: measures aggregations and says when the run is over.
         messages: sizes.
+        batch_size: B, samples of an SGD step.
+        label_counts: training samples of each class that a device holds, in a version of its data (None: the present one).
         mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
             relative deadlines.
     """
@@ -60,6 +90,8 @@ class Server:
         *,
         instrument: Instrument,
         messages: MessagesSpec,
+        batch_size: int,
+        label_counts: Callable[[int, int | None], NDArray[np.int64]],
         mean_epoch_s: float,
     ) -> None:
         self._simulation = simulation
@@ -69,6 +101,10 @@ class Server:
         self._instrument = instrument
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
+        self._used_versions: dict[int, int] = {}
+        self._batch_size = batch_size
+        self._label_counts = label_counts
+        self._drift: Drift | None = None
         self._workforce: Workforce
         self._strategy: Strategy
         self.devices = len(population.speed)
@@ -77,10 +113,11 @@ class Server:
         self.mean_epoch_s = mean_epoch_s
         self.planned_rounds = instrument.stop.rounds
 
-    def connect(self, workforce: "Workforce", strategy: "Strategy") -> None:
-        """Join the two sides, which both need the server to be made."""
+    def connect(self, workforce: "Workforce", strategy: "Strategy", drift: "Drift | None") -> None:
+        """Join the sides that need the server to be made."""
         self._workforce = workforce
         self._strategy = strategy
+        self._drift = drift
 
     # Time.
 
@@ -107,12 +144,19 @@ class Server:
         if wakeup is not None:
             wakeup.cancel()
 
-    def look_again(self, name: str, delay: float) -> None:
-        """With nobody to ask: set a timer ``delay`` (s) from now, or end the run if no device will ever be there again."""
-        if self._workforce.anyone_ever():
-            self.timer(name, self.now + delay)
-        else:
+    def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
+        """With too few to ask: set a timer ``delay`` (s) from now, or end the run if so many devices will never be there."""
+        if not self._workforce.anyone_ever():
             self.stop("no device will ever be there again")
+        elif at_least > 1 and self._ever(at_least) < at_least:
+            self.stop(f"fewer than {at_least} devices will ever be there again")
+        else:
+            self.timer(name, self.now + delay)
+
+    def _ever(self, most: int) -> int:
+        """How many devices can be reached now or some time, counted up to ``most``."""
+        ever = (device for device in range(self.devices) if self._workforce.next_on(device, self.now) < float("inf"))
+        return len(list(islice(ever, most)))
 
     def _ring(self, name: str) -> None:
         del self._timers[name]
@@ -148,9 +192,34 @@ class Server:
                         break
         return chosen
 
-    def ask(self, device: int, steps: Sequence[Step], *, round: int | None = None, group: int | None = None) -> int:  # noqa: A002
-        """Ask an idle device to carry out ``steps``; returns the task's number. ``on_task_end`` tells how it ended, once."""
-        return self._workforce.start(device, tuple(steps), round, group).id
+    def arrived(self, device: int) -> bool:
+        """Whether a device has joined the population, be it here or away by now; who has not is announced by ``on_arrival``."""
+        return bool(self._population.arrival[device] <= self.now)
+
+    def expects_newcomers(self) -> bool:
+        """Whether some device will still join that can ever be reached: then it makes sense to wait."""
+        coming = np.flatnonzero(self._population.arrival > self.now).tolist()
+        return any(self._workforce.next_on(device, self.now) < float("inf") for device in coming)
+
+    def idle(self, device: int) -> bool:
+        """Whether a device is checked in and has nothing to do."""
+        return self._workforce.is_idle(device)
+
+    def ask(
+        self,
+        device: int,
+        steps: Sequence[Step],
+        *,
+        round: int | None = None,  # noqa: A002
+        group: int | None = None,
+        continues: bool = False,
+    ) -> int:
+        """Ask an idle device to carry out ``steps``; returns the task's number. ``on_task_end`` tells how it ended, once.
+
+        ``continues``: the device goes on with what its task before began (it had to find its group, say); the two count as
+        one selection.
+        """
+        return self._workforce.start(device, tuple(steps), round, group, continues=continues).id
 
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; harmless on one that has just ended."""
@@ -170,7 +239,9 @@ class Server:
 
     def facts(self, device: int) -> DeviceFacts:
         """What a device knows of itself. For what runs on that device only: the server's side learns it from messages."""
-        return DeviceFacts(int(self._population.samples[device]))
+        population, used = self._population, self._used_versions.get(device, 0)
+        labels = partial(self._label_counts, device)
+        return DeviceFacts(int(population.samples[device]), labels, int(population.version[device]), used)
 
     def download(self, purpose: str = "model") -> Download:
         """The step in which a device receives a model."""
@@ -179,6 +250,10 @@ class Server:
     def upload(self, purpose: str = "update") -> Upload:
         """The step in which a device sends its update."""
         return Upload((Payload(purpose, self.upload_bytes),))
+
+    def iterate(self, model: "Ref", iterations: int) -> Train:
+        """The step in which a device makes so many SGD steps from a model, however many epochs that takes."""
+        return Train(model, 1, iterations=iterations, batch_size=self._batch_size)
 
     # Models.
 
@@ -195,9 +270,36 @@ class Server:
         """
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
+    @property
+    def learns(self) -> bool:
+        """Whether models have weights; not with ``learning = "off"``, where who decides by values must decide otherwise."""
+        return self._learner.learns
+
     async def value(self, model: "Ref") -> NDArray[np.float32]:
         """The weights, flat, float32 [d]. Forces them to be computed."""
         return await self._learner.value(model)
+
+    async def values(self, models: Sequence["Ref"]) -> list[NDArray[np.float32]]:
+        """The weights of several models, computed together."""
+        return await self._learner.values(models)
+
+    async def losses(self, tested: Sequence["Ref"]) -> list[NDArray[np.float64]]:
+        """What devices found when they tested models (``TaskEnd.tested``): for each the training objective of each model."""
+        losses = await self._learner.losses(tested)
+        if losses is None:
+            raise SimulationError('the strategy looks at losses, but learning = "off" has none; set learning = "on"')
+        return losses
+
+    async def choices(self, tested: Sequence["Ref"]) -> list[int]:
+        """Which of the models that they tested devices found best: the position of the smallest objective."""
+        choices = await self._learner.choices(tested)
+        if choices is None:
+            raise SimulationError('the strategy looks at choices, but learning = "off" has none; set learning = "on"')
+        return choices
+
+    async def train_loss(self, updates: Sequence[tuple["Ref", float]]) -> float | None:
+        """The weighted mean of what devices report as their training loss; None where there is none."""
+        return await self._learner.train_loss(updates)
 
     async def test(self, model: "Ref", devices: Sequence[int] | None = None) -> float | None:
         """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured.
@@ -216,6 +318,18 @@ class Server:
         """Record something that the strategy decided."""
         self._simulation.emit(kind, **data)
 
+    def exchange(self, purpose: str, size: float, sender: str, receiver: str) -> None:
+        """Record that ``size`` bytes went from one part of the server's side to another, on no device's link and at once."""
+        self.emit("server-transfer", purpose=purpose, bytes=float(size), sender=sender, receiver=receiver)
+
+    def begin_round(self, number: int) -> None:
+        """A round is about to begin: what is to happen to data in it happens now, once.
+
+        Who then waits for a timer at ``now`` asks devices that know of their shift (``Strategy.on_shift``).
+        """
+        if self._drift is not None:
+            self._drift.begin_round(number)
+
     def stop(self, reason: str) -> None:
         """End the run after this instant."""
         self._simulation.stop(reason)
@@ -224,8 +338,7 @@ class Server:
         self,
         number: int,
         models: Served,
-        updates: Sequence[tuple["Ref", float]] = (),
-        center: "Ref | None" = None,
+        updates: Sequence[Measured] = (),
         **counts: int,
     ) -> bool:
         """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
@@ -235,45 +348,89 @@ class Server:
         Args:
             number: the round that has just been aggregated, from 0.
             models: the strategy's models and the devices that each serves (None: all).
-            updates: what was aggregated, with weights: for the training loss, the weighted mean of the devices' own.
-            center: the model whose distance from the updates is the discrepancy (FlexCFL Eq. 3), or None.
+            updates: what was aggregated: for the training loss and the discrepancy.
             counts: ``selected``, ``valid``, ``slow``, ``disconnected``.
 
         Returns:
             Whether the run goes on.
         """
-        row = await self._instrument.measure(number, models, updates, center, self._strategy.score)
+        row = await self._instrument.measure(number, models, updates, self._strategy)
         self.emit("round", round=number, **row, **counts)
         reason = self._instrument.reason_to_stop(number, row["accuracy"])
         if reason is not None:
             self.stop(reason)
         return self._simulation.stopped is None
 
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the server itself must remember: names of timers. Who waits for a device stands in the alarms' names."""
+        return {"timers": {wakeup.name[1]: name for name, wakeup in self._timers.items()}, "count": self._timer_count}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
+        self._timer_names: dict[int, str] = dict(state["timers"])
+        self._timer_count = state["count"]
+        self._timers = {}
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm that was there when the snapshot was taken: a ``timer``, or a device's ``return`` or ``shift``."""
+        if kind == "timer":
+            name = self._timer_names[number]
+            self._timers[name] = self._simulation.wake((kind, number), when, lambda: self._ring(name))
+        else:
+            message = Return(number) if kind == "return" else Shift(number)
+            self._simulation.wake((kind, number), when, lambda: self._simulation.post(message))
+
     # From the world to the strategy.
 
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: put the message into the inbox."""
-        update = None
+        update: Ref | None = None
+        start: Ref | None = None
+        tested: Ref | None = None
         if task.outcome == "done":
-            update = next((self._trained(task, step) for step in task.steps if isinstance(step, Train) and task.epochs), None)
+            for step in task.steps:
+                if isinstance(step, Train | Evaluate):
+                    self._used_versions[task.device] = task.version
+                if isinstance(step, Evaluate):
+                    tested = self._learner.best(step.models, task.device, version=task.version)
+                elif isinstance(step, Train) and task.epochs:
+                    start = tested if step.model == CHOSEN else step.model
+                    assert start is not None  # who trains the best of the models has tested them before
+                    update = self._trained(task, step, start)
         outcome = task.outcome or "done"
-        part = next((step.part for step in task.steps if isinstance(step, Train)), None)
-        samples = int(self._population.samples[task.device]) if part is None else part.samples
-        self._simulation.post(TaskEnd(task.id, task.device, task.round, task.group, outcome, samples, task.epochs, update))
+        end = TaskEnd(task.id, task.device, task.round, task.group, outcome, task.samples, task.epochs, update, start, tested)
+        self._simulation.post(end)
 
-    def _trained(self, task: Task, step: Train) -> "Ref":
-        part = step.part
+    def _trained(self, task: Task, step: Train, start: "Ref") -> "Ref":
+        part, version = step.part, task.version
         return self._learner.train(
-            step.model,
+            start,
             task.device,
             epochs=task.epochs,
             key=task.count,
             round=task.round or 0,
+            version=version,
             proximal=step.proximal,
-            samples=None if part is None else self._learner.part(task.device, part.splits, part.number),
+            iterations=step.iterations,
+            full_batch=step.full_batch,
+            samples=None if part is None else self._learner.part(task.device, part.splits, part.number, version),
         )
 
-    async def handle(self, message: Start | Timer | TaskEnd | Return) -> None:
+    def on_arrival(self, device: int) -> None:
+        """The world says that a newcomer can be reached."""
+        self._simulation.post(Arrival(device))
+
+    def on_shift(self, device: int) -> None:
+        """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
+        when = self._workforce.next_on(device, self.now)
+        if when <= self.now:
+            self._simulation.post(Shift(device))
+        elif when < float("inf"):
+            self._simulation.wake(("shift", device), when, lambda: self._simulation.post(Shift(device)))
+
+    async def handle(self, message: Message) -> None:
         """Give a message to the strategy."""
         match message:
             case TaskEnd():
@@ -282,6 +439,10 @@ class Server:
                 await self._strategy.on_timer(name)
             case Return(device):
                 await self._strategy.on_return(device)
+            case Arrival(device):
+                await self._strategy.on_arrival(device)
+            case Shift(device):
+                await self._strategy.on_shift(device)
             case Start():
                 await self._strategy.on_start()
             case _:
@@ -289,10 +450,12 @@ class Server:
 
 
 __all__ = [
+    "CHOSEN",
     "DeadlineBase",
     "DeviceFacts",
     "Download",
     "Evaluate",
+    "Measured",
     "Part",
     "Payload",
     "Server",

@@ -126,6 +126,8 @@ class Simulation:
         self._joins: deque[Join] = deque()
         self._inbox: deque[Any] = deque()
         self._watched: deque[Record] | None = None
+        self._between: list[Callable[[], None]] = []
+        self._interrupted = False
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     # What the world and the server use.
@@ -184,6 +186,36 @@ class Simulation:
         """End the run when this instant is over. The first reason counts."""
         self.stopped = self.stopped or reason
 
+    def interrupt(self) -> None:
+        """Go no further than this instant, if the run does not end in it anyway: then it is ``stopped`` as ``interrupted``."""
+        self._interrupted = True
+
+    # Snapshots. One is legal only between two instants: nothing is due, no message waits, no handler runs.
+
+    def between_instants(self, action: Callable[[], None]) -> None:
+        """Call ``action`` once when this instant is over and before time moves on (or the run ends)."""
+        self._between.append(action)
+
+    def alarms(self) -> list[tuple[str, int, float]]:
+        """Every wake-up to come: kind, number and time (s), in the order in which they will ring.
+
+        Raises:
+            SimulationError: something else waits, which a snapshot could not name.
+        """
+        found = []
+        for when, _, _, event in sorted(self.env._queue, key=lambda entry: entry[:3]):
+            if not isinstance(event, Wakeup):
+                raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {event!r} has no name")
+            if event.callbacks:
+                found.append((*event.name, when))
+        return found
+
+    def set_clock(self, now: float) -> None:
+        """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
+        self.env._queue.clear()
+        self._inbox.clear()
+        self.env._now = now
+
     # What a person uses.
 
     async def run(self) -> str:
@@ -223,6 +255,10 @@ class Simulation:
             if self._inbox:
                 await self._handle_one()
                 continue
+            while self._between:
+                self._between.pop(0)()
+            if self._interrupted:
+                self.stop("interrupted")
             if self.stopped is not None:
                 return
             instants += 1

@@ -65,7 +65,8 @@ def test_arrows_run_one_way() -> None:
         "data": {"data", "sizes"},
         "learning": {"learning", "data", "simulation"},
         "records": {"records", "simulation"},
-        "instrument": {"learning", "stop"},
+        "instrument": {"learning", "stop", "agreement"},
+        "drift": {"data", "learning", "world", "simulation"},
         "server": {"messages", "message_sizes", "instrument", "world", "learning", "records", "simulation"},
         "strategies": {"strategies", "server"},
     }

@@ -70,6 +70,8 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
     {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
     {"kind": "tifl", "clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
+    {"kind": "lcfl", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    {"kind": "rfedavg", "clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 

@@ -1,7 +1,8 @@
 """Who holds what: shared arrays of samples, and for each device an index into them plus a transform.
 
 Nothing is stored twice. A device's shard is two index arrays and a few small facts (rotation, label permutation, augmentation
-seed); its samples come into being when somebody asks for them.
+seed); its samples come into being when somebody asks for them. A device whose data shift gets another shard under the next
+version number; the shards that it had before stay, because a training is often computed long after its simulated time.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from fedsim.data.transforms import Augmentation, augment, rotate
 
 Index = NDArray[np.int32]
+
+NO_GROUP = -1  # in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's groups
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,49 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of a whole population.
+    """The data of a whole population; made anew for each run.
 
     Attributes:
         pool: the shared samples.
         shards: version 0 of each device's shard; the position is the device.
         augmentation: what an ``augment_seed`` draws from; None where no shard has one.
-        truth: the true group of each device where the generator knows it, int64 [devices]. No strategy ever sees it.
+        truth: the true group of the data that each device holds *now*, where the generator knows it, int64 [devices];
+            ``NO_GROUP`` where a shift left data of none of the groups. A copy of what is given, changed in place by the
+            rules of ``fedsim.data.shifts``: copy it to keep it. No strategy ever sees it.
+        initial_truth: the same as it was before any shift.
     """
 
     pool: Pool
     shards: list[Shard]
     augmentation: Augmentation | None = None
     truth: NDArray[np.int64] | None = None
-    _later: dict[tuple[int, int], Shard] = field(default_factory=dict, repr=False)
+    initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
+    _versions: NDArray[np.int64] = field(init=False, repr=False)
+    _later: dict[tuple[int, int], Shard] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.initial_truth = self.truth
+        self.truth = None if self.truth is None else self.truth.copy()
+        self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """The shard of ``device`` as it was in ``version`` (0 before any drift)."""
+        """The shard of ``device`` as it was in ``version`` (0 before any shift)."""
         return self._later[device, version] if version else self.shards[device]
+
+    def version(self, device: int) -> int:
+        """The number of the data that ``device`` holds now; 0 before any shift."""
+        return int(self._versions[device])
+
+    def current(self, device: int) -> Shard:
+        """What ``device`` holds now."""
+        return self.shard(device, self.version(device))
+
+    def replace_shard(self, device: int, shard: Shard) -> int:
+        """From now on ``device`` holds ``shard``, its next version, whose number is returned; ``truth`` is left alone."""
+        version = self.version(device) + 1
+        self._versions[device] = version
+        self._later[device, version] = shard
+        return version
 
     def train_sizes(self) -> NDArray[np.int64]:
         """Training samples of each device, version 0; int64 [devices]."""
@@ -106,6 +134,10 @@ class FederatedData:
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each training sample as the device sees it; int64 [n]."""
         return self._labels(shard, shard.train)
+
+    def test_labels(self, shard: Shard) -> NDArray[np.int64]:
+        """The label of each test sample as the device sees it; int64 [m]."""
+        return self._labels(shard, shard.test)
 
     def label_counts(self, shard: Shard) -> NDArray[np.int64]:
         """Training samples of each class as the device sees its labels; int64 [C]."""

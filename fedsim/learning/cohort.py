@@ -16,6 +16,7 @@ from fedsim.learning.training import TrainingSpec
 from fedsim.streams import Streams
 
 _MOST_UNEQUAL = 4  # devices in one stack differ at most by this factor in their number of steps
+_MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,17 @@ class Job:
     weights: Weights
     count: int
 
-    def steps(self, batch_size: int) -> int:
+    def batch_size(self, usual: int) -> int:
+        """The size of its batches, in a run where it is usually ``usual``."""
+        return batches.WHOLE if self.recipe.full_batch else usual
+
+    def width(self, usual: int) -> int:
+        """Rows of its batch arrays."""
+        return batches.width(self.count, self.batch_size(usual))
+
+    def steps(self, usual: int) -> int:
         """SGD steps that it takes."""
-        return batches.steps(self.count, batch_size, self.recipe.epochs, self.recipe.iterations)
+        return batches.steps(self.count, self.batch_size(usual), self.recipe.epochs, self.recipe.iterations)
 
 
 class Trainer:
@@ -65,21 +74,22 @@ class Trainer:
         """Positions of the jobs that are done together, the longest work first.
 
         Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal term
-        and one width of batches, of like length, and no more than the solver's stack holds.
+        and one width of batches, of like length, and no more than the solver's stack holds or than ``_MOST_ROWS`` samples.
         """
         size = self.training.batch_size
         steps = [job.steps(size) for job in jobs]
 
         def alike(at: int) -> tuple[float, float, int]:
-            return jobs[at].recipe.lr, jobs[at].recipe.proximal, batches.width(jobs[at].count, size)
+            return jobs[at].recipe.lr, jobs[at].recipe.proximal, jobs[at].width(size)
 
         order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
         chunks: list[list[int]] = []
-        for _, group in groupby(order, alike):
+        for (_, _, width), group in groupby(order, alike):
             rest = list(group)
+            most = max(1, min(self.solver.clients_at_once, _MOST_ROWS // width))
             while rest:
                 long = [at for at in rest if steps[at] * _MOST_UNEQUAL >= steps[rest[0]]]
-                chunks += _evenly(long, self.solver.clients_at_once)
+                chunks += _evenly(long, most)
                 rest = rest[len(long) :]
         return sorted(chunks, key=lambda chunk: (-steps[chunk[0]], chunk[0]))
 
@@ -94,7 +104,8 @@ class Trainer:
         recipe = job.recipe
         x, y = self._samples(recipe)
         generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
-        order = batches.shuffled(generator, len(y), self.training.batch_size, recipe.epochs, recipe.iterations)
+        size = job.batch_size(self.training.batch_size)
+        order = batches.shuffled(generator, len(y), size, recipe.epochs, recipe.iterations)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key)
 

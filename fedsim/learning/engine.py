@@ -1,7 +1,8 @@
 """Learning that waits until somebody asks: models are names until a number is wanted.
 
-Asking for one gathers its uncomputed ancestors and computes them in waves: initial models and mixes to a standstill, then
-every training whose start is known, as one cohort. What nobody asks for, a straggler's update say, is never computed.
+Asking for one gathers its uncomputed ancestors and computes them in waves: initial models and mixes to a standstill,
+every choice between known models, then every training whose start is known, as one cohort. What nobody asks for, a
+straggler's update say, is never computed.
 Handlers run one at a time, and so do the requests here.
 """
 
@@ -21,7 +22,8 @@ from fedsim.learning.cohort import Trainer
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.initial import initial_weights
 from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
-from fedsim.learning.refs import Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
+from fedsim.learning.objectives import Chooser
+from fedsim.learning.refs import Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.module import Module
@@ -48,6 +50,7 @@ class Learning:
         ScenarioError: the model does not fit the data, or ``training.device`` is not there.
 
     Attributes:
+        learns: True.
         parameters: trained numbers, d.
         bytes: the model's size in float32.
         flops_per_sample: FLOPs of a training step on one sample.
@@ -59,6 +62,7 @@ class Learning:
         if isinstance(model, SizeOnly):
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
         shape, classes = data.pool.shape, data.pool.classes
+        self.learns = True
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
         self._architecture = None if isinstance(model, ModuleModel) else model.architecture(shape, classes)
@@ -68,6 +72,7 @@ class Learning:
         device = _device(training.device)
         self._solver = self._build_solver(device)
         self._trainer = Trainer(self._solver, training, data, streams)
+        self._chooser = Chooser(self._solver, data)
         self._tests = TestSets(data, device)
         self._serial = 0
 
@@ -99,6 +104,7 @@ class Learning:
         proximal: float = 0.0,
         iterations: int | None = None,
         samples: NDArray[np.int64] | None = None,
+        full_batch: bool = False,
     ) -> Ref:
         """The result of local training.
 
@@ -112,15 +118,33 @@ class Learning:
             proximal: mu of FedProx.
             iterations: SGD steps, instead of ``epochs``.
             samples: positions within the device's training samples to train on; None for all.
+            full_batch: make every step on all of these samples, so one an epoch, whatever ``training.batch_size``.
         """
         lr = self._training.lr_in(round)
-        recipe = Trained(base, device, version, epochs, iterations, key, lr, proximal, samples)
+        recipe = Trained(base, device, version, epochs, iterations, key, lr, proximal, samples, full_batch)
         return self._name("update", recipe, device)
 
-    def part(self, device: int, splits: int, number: int) -> NDArray[np.int64]:
-        """Positions of the stratified part ``number`` out of 2^``splits`` of a device's training samples (version 0)."""
+    def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
+        """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
+
+        The objective is what local training minimises: the mean loss over the device's training samples, plus
+        ``training.l2`` times the sum of the squared kernel entries; without dropout. The first of equals wins; an objective
+        that is not finite never does, unless none is finite: then the first model is taken.
+
+        Args:
+            models: out of which, at least one.
+            device: whose data.
+            version: of the device's data.
+
+        Returns:
+            A name for the chosen model, which becomes that very model; ``losses`` and ``choices`` tell how it was chosen.
+        """
+        return self._name("choice", Best(tuple(models), device, version), device)
+
+    def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64]:
+        """Positions of the stratified part ``number`` out of 2^``splits`` of that version of a device's training samples."""
         data = self._trainer.data
-        return stratified_part(data.train_labels(data.shard(device)), splits, number)
+        return stratified_part(data.train_labels(data.shard(device, version)), splits, number)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """The linear combination sum of coefficient x model, in the order given; float64 sums, float32 result.
@@ -148,6 +172,32 @@ class Learning:
         await self._compute([ref])
         return _known(ref)
 
+    async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
+        """The weights of several models, float32 [d] each, read-only; what must be trained for them is one cohort."""
+        await self._compute(refs)
+        return [_known(ref) for ref in refs]
+
+    async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
+        """The objectives of the models that each choice (``best``) was made from, float64 [models] each, read-only.
+
+        A device's do not depend, bit for bit, on whom else is asked about.
+        """
+        await self._compute(tested)
+        return [_losses(ref) for ref in tested]
+
+    async def choices(self, tested: Sequence[Ref]) -> list[int]:
+        """The position of the chosen model in each choice (``best``)."""
+        await self._compute(tested)
+        return [_choice(ref) for ref in tested]
+
+    def snapshot(self) -> int:
+        """How many names were given out; ``restore`` takes it back. The models themselves are kept by who names them."""
+        return self._serial
+
+    def restore(self, state: int) -> None:
+        """Go on with names after so many."""
+        self._serial = state
+
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """A flat model as named tensors, named as torch names them."""
         if self._architecture is not None:
@@ -170,9 +220,9 @@ class Learning:
         work = []
         for name, (ref, served) in models.items():
             if name not in alone:
-                samples = self._tests.of(served)
-                weights = _known(ref)
-                work.append((name, samples, [self._submit(apply, weights, block) for block in samples.blocks]))
+                samples, weights = self._tests.of(served), _known(ref)
+                blocks = self._tests.blocks(samples)
+                work.append((name, samples, [self._submit(apply, weights, block) for block in blocks]))
         for name, samples, futures in work:
             outputs = [await self._simulation.join(future) for future in futures]
             results[name] = judge(self._solver, samples, outputs)
@@ -205,12 +255,18 @@ class Learning:
         total = math.fsum(weight for _, weight in known)
         return math.fsum(loss * weight for loss, weight in known) / total if total else None
 
-    async def discrepancy(self, updates: Sequence[Ref], center: Ref) -> float | None:
-        """The mean distance ||update - center||_2 over the finite updates (FlexCFL, Eq. 3); None when there is none."""
-        await self._compute([*updates, center])
-        middle = _known(center).astype(np.float64)
-        distances = [math.sqrt(np.square(_known(ref) - middle).sum()) for ref in updates if ref.finite]
-        return sum(distances) / len(distances) if distances and center.finite else None
+    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
+        """The mean distance ||update - center||_2 (FlexCFL, Eq. 3).
+
+        Args:
+            pairs: updates, each with the center of its own group.
+
+        Returns:
+            The mean over the pairs in which both are finite; None when there is none.
+        """
+        await self._compute(ref for pair in pairs for ref in pair)
+        distances = [_distance(_known(ref), _known(center)) for ref, center in pairs if ref.finite and center.finite]
+        return sum(distances) / len(distances) if distances else None
 
     # How they come about.
 
@@ -223,11 +279,12 @@ class Learning:
             for ref in waves.combined():
                 self._combine(ref)
                 waves.done(ref)
-            trainings = waves.trainings()
-            if trainings:
+            if choices := waves.choices():
+                await self._choose(choices)
+            elif trainings := waves.trainings():
                 await self._train(trainings)
-                for ref in trainings:
-                    waves.done(ref)
+            for ref in choices or trainings:
+                waves.done(ref)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         """One cohort: every chunk is under way before the first is awaited."""
@@ -237,6 +294,16 @@ class Learning:
         for chunk, future in zip(chunks, futures, strict=True):
             for at, solved in zip(chunk, await self._simulation.join(future), strict=True):
                 refs[at].settle(solved.weights, solved.train_loss)
+
+    async def _choose(self, refs: Sequence[Ref]) -> None:
+        """One wave of choices: every chunk is under way before the first is awaited."""
+        questions = [self._chooser.question(ref) for ref in refs]
+        chunks = self._chooser.split(questions)
+        futures = [self._simulation.submit(self._chooser.mean_losses, [questions[at] for at in chunk]) for chunk in chunks]
+        penalties = self._chooser.penalties(questions, self._training.l2)
+        for chunk, future in zip(chunks, futures, strict=True):
+            for at, losses in zip(chunk, await self._simulation.join(future), strict=True):
+                refs[at].choose(losses + penalties[at])
 
     def _combine(self, ref: Ref) -> None:
         recipe = ref.recipe
@@ -280,6 +347,25 @@ def _known(ref: Ref) -> Weights:
     if ref.value is None:
         raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
     return ref.value
+
+
+def _losses(ref: Ref) -> NDArray[np.float64]:
+    """The objectives of a choice that has been made."""
+    if ref.losses is None:
+        raise ValueError(f"{ref} is no choice: only ``best`` gives refs that have losses")
+    return ref.losses
+
+
+def _choice(ref: Ref) -> int:
+    """What was chosen."""
+    if ref.choice is None:
+        raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
+    return ref.choice
+
+
+def _distance(one: Weights, other: Weights) -> float:
+    """||one - other||_2, summed in float64."""
+    return math.sqrt(np.square(np.subtract(one, other, dtype=np.float64)).sum())
 
 
 def _row(evaluation: Evaluation, at: int) -> Evaluation:

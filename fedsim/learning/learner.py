@@ -18,6 +18,10 @@ class Learner(Protocol):
         """Trained numbers of the model, d."""
 
     @property
+    def learns(self) -> bool:
+        """Whether models have weights."""
+
+    @property
     def bytes(self) -> float:
         """Size of the model in float32."""
 
@@ -40,10 +44,14 @@ class Learner(Protocol):
         proximal: float = 0.0,
         iterations: int | None = None,
         samples: NDArray[np.int64] | None = None,
+        full_batch: bool = False,
     ) -> Ref:
         """The result of local training on a device."""
 
-    def part(self, device: int, splits: int, number: int) -> NDArray[np.int64] | None:
+    def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
+        """The model, out of several, with the smallest training objective on a device's data."""
+
+    def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64] | None:
         """Positions of a stratified part of a device's training samples, for ``train``."""
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
@@ -52,11 +60,26 @@ class Learner(Protocol):
     def shift(self, device: int, version: int) -> None:
         """From now on a device is tested on another version of its data."""
 
+    def snapshot(self) -> int:
+        """How many names were given out; ``restore`` takes it back."""
+
+    def restore(self, state: int) -> None:
+        """Go on with names after so many."""
+
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """A flat model as named tensors."""
 
     async def value(self, ref: Ref) -> NDArray[np.float32]:
         """The weights of a model."""
+
+    async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
+        """The weights of several models, computed together."""
+
+    async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]] | None:
+        """The objectives that choices were made by."""
+
+    async def choices(self, tested: Sequence[Ref]) -> list[int] | None:
+        """What choices were made: positions among the models of each."""
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation | None:
         """Test models on the devices that they serve."""
@@ -67,5 +90,5 @@ class Learner(Protocol):
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         """Weighted mean of the devices' own training losses."""
 
-    async def discrepancy(self, updates: Sequence[Ref], center: Ref) -> float | None:
-        """Mean distance of updates from a model."""
+    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
+        """Mean distance of updates from their centers."""

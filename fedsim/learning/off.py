@@ -27,6 +27,7 @@ class Off:
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
         self.flops_per_sample = model.flops(shape, classes)
+        self.learns = False
         self._serial = 0
 
     def initial(self, count: int = 0) -> Ref:
@@ -45,11 +46,16 @@ class Off:
         proximal: float = 0.0,
         iterations: int | None = None,
         samples: NDArray[np.int64] | None = None,
+        full_batch: bool = False,
     ) -> Ref:
         """A name."""
         return self._name("update", device)
 
-    def part(self, device: int, splits: int, number: int) -> NDArray[np.int64] | None:
+    def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
+        """A name."""
+        return self._name("choice", device)
+
+    def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64] | None:
         """None: nothing is trained on."""
         return None
 
@@ -59,6 +65,14 @@ class Off:
 
     def shift(self, device: int, version: int) -> None:
         """Nothing to do: nothing is tested."""
+
+    def snapshot(self) -> int:
+        """How many names were given out; ``restore`` takes it back. The models themselves are kept by who names them."""
+        return self._serial
+
+    def restore(self, state: int) -> None:
+        """Go on with names after so many."""
+        self._serial = state
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """There are none."""
@@ -74,6 +88,22 @@ class Off:
             f'the strategy looks at the weights of {ref.name}, but learning = "off" has none; set learning = "on"'
         )
 
+    async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
+        """There are none.
+
+        Raises:
+            SimulationError: for any ref.
+        """
+        return [await self.value(ref) for ref in refs]
+
+    async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]] | None:
+        """None: nothing is measured."""
+        return None
+
+    async def choices(self, tested: Sequence[Ref]) -> list[int] | None:
+        """None: nothing is measured."""
+        return None
+
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation | None:
         """None: nothing is measured."""
         return None
@@ -86,7 +116,7 @@ class Off:
         """None: nothing is measured."""
         return None
 
-    async def discrepancy(self, updates: Sequence[Ref], center: Ref) -> float | None:
+    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
         """None: nothing is measured."""
         return None
 

@@ -39,6 +39,7 @@ class Trained:
         lr: learning rate.
         proximal: mu of the proximal term mu/2 ||w - base||^2.
         samples: positions within the device's training samples that it trains on, int64 [k]; None for all.
+        full_batch: every step is on all of these samples, whatever the batch size.
     """
 
     base: "Ref"
@@ -50,6 +51,7 @@ class Trained:
     lr: float
     proximal: float
     samples: NDArray[np.int64] | None
+    full_batch: bool = False
 
     @property
     def parents(self) -> tuple["Ref", ...]:
@@ -78,7 +80,30 @@ class Mixed:
         return parts if self.otherwise is None else (*parts, self.otherwise)
 
 
-Recipe = Initial | Trained | Mixed
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
+
+    Attributes:
+        models: out of which; at least one.
+        device, version: whose data, and in which version.
+    """
+
+    models: tuple["Ref", ...]
+    device: int
+    version: int
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError(f"device {self.device} is to choose the best out of no models; it needs at least one")
+
+    @property
+    def parents(self) -> tuple["Ref", ...]:
+        """The models."""
+        return self.models
+
+
+Recipe = Initial | Trained | Mixed | Best
 
 
 class Ref:
@@ -87,14 +112,16 @@ class Ref:
     Attributes:
         name: unique within a run, ``model-3`` or ``update-17``.
         serial: how many refs were made before.
-        device: who trained it, or None.
+        device: who trained or chose it, or None.
         recipe: how to compute it; None once that is done.
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.
         train_loss: mean mini-batch loss over the last local epoch, weighted by samples; NaN where there is none.
+        losses: of a choice, the objective of each model, float64 [models], read-only; None until then.
+        choice: of a choice, the position of the chosen model; None until then.
     """
 
-    __slots__ = ("__weakref__", "device", "finite", "name", "recipe", "serial", "train_loss", "value")
+    __slots__ = ("__weakref__", "choice", "device", "finite", "losses", "name", "recipe", "serial", "train_loss", "value")
 
     def __init__(self, name: str, serial: int, recipe: Recipe | None, device: int | None = None) -> None:
         self.name = name
@@ -104,6 +131,8 @@ class Ref:
         self.value: Weights | None = None
         self.finite = False
         self.train_loss = float("nan")
+        self.losses: NDArray[np.float64] | None = None
+        self.choice: int | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -116,19 +145,35 @@ class Ref:
         self.train_loss = train_loss
         self.recipe = None
 
+    def choose(self, losses: NDArray[np.float64]) -> None:
+        """Become the model with the smallest loss, the first of equals, and forget the others.
+
+        A loss that is not finite never wins; where none is finite, the first model does.
+        """
+        if not isinstance(self.recipe, Best):
+            raise ValueError(f"{self} is no choice that is still to be made")
+        losses.setflags(write=False)
+        self.losses = losses
+        self.choice = int(np.where(np.isfinite(losses), losses, np.inf).argmin())
+        chosen = self.recipe.models[self.choice]
+        self.value, self.finite = chosen.value, chosen.finite
+        self.recipe = None
+
 
 class Waves:
     """What must be computed for some refs to be known, in waves.
 
     ``combined`` gives initial models and mixes whose parts are known, in order of creation, until there are none left;
-    ``trainings`` then gives every training whose base is known. What is given out must be ``done`` before the next call.
-    Walks no recursion, so chains may be of any length.
+    ``choices`` then gives every choice between known models. Where there is none left either, ``trainings`` gives every
+    training whose base is known. What is given out must be ``done`` before the next call. Walks no recursion, so chains may
+    be of any length.
     """
 
     def __init__(self, wanted: Iterable[Ref]) -> None:
         self._missing: dict[Ref, int] = {}
         self._children: dict[Ref, list[Ref]] = {}
         self._combined: list[tuple[int, Ref]] = []
+        self._choices: list[Ref] = []
         self._trainings: list[Ref] = []
         self._gather(wanted)
 
@@ -153,6 +198,8 @@ class Waves:
     def _ready(self, ref: Ref) -> None:
         if isinstance(ref.recipe, Trained):
             self._trainings.append(ref)
+        elif isinstance(ref.recipe, Best):
+            self._choices.append(ref)
         else:
             heappush(self._combined, (ref.serial, ref))
 
@@ -160,6 +207,11 @@ class Waves:
         """Initial models and mixes that can be computed now, oldest first, including those that become so meanwhile."""
         while self._combined:
             yield heappop(self._combined)[1]
+
+    def choices(self) -> list[Ref]:
+        """The choices that can be made now, oldest first."""
+        ready, self._choices = self._choices, []
+        return sorted(ready, key=lambda ref: ref.serial)
 
     def trainings(self) -> list[Ref]:
         """The trainings that can be done now, oldest first."""

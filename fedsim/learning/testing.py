@@ -1,11 +1,13 @@
 """Test samples, and models applied to them.
 
-A test image that many devices hold (in the same orientation) is computed once for all of them. Images stand in an order of
-their own, so that a result does not depend on what was tested before.
+A test image that many devices hold (in the same orientation) is computed once for all of them. Images are made once and kept;
+which devices a model is tested on may change from test to test. A result does not depend on what was tested before: a model
+always meets its images in an order of their own, laid out anew in blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +20,12 @@ from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Solver, compute_with_one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
-_CACHE_BYTES = 1 << 30
+_CACHE_LINE = 64  # bytes; torch allocates whole ones, and a product's last bits may depend on where in one its numbers begin
+_IMAGE_BYTES = 3 << 28  # of the images that are kept
+_LIST_BYTES = 1 << 28  # of the lists of who holds which
+
+_Block = Callable[[], Tensor]
+"""Lays out some images, float32 [block, *shape]; called on a worker."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +34,22 @@ class Samples:
 
     Attributes:
         devices: whose.
-        blocks: the distinct images, in blocks of one size, float32 [block, *shape].
-        image: which image each sample is, int64 [samples]; samples stand device by device.
+        images: the distinct images by number (see ``_Images``), ascending, int64 [images].
+        image: which of these each sample is, int64 [samples]; samples stand device by device.
         y: labels, int64 [samples].
         owner: position of each sample's device in ``devices``, int64 [samples].
     """
 
     devices: list[int]
-    blocks: list[Tensor]
+    images: NDArray[np.int64]
     image: Tensor
     y: Tensor
     owner: NDArray[np.int64]
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes, nearly all of it in the images."""
-        return sum(block.numel() * 4 for block in self.blocks) + 24 * len(self.y)
+        """Memory that it takes."""
+        return 8 * (len(self.devices) + len(self.images)) + 24 * len(self.y)
 
 
 class TestSets:
@@ -57,32 +64,36 @@ class TestSets:
         self._data = data
         self._device = device
         self._versions = np.zeros(len(data.shards), dtype=np.int64)
-        self._cache: dict[tuple[int, ...] | None, Samples] = {}
+        self._images = _Images(data, device)
+        self._lists: dict[tuple[int, ...] | None, Samples] = {}
+        self._list_bytes = 0
 
     def shift(self, device: int, version: int) -> None:
         """From now on ``device`` is tested on another version of its data."""
         self._versions[device] = version
-        for key in [key for key in self._cache if key is None or device in key]:
-            del self._cache[key]
+        self._lists.clear()
+        self._list_bytes = 0
 
     def of(self, devices: Sequence[int] | None) -> Samples:
-        """The samples of some devices, or of all; kept while there is room."""
+        """The samples of some devices, or of all; kept while there is room, the latest longest."""
         key = None if devices is None else tuple(devices)
-        if key not in self._cache:
+        samples = self._lists.pop(key, None)
+        if samples is None:
             samples = self._gather(range(len(self._versions)) if devices is None else devices)
-            while self._cache and samples.bytes + sum(kept.bytes for kept in self._cache.values()) > _CACHE_BYTES:
-                del self._cache[next(iter(self._cache))]
-            self._cache[key] = samples
-        return self._cache[key]
+            self._list_bytes += samples.bytes
+            while self._lists and self._list_bytes > _LIST_BYTES:
+                self._list_bytes -= self._lists.pop(next(iter(self._lists))).bytes
+        self._lists[key] = samples
+        return samples
+
+    def blocks(self, samples: Samples) -> list[_Block]:
+        """The distinct images of ``samples`` in blocks of one size."""
+        return self._images.blocks(samples.images)
 
     def own(self, device: int) -> tuple[Tensor, Tensor]:
         """One device's samples as they are: x float32 [n, *shape], y int64 [n]."""
         x, y = self._data.test_samples(self._shard(device))
-        return torch.from_numpy(x), torch.from_numpy(y)
-
-    def size(self, device: int) -> int:
-        """How many test samples a device has."""
-        return len(self._shard(device).test)
+        return torch.tensor(x), torch.from_numpy(y)  # a copy in memory of torch's: aligned, whatever numpy's was
 
     def _shard(self, device: int) -> Shard:
         return self._data.shard(device, int(self._versions[device]))
@@ -90,31 +101,92 @@ class TestSets:
     def _gather(self, devices: Sequence[int]) -> Samples:
         pool = self._data.pool
         shards = [self._shard(device) for device in devices]
-        sizes = [len(shard.test) for shard in shards]
-        images = [shard.test.astype(np.int64) + shard.quarter_turns % 4 * len(pool.y) for shard in shards]
-        labels = [pool.y[shard.test] if shard.label_map is None else shard.label_map[pool.y[shard.test]] for shard in shards]
-        distinct, image = np.unique(np.concatenate([np.empty(0, np.int64), *images]), return_inverse=True)
-        size = max(1, _BLOCK_NUMBERS // int(np.prod(pool.shape)))
-        blocks = [self._images(distinct[at : at + size]) for at in range(0, len(distinct), size)]
-        y = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *labels])).to(self._device)
+        sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
+        turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         owner = np.repeat(np.arange(len(shards)), sizes)
-        return Samples(list(devices), blocks, torch.from_numpy(image).to(self._device), y, owner)
+        index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
+        y = pool.y[index]
+        maps = {at: shard.label_map for at, shard in enumerate(shards) if shard.label_map is not None}
+        if maps:
+            table = np.tile(np.arange(pool.classes), (len(shards), 1))
+            table[list(maps)] = list(maps.values())
+            y = table[owner, y]
+        images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
+        return Samples(
+            list(devices), images, torch.from_numpy(image).to(self._device), torch.from_numpy(y).to(self._device), owner
+        )
 
-    def _images(self, distinct: NDArray[np.int64]) -> Tensor:
-        """Images by number: quarter turns x pool size + index."""
-        turns, index = np.divmod(distinct, len(self._data.pool.y))
+
+class _Images:
+    """Test images as models see them, by number: quarter turns x pool size + index. Each is made once while there is room.
+
+    A row that holds an image is never written again, so that a worker may read while others are added.
+    """
+
+    def __init__(self, data: FederatedData, device: torch.device) -> None:
+        self._data = data
+        self._device = device
+        size = int(np.prod(data.pool.shape))
+        self._at_once = max(1, _BLOCK_NUMBERS // size)
+        self._most = _IMAGE_BYTES // (4 * size)
+        self._forget()
+
+    def blocks(self, numbers: NDArray[np.int64]) -> list[_Block]:
+        """Images by ascending number, in blocks of one size."""
+        parts = [numbers[at : at + self._at_once] for at in range(0, len(numbers), self._at_once)]
+        if len(numbers) > self._most:
+            return [partial(self._made, part) for part in parts]
+        self._keep(numbers)
+        return [partial(_laid_out, self._kept, self._row[part]) for part in parts]
+
+    def _forget(self) -> None:
+        """Keep nothing. Blocks that have been given out hold on to what they need."""
+        self._row = np.full(4 * len(self._data.pool.y), -1, dtype=np.int32)
+        self._kept = torch.empty(0, *self._data.pool.shape, device=self._device)
+        self._used = 0
+
+    def _keep(self, numbers: NDArray[np.int64]) -> None:
+        """Make those images that are missing."""
+        missing = numbers[self._row[numbers] < 0]
+        if self._used + len(missing) > self._most:
+            self._forget()
+            missing = numbers
+        needed = self._used + len(missing)
+        if needed > len(self._kept):
+            room = min(self._most, max(needed, 2 * len(self._kept)))
+            grown = torch.empty(room, *self._data.pool.shape, device=self._device)
+            grown[: self._used] = self._kept[: self._used]
+            self._kept = grown
+        for at in range(0, len(missing), self._at_once):
+            part = missing[at : at + self._at_once]
+            self._kept[self._used : self._used + len(part)] = self._made(part)
+            self._row[part] = np.arange(self._used, self._used + len(part))
+            self._used += len(part)
+
+    def _made(self, numbers: NDArray[np.int64]) -> Tensor:
+        """Images by ascending number, in memory of torch's: aligned, whatever numpy's was."""
+        turns, index = np.divmod(numbers, len(self._data.pool.y))
         nothing = np.empty(0, dtype=np.int32)
-        parts = [
-            self._data.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))[0]
-            for turn in np.unique(turns).tolist()
-        ]
-        return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(self._device)
+        made = torch.empty(len(numbers), *self._data.pool.shape, device=self._device)
+        for turn in np.unique(turns).tolist():
+            x, _ = self._data.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))
+            begin = int(np.searchsorted(turns, turn))
+            made[begin : begin + len(x)] = torch.from_numpy(x)
+        return made
 
 
-def apply(solver: Solver, weights: Weights, block: Tensor) -> Tensor:
+def _laid_out(kept: Tensor, rows: NDArray[np.int32]) -> Tensor:
+    """Some rows of ``kept``, copied; or as they are, if they follow one another already and begin where a copy would."""
+    first = int(rows[0])
+    if first * kept[0].nbytes % _CACHE_LINE == 0 and (rows == np.arange(first, first + len(rows))).all():
+        return kept[first : first + len(rows)]
+    return kept.index_select(0, torch.from_numpy(rows).to(kept.device))
+
+
+def apply(solver: Solver, weights: Weights, block: _Block) -> Tensor:
     """A model's outputs for a block of images; runs on a worker."""
     compute_with_one_thread()
-    return solver.outputs(weights, block)
+    return solver.outputs(weights, block())
 
 
 def apply_each(solver: Solver, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -124,7 +196,7 @@ def apply_each(solver: Solver, weights: Sequence[Weights], xs: Sequence[Tensor])
 
 
 def judge(solver: Solver, samples: Samples, outputs: Sequence[Tensor]) -> Evaluation:
-    """Compare a model's outputs for ``samples.blocks`` with the labels."""
+    """Compare a model's outputs for the blocks of ``samples`` with the labels."""
     count = np.bincount(samples.owner, minlength=len(samples.devices))
     if not len(samples.y):
         return Evaluation(samples.devices, count, count, count.astype(np.float64))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,37 @@ def refuse_unusable(path: Path) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may write to")
+
+
+def refuse_other_run(path: Path, scenario: str) -> None:
+    """Look whether ``path`` holds an unfinished run of ``scenario`` (as written TOML), and change nothing.
+
+    Raises:
+        RunFolderError: it holds none, one of another scenario, or one that is done.
+    """
+    try:
+        there = (path / SCENARIO).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise RunFolderError(f"--out {str(path)!r} holds no run to resume: its {SCENARIO} cannot be read") from None
+    if there != scenario:
+        raise RunFolderError(
+            f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own {str(path / SCENARIO)!r}"
+        )
+    if (path / SUMMARY).is_file():
+        try:
+            status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
+        except (OSError, ValueError, KeyError, TypeError):
+            status = "unknown"
+        if status == "done":
+            raise RunFolderError(f"--out {str(path)!r} holds a run that is done; there is nothing to resume")
+
+
+def reopen(path: Path) -> None:
+    """Remove what an interrupted run had closed: it goes on."""
+    for name in (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES):
+        (path / name).unlink(missing_ok=True)
+    if (path / MODELS).is_dir():
+        shutil.rmtree(path / MODELS)
 
 
 def make(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Preset = Literal["strict", "paper"]
 
-NOT_IN_PAPER = ("initial-model", "id", "size-report", "probe-loss", "test-accuracy", "control")
+NOT_IN_PAPER = ("initial-model", "id", "size-report", "probe-loss", "test-accuracy", "control", "class-counts")
 """Purposes that the papers leave out of their traffic figures (FlexCFL, Fig. 6, is reproduced by it exactly)."""
 
 
@@ -43,15 +43,16 @@ class Ledger:
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
 
-    def add(self, task: int, direction: str, payloads: Payloads, delivered: float) -> None:
-        """A message has ended, whole or cut short."""
+    def add(self, task: int | None, direction: str, payloads: Payloads, delivered: float) -> None:
+        """A message has ended, whole or cut short; one between parts of the server's side belongs to no task."""
         if direction == "down":
             self.down += delivered
         else:
             self.up += delivered
         for purpose, part in split_by_purpose(payloads, delivered).items():
             self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + part
-        self._by_task[task] = self._by_task.get(task, 0.0) + delivered
+        if task is not None:
+            self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
     def close_task(self, task: int, outcome: str) -> None:
         """A task has ended; unless it was done, what it moved was wasted."""

@@ -1,9 +1,11 @@
 """From records to tables: the sink that listens to a run and keeps its books."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.errors import CheckpointError
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
@@ -12,7 +14,8 @@ from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
 _DIRECTIONS = {"download": "down", "upload": "up"}
-_ROUND_FIELDS = ("accuracy", "loss", "train_loss", "discrepancy", "selected", "valid", "slow", "disconnected")
+_MEASURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi")
+_ROUND_FIELDS = (*_MEASURES, "selected", "valid", "slow", "disconnected")
 
 
 class Recorder:
@@ -20,6 +23,9 @@ class Recorder:
 
     Args:
         folder: an existing folder, or None to keep only the rounds, in memory.
+
+    Attributes:
+        chain, ledger, rounds, last_time: the events' fingerprint, the bytes, the aggregations, the time of the last record (s).
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -43,16 +49,51 @@ class Recorder:
                 self._starts[record.fields["task"]] = record.time
             case "step-end" if record.fields["step"] in _DIRECTIONS:
                 self._take_transfer(record.time, record.fields)
+            case "server-transfer":
+                self._take_server_transfer(record.time, record.fields)
             case "task-end":
                 self._starts.pop(record.fields["task"], None)
                 self.ledger.close_task(record.fields["task"], record.fields["outcome"])
             case "round":
                 self._take_round(record.time, record.fields)
 
-    def close(self) -> None:
-        """Bring the tables into their final files."""
+    def close(self, *, keep_parts: bool = False) -> None:
+        """Bring the tables into their final files. With ``keep_parts`` the run may be resumed some time."""
         for table in self._tables.values():
-            table.close()
+            table.close(keep_parts=keep_parts)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the books stand; ``restore`` takes it back. All rows are in parts on disk by then."""
+        return {
+            "parts": {name: table.flush() for name, table in self._tables.items()},
+            "chain": (self.chain.hexdigest(), self.chain.count),
+            "ledger": vars(self.ledger),
+            "rounds": self.rounds,
+            "last_time": self.last_time,
+            "starts": self._starts,
+            "moved": self._moved,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave.
+
+        Raises:
+            CheckpointError: the events on disk are not those that the snapshot was taken after.
+        """
+        for name, table in self._tables.items():
+            table.adopt(state["parts"][name])
+        chain = EventChain()
+        for row in self._tables[files.EVENTS].rows() if self._tables else ():
+            chain.add(row)
+        if self._tables and (chain.hexdigest(), chain.count) != state["chain"]:
+            raise CheckpointError(
+                f"the events on disk are {chain.count} that end in {chain.hexdigest()[:12]!r}; the checkpoint was taken after "
+                f"{state['chain'][1]} that end in {state['chain'][0][:12]!r}"
+            )
+        self.chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
+        vars(self.ledger).update(state["ledger"])
+        self.rounds, self.last_time = state["rounds"], state["last_time"]
+        self._starts, self._moved = state["starts"], state["moved"]
 
     def _append(self, name: str, row: tuple[Any, ...]) -> None:
         if name in self._tables:
@@ -77,7 +118,18 @@ class Recorder:
                 fields["round"],
                 fields["task"],
                 json.dumps(payloads, separators=(",", ":")),
+                None,
+                None,
             ),
+        )
+
+    def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        purpose, size = fields["purpose"], fields["bytes"]
+        payloads = [(purpose, size)]
+        self.ledger.add(None, "up", payloads, size)
+        text, ends = json.dumps(payloads, separators=(",", ":")), (fields["sender"], fields["receiver"])
+        self._append(
+            files.TRANSFERS, (time, time, None, "up", purpose, size, size, "done", fields.get("round"), None, text, *ends)
         )
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:

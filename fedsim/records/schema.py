@@ -1,6 +1,8 @@
 """The tables of a run folder: their columns and types, in one place for who writes and who reads.
 
 Every record of a run has the same named columns; what a kind needs beyond them stands in ``data`` as JSON with sorted keys.
+A transfer between two parts of the server's side (group servers, an auxiliary server) has ``sender`` and ``receiver`` instead
+of a device and a task, and counts as up.
 """
 
 import json
@@ -40,6 +42,8 @@ TRANSFERS = pa.schema(
         ("round", pa.int32()),
         ("task", pa.int32()),
         ("payloads", pa.string()),
+        ("sender", _name),
+        ("receiver", _name),
     ]
 )
 
@@ -51,6 +55,10 @@ ROUNDS = pa.schema(
         ("loss", pa.float64()),
         ("train_loss", pa.float64()),
         ("discrepancy", pa.float64()),
+        ("discrepancy_start", pa.float64()),
+        ("purity", pa.float64()),
+        ("ari", pa.float64()),
+        ("nmi", pa.float64()),
         ("selected", pa.int32()),
         ("valid", pa.int32()),
         ("slow", pa.int32()),

@@ -1,14 +1,18 @@
 """Parquet tables that grow while a run goes on, in parts, since a killed Parquet file has no footer and cannot be read.
 
-Full batches go to part files beside the table; ``close`` joins them into the one file of the contract, written beside and
-renamed. What a killed run leaves is its finished parts.
+Full batches, and what there is when a checkpoint is taken, go to part files beside the table; ``close`` joins them into the one
+file of the contract, written beside and renamed. What a killed run leaves is its finished parts. The file is the same however
+the rows were parted.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from fedsim.errors import CheckpointError
 
 _ROWS_A_PART = 100_000
 
@@ -33,20 +37,61 @@ class TableWriter:
         if len(self._rows) >= _ROWS_A_PART:
             self._write_part()
 
-    def close(self) -> None:
-        """Join everything into the table's file."""
+    def flush(self) -> int:
+        """Bring all rows into parts; returns how many parts there are."""
+        if self._rows:
+            self._write_part()
+        return len(self._parts)
+
+    def adopt(self, parts: int) -> None:
+        """Go on after so many parts of a run that was stopped; what it wrote later is removed.
+
+        Raises:
+            CheckpointError: a part is missing.
+        """
+        self._parts = [self._part(number) for number in range(parts)]
+        for part in self._parts:
+            if not part.is_file():
+                raise CheckpointError(f"{str(part)!r} is missing, which the checkpoint counts on")
+        self._rows = []
+        for path in sorted(self._path.parent.glob(f"{self._path.stem}.part-*")):
+            if path not in self._parts:
+                path.unlink()
+
+    def close(self, *, keep_parts: bool = False) -> None:
+        """Join everything into the table's file. With ``keep_parts`` the run may go on some time."""
         beside = self._path.with_suffix(".writing")
         with pq.ParquetWriter(beside, self._schema, compression="zstd") as writer:
-            for part in self._parts:
-                writer.write_table(pq.read_table(part, schema=self._schema))
-            writer.write_table(self._table())
+            waiting = self._schema.empty_table()
+            for table in self._tables():
+                waiting = pa.concat_tables([waiting, table])
+                while len(waiting) >= _ROWS_A_PART:
+                    writer.write_table(waiting.slice(0, _ROWS_A_PART).combine_chunks())
+                    waiting = waiting.slice(_ROWS_A_PART)
+            writer.write_table(waiting.combine_chunks())
         beside.replace(self._path)
+        if not keep_parts:
+            for part in self._parts:
+                part.unlink()
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Every row so far, in order, as it was appended (equal up to the types of the schema)."""
+        for table in self._tables():
+            yield from zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+    def _tables(self) -> Iterator[pa.Table]:
         for part in self._parts:
-            part.unlink()
+            yield pq.read_table(part, schema=self._schema)
+        yield self._table()
+
+    def _part(self, number: int) -> Path:
+        return self._path.with_suffix(f".part-{number:05d}.parquet")
 
     def _write_part(self) -> None:
-        part = self._path.with_suffix(f".part-{len(self._parts):05d}.parquet")
-        pq.write_table(self._table(), part, compression="zstd")
+        part = self._part(len(self._parts))
+        beside = part.with_suffix(".writing")
+        pq.write_table(self._table(), beside, compression="zstd")
+        beside.replace(part)
         self._parts.append(part)
         self._rows = []
 

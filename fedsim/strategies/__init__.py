@@ -18,8 +18,16 @@ REGISTRY: Mapping[str, str] = {
     "fedasync": "fedsim.strategies.fedasync:FedAsync",
     "fedavg": "fedsim.strategies.fedavg:FedAvg",
     "fedbuff": "fedsim.strategies.fedbuff:FedBuff",
+    "fedgroup": "fedsim.strategies.flexcfl.strategy:FedGroup",
     "fedprox": "fedsim.strategies.fedprox:FedProx",
+    "fesem": "fedsim.strategies.fesem:FeSEM",
+    "fesem-mig": "fedsim.strategies.fesem:FeSEMMig",
+    "flexcfl": "fedsim.strategies.flexcfl.strategy:FlexCFL",
+    "ifca": "fedsim.strategies.ifca:IFCA",
+    "ifca-mig": "fedsim.strategies.ifca:IFCAMig",
+    "lcfl": "fedsim.strategies.lcfl.strategy:LCFL",
     "local": "fedsim.strategies.local:Local",
+    "rfedavg": "fedsim.strategies.rfedavg.strategy:RFedAvg",
     "tifl": "fedsim.strategies.tifl:TiFL",
 }
 

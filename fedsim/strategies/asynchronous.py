@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Step, TaskEnd, Train
+from fedsim.server import Measured, Step, TaskEnd, Train
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds
 
@@ -75,6 +75,7 @@ class Asynchronous(Strategy[P]):
     async def on_start(self) -> None:
         """Begin with a freshly initialised model and ask the first clients."""
         self.state |= {"version": 0, "model": self.server.initial(), "open": {}, "draws": 0, "refilling": False, "over": False}
+        self.server.begin_round(0)
         self._refill()
 
     def steps(self) -> tuple[Step, ...]:
@@ -94,6 +95,13 @@ class Asynchronous(Strategy[P]):
             server.look_again("refill", self.params.retry)
         elif len(state["open"]) < self.params.concurrency:
             server.timer("refill", server.now + self.params.retry)
+
+    async def on_arrival(self, device: int) -> None:
+        """With a place free, the newcomer may be drawn at once."""
+        state = self.state
+        if len(state["open"]) < self.params.concurrency and not state["refilling"]:
+            state["refilling"] = True
+            self.server.timer("refill", self.server.now)
 
     async def on_timer(self, name: str) -> None:
         """Look for clients."""
@@ -117,7 +125,8 @@ class Asynchronous(Strategy[P]):
 
         Args:
             model: the new model.
-            updates: what went into it, dicts of ``task``, ``update`` (a ref), ``samples``, ``weight`` and ``staleness``.
+            updates: what went into it, dicts of ``task``, ``update`` and ``base`` (refs), ``samples``, ``weight`` and
+                ``staleness``.
         """
         state, server = self.state, self.server
         state["model"] = model
@@ -129,9 +138,10 @@ class Asynchronous(Strategy[P]):
             weights=record["weight"],
             staleness=record["staleness"],
         )
-        measured = [(entry["update"], float(entry["samples"])) for entry in updates]
-        state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured, center=model)
+        measured = [Measured(entry["update"], float(entry["samples"]), entry["base"], model) for entry in updates]
+        state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured)
         state["version"] += 1
+        server.begin_round(state["version"])
 
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
         """One model for all devices."""

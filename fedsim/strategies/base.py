@@ -76,6 +76,12 @@ class Strategy(Generic[P]):
     async def on_return(self, device: int) -> None:
         """A device for which ``server.await_return`` was called can be reached."""
 
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer can be reached for the first time. By default it is like any other: it may be drawn from now on."""
+
+    async def on_shift(self, device: int) -> None:
+        """The data of a device that can be reached have changed. For what the device itself does about it; nobody is told."""
+
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
         """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""
         raise NotImplementedError

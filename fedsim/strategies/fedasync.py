@@ -53,5 +53,5 @@ class FedAsync(Asynchronous[FedAsyncParams]):
         assert message.update is not None
         weight = self.params.alpha * (1 + staleness) ** -self.params.exponent
         model = self.server.mix([(self.state["model"], 1.0 - weight), (message.update, weight)], otherwise=self.state["model"])
-        entry = {"task": message.task, "update": message.update, "samples": message.samples}
+        entry = {"task": message.task, "update": message.update, "samples": message.samples, "base": base}
         await self.publish(model, [entry | {"weight": weight, "staleness": staleness}])

@@ -47,7 +47,7 @@ class FedAvg(Synchronous[FedAvgParams]):
         epochs = self.params.local_epochs
         return Train(self.state["model"], epochs, budget=self.training_limit, at_least=epochs)
 
-    def aggregate(self) -> "Ref":
+    async def aggregate(self) -> None:
         """The mean of the received models, weighted by training samples."""
         received: list[dict[str, Any]] = self.state["received"]
         total = sum(entry["samples"] for entry in received)
@@ -56,6 +56,9 @@ class FedAvg(Synchronous[FedAvgParams]):
             self.state["model"] = self.server.mix(parts, otherwise=self.state["model"])
             tasks = [entry["task"] for entry in received]
             self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[weight for _, weight in parts])
+
+    def center(self, entry: dict[str, Any]) -> "Ref":
+        """The global model."""
         return self.state["model"]  # type: ignore[no-any-return]
 
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":

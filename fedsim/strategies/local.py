@@ -1,6 +1,6 @@
 """Local: every device for itself, the reference line of every comparison."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.server import Step, Train
@@ -65,7 +65,7 @@ class Local(Synchronous[LocalParams]):
         epochs = self.params.local_epochs
         return (Train(self.state["own"][device], epochs, budget=self.training_limit, at_least=epochs),)
 
-    def aggregate(self) -> None:
+    async def aggregate(self) -> None:
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""
         received = self.state["received"]
         for entry in received:
@@ -73,6 +73,9 @@ class Local(Synchronous[LocalParams]):
         if received:
             tasks = [entry["task"] for entry in received]
             self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[1.0] * len(tasks))
+
+    def center(self, entry: dict[str, Any]) -> None:
+        """None: there is no common model."""
 
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
         """A model a device."""

@@ -4,12 +4,12 @@ A round closes in one place, the end of its last open task; the deadline only en
 """
 
 import math
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.server import DeadlineBase, Server, Step, TaskEnd
+from fedsim.server import DeadlineBase, Measured, Server, Step, TaskEnd
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds, show_seconds
 
@@ -114,8 +114,10 @@ class Synchronous(Strategy[P]):
 
     State:
         round: the number of the round that is open, from 0.
+        cohort: whom it asks.
         open: tasks that have not ended, task -> device.
-        received: the round's updates in order of arrival, dicts of task, device, samples, epochs and update.
+        received: the round's updates in order of arrival, dicts of task, device, group, samples, epochs,
+            update, start and tested (see ``TaskEnd``).
         slow, disconnected: how many of the round's tasks ended so.
         selected: how many were asked.
 
@@ -137,12 +139,19 @@ class Synchronous(Strategy[P]):
         """Whom to ask in this round; by default clients uniformly at random out of those that can be had."""
         return self.server.sample(self.params.asked_per_round, "select", self.state["round"])
 
+    async def before_asking(self) -> None:
+        """The round's cohort is known, and whose data shift in this round knows it; nobody has been asked yet."""
+
     def steps(self, device: int) -> tuple[Step, ...]:
         """What to ask of a device."""
         raise NotImplementedError
 
-    def aggregate(self) -> "Ref | None":
-        """Put the round's ``received`` updates into the models; returns the model that they now form, if there is one."""
+    async def aggregate(self) -> None:
+        """Put the round's ``received`` updates into the models."""
+        raise NotImplementedError
+
+    def center(self, entry: dict[str, Any]) -> "Ref | None":
+        """The model that an aggregated update went into, if there is one; for the discrepancy."""
         raise NotImplementedError
 
     def verdict(self, message: TaskEnd) -> Verdict:
@@ -162,24 +171,41 @@ class Synchronous(Strategy[P]):
         self.state |= {"round": 0}
         self._open_round()
 
+    def next_round(self) -> None:
+        """Open the round after the one that has just been closed."""
+        self.state["round"] += 1
+        self._open_round()
+
     def _open_round(self) -> None:
-        server, number = self.server, self.state["round"]
-        self.state |= {"open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
-        devices = self.select()
-        if not devices:
+        self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
+        self.state["cohort"] = self.select()
+        if not self.state["cohort"]:
             self.wait()
-            return
+        else:
+            self.server.begin_round(self.state["round"])
+            self.server.timer("ask", self.server.now)  # when those whose data shift in this round have been told
+
+    def _ask_cohort(self) -> None:
+        server, number, devices = self.server, self.state["round"], self.state["cohort"]
         deadline = None if self.round_limit is None else server.timer("deadline", server.now + self.round_limit)
         limit = {} if self.training_limit is None else {"training_limit": self.training_limit}
         server.emit("round-start", round=number, selected=len(devices), deadline=deadline, **limit)
         for device in devices:
-            self.state["open"][server.ask(device, self.steps(device), round=number, group=self.group_of(device))] = device
+            self._ask(device)
         self.state["selected"] = len(devices)
+
+    def _ask(self, device: int, *, continues: bool = False) -> None:
+        number, group = self.state["round"], self.group_of(device)
+        task = self.server.ask(device, self.steps(device), round=number, group=group, continues=continues)
+        self.state["open"][task] = device
 
     async def on_timer(self, name: str) -> None:
         """The deadline ends what is open; the retry looks for clients again."""
         if name == "retry":
             self._open_round()
+        elif name == "ask":
+            await self.before_asking()
+            self._ask_cohort()
         elif name == "deadline":
             self._end_open()
 
@@ -197,9 +223,12 @@ class Synchronous(Strategy[P]):
                 {
                     "task": message.task,
                     "device": message.device,
+                    "group": message.group,
                     "samples": message.samples,
                     "epochs": message.epochs,
                     "update": message.update,
+                    "start": message.start,
+                    "tested": message.tested,
                 }
             )
             if self.params.over_selection > 1 and len(state["received"]) == self.params.clients_per_round:
@@ -214,13 +243,12 @@ class Synchronous(Strategy[P]):
     async def _close_round(self) -> None:
         state, server = self.state, self.server
         server.cancel_timer("deadline")
-        model = self.aggregate()
+        await self.aggregate()
         received = state["received"]
         goes_on = await server.finish_round(
             state["round"],
             self.models(),
-            updates=[(entry["update"], float(entry["samples"])) for entry in received],
-            center=model,
+            updates=[self._measured(entry) for entry in received],
             selected=state["selected"],
             valid=len(received),
             slow=state["slow"],
@@ -228,5 +256,7 @@ class Synchronous(Strategy[P]):
         )
         state["received"] = []
         if goes_on:
-            state["round"] += 1
-            self._open_round()
+            self.next_round()
+
+    def _measured(self, entry: dict[str, Any]) -> Measured:
+        return Measured(entry["update"], float(entry["samples"]), entry["start"], self.center(entry))

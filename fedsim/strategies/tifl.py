@@ -79,8 +79,8 @@ class TiFL(FedAvg):
 
     First every device that can be reached is introduced, the others when they can be: it reports its size (a scalar), or it is
     profiled (down and up d parameters, each time). Tiers are equal-width bins over what is then known, and stay; who comes
-    later is sorted in. A round draws a tier, then K of its members uniformly (all if fewer), and goes on as FedAvg's. A tier
-    with no member that can be had is passed over.
+    later, a newcomer when it arrives, is introduced then and sorted in. A round draws a tier, then K of its members uniformly
+    (all if fewer), and goes on as FedAvg's. A tier with no member that can be had is passed over.
 
     With credits, every I rounds the model goes to test clients of each tier (d parameters), who test it and report their
     accuracy (a scalar). Their time is that of a forward pass over as many samples as they train on. Without learning there is
@@ -90,7 +90,7 @@ class TiFL(FedAvg):
 
     State besides FedAvg's:
         introducing: tasks of devices that are being introduced, task -> device and when it was asked.
-        expected: how many devices may still be introduced.
+        expected: how many of the devices that have arrived may still be introduced.
         figures: size (samples) or mean latency (s) of each introduced device, None for the others.
         profiles: tasks of profiling that each device has behind it, and the time they took (s).
         bins: where the first tier begins and how wide each is; None until all who could be reached are introduced.
@@ -112,12 +112,13 @@ class TiFL(FedAvg):
         """Introduce whoever can be reached; the first round opens when all of them have a tier."""
         devices, tiers, server = self.server.devices, self.params.tiers, self.server
         self.state |= {"model": server.initial(), "round": 0, "open": {}}
-        self.state |= {"introducing": {}, "expected": devices, "figures": [None] * devices}
+        self.state |= {"introducing": {}, "expected": 0, "figures": [None] * devices}
         self.state |= {"profiles": [(0, 0.0)] * devices, "bins": None, "members": [[] for _ in range(tiers)], "current": None}
         self.state |= {"credits": [self.credits_of_each] * tiers, "probabilities": [1.0] * tiers}
         self.state |= {"accuracies": [None] * tiers, "tested": None, "testing": {}, "heard": {}}
         here = set(server.online())
-        for device in range(devices):
+        for device in filter(server.arrived, range(devices)):
+            self.state["expected"] += 1
             if device in here:
                 self._introduce(device)
             else:
@@ -128,6 +129,11 @@ class TiFL(FedAvg):
 
     async def on_return(self, device: int) -> None:
         """A device that was away can be introduced."""
+        self._introduce(device)
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer is introduced."""
+        self.state["expected"] += 1
         self._introduce(device)
 
     def _await(self, device: int) -> None:
@@ -197,7 +203,7 @@ class TiFL(FedAvg):
                 state["members"][tier].append(device)
             server.emit("tiers", bins=list(bins), members=[len(part) for part in state["members"]])
             self._open_round()
-        elif not state["expected"]:
+        elif not (state["expected"] or server.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     # A round.

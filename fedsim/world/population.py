@@ -1,7 +1,7 @@
 """The devices, as columns: a device is a row number, and a process exists only while it works."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,11 @@ from pydantic import Field, model_validator
 from fedsim.sizes import Sizes
 from fedsim.spec import Spec
 from fedsim.streams import Streams
+from fedsim.world.arrivals import ArrivalsSpec
 from fedsim.world.availability import AlwaysOn, AvailabilitySpec
 from fedsim.world.capacity import Capacity, FedScaleCapacity
 from fedsim.world.compute import SlowPhases
+from fedsim.world.departures import DeparturesSpec
 from fedsim.world.distributions import Constant, SpeedDistribution
 
 DeadlineBase = Literal["unslowed", "all"]
@@ -33,6 +35,7 @@ class Population:
         departure: when it leaves for good (s), ``inf`` if never; float64.
         slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; 1 for
             all others.
+        version: which version of its data a device holds, from 0; int64.
     """
 
     speed: NDArray[np.float64]
@@ -41,6 +44,15 @@ class Population:
     arrival: NDArray[np.float64]
     departure: NDArray[np.float64]
     slowness: NDArray[np.float64] | float = 1.0
+    version: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.version = np.zeros(len(self.speed), dtype=np.int64)
+
+    def shift(self, device: int, version: int, samples: int) -> None:
+        """From now on the device holds another version of its data, with so many training samples."""
+        self.version[device] = version
+        self.samples[device] = samples
 
     def epoch_s(self, device: int, samples: int | None = None) -> float:
         """Seconds of one undisturbed pass over the device's training samples, or over so many of them."""
@@ -88,7 +100,9 @@ class PopulationSpec(Spec):
         jitter: coefficient of variation of an epoch's time.
         slow_phases: phases in which a device is slow.
         stragglers: devices that are slow all the time.
-        availability: when devices can be reached.
+        availability: when devices can be reached while they are there.
+        arrivals: devices that join later; None if all are there from the start.
+        departures: devices that leave for good; None if all stay.
     """
 
     devices: int = Field(default=100, ge=1)
@@ -100,11 +114,20 @@ class PopulationSpec(Spec):
     slow_phases: SlowPhases | None = None
     stragglers: Stragglers | None = None
     availability: AvailabilitySpec = AlwaysOn()
+    arrivals: ArrivalsSpec | None = None
+    departures: DeparturesSpec | None = None
 
     @model_validator(mode="after")
     def _one_source_of_speed(self) -> "PopulationSpec":
         if self.speed is not None and self.capacity is not None:
             raise ValueError("'speed' and 'capacity' both say how fast devices are; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _lifetimes_fit(self) -> "PopulationSpec":
+        for lifetimes in (self.arrivals, self.departures):
+            if lifetimes is not None:
+                lifetimes.check(self.devices)
         return self
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
@@ -124,8 +147,12 @@ class PopulationSpec(Spec):
         """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
 
         ``speed`` is that of the devices before any of them is slowed (samples/s).
+
+        Raises:
+            ScenarioError: a departure is scheduled for a time at which the device is not there.
         """
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
-        never = np.full(self.devices, np.inf)
         slowness = np.ones(self.devices) if self.stragglers is None else self.stragglers.slowness(streams, self.devices)
-        return Population(speed * slowness, samples, cost, np.zeros(self.devices), never, slowness)
+        arrival = np.zeros(self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices)
+        departure = np.full(self.devices, np.inf) if self.departures is None else self.departures.draw(streams, arrival)
+        return Population(speed * slowness, samples.copy(), cost, arrival, departure, slowness)

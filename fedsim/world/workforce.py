@@ -2,11 +2,14 @@
 
 A step ends exactly once, through its gate: by its own completion, by the device vanishing, or by the server. Who comes first
 wins; where completion and disconnection fall on the same instant the step counts as complete (and the next one is lost at
-once). The server acts only when the world stands still, so what is complete at the very instant of a deadline is in time.
+once). The task of a device that vanishes for good is not lost but left; all else is the same. The server acts only when the
+world stands still, so what is complete at the very instant of a deadline is in time.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -18,7 +21,7 @@ from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
-from fedsim.world.task import Cause, Download, Evaluate, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Evaluate, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.world.population import Population
@@ -26,8 +29,26 @@ if TYPE_CHECKING:
 Ending = Cause | None
 """How a step ended: None when it was carried out."""
 
-Finish = Callable[[Ending], Ending]
-"""What must be done when a step has ended; says how it is to be counted."""
+
+@dataclass(slots=True)
+class Wait:
+    """What a running task waits for.
+
+    Attributes:
+        gate: what its process waits at; None until the process has begun to.
+        alarm: opens the gate: the end of a computation, or the instant at which the device vanishes.
+        flow: the transfer whose end opens the gate.
+    """
+
+    gate: Event | None = None
+    alarm: Wakeup | None = None
+    flow: Flow | None = None
+
+    def open(self, ending: Ending) -> None:
+        """Let the process go on, if nothing has yet."""
+        if self.gate is not None and not self.gate.triggered:
+            self.gate.succeed(ending)
+
 
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
 
@@ -38,7 +59,7 @@ class Workforce:
     Args:
         simulation: the clock.
         population: the devices' columns.
-        availability: when each can be reached.
+        availability: when each can be reached, cut to its lifetime.
         compute: how long training takes.
         network: how long messages take.
         on_end: told of each task once, when it has ended.
@@ -60,7 +81,7 @@ class Workforce:
         self._network = network
         self._on_end = on_end
         self.running: dict[int, Task] = {}
-        self._gates: dict[int, Event] = {}
+        self._waits: dict[int, Wait] = {}
         self._working: dict[int, int] = {}
         self._asked = 0
         self.times_asked: NDArray[np.int64] = np.zeros(len(population.speed), dtype=np.int64)
@@ -76,11 +97,22 @@ class Workforce:
 
     def anyone_ever(self) -> bool:
         """Whether some device is on now or will be at some time."""
-        now, devices = self._simulation.now, range(len(self._population.speed))
-        return any(self._availability.next_on(device, now) < float("inf") for device in devices)
+        now = self._simulation.now
+        staying = np.flatnonzero(self._population.departure > now)
+        return any(self._availability.next_on(int(device), now) < float("inf") for device in staying)
 
-    def start(self, device: int, steps: tuple[Step, ...], round: int | None, group: int | None) -> Task:  # noqa: A002
+    def start(
+        self,
+        device: int,
+        steps: tuple[Step, ...],
+        round: int | None,  # noqa: A002
+        group: int | None,
+        *,
+        continues: bool = False,
+    ) -> Task:
         """Give a task to an idle device; it begins in this instant.
+
+        ``continues``: it goes on with what the device's task before began, and is no selection of its own.
 
         Raises:
             SimulationError: the device still works on another task, or there are no steps.
@@ -89,90 +121,139 @@ class Workforce:
             raise SimulationError(f"device {device} still works on task {self._working[device]}; it does one thing at a time")
         if not steps:
             raise SimulationError(f"a task for device {device} has no steps")
-        task = Task(self._asked, device, steps, round, group, int(self.times_asked[device]))
+        task = Task(self._asked, device, steps, round, group, int(self.times_asked[device]), continues)
+        self._note_data(task)
         self._asked += 1
         self.times_asked[device] += 1
-        self.times_selected[device] += round is not None  # not for a message outside of any round
+        self.times_selected[device] += round is not None and not continues  # not for a message outside of any round
         self.running[task.id] = task
         self._working[device] = task.id
+        self._waits[task.id] = Wait()
         self._simulation.process(self._carry_out(task))
         return task
 
     def end(self, task_id: int, cause: Cause) -> None:
         """End a running task early, in this instant. A task that has just ended stays as it ended."""
-        gate = self._gates.get(task_id)
-        if gate is not None and not gate.triggered:
-            gate.succeed(cause)
+        wait = self._waits.get(task_id)
+        if wait is not None:
+            wait.open(cause)
 
     def end_all(self, cause: Cause) -> None:
         """End every running task: the run is over."""
-        for task_id in list(self._gates):
+        for task_id in list(self._waits):
             self.end(task_id, cause)
 
-    def _carry_out(self, task: Task) -> simpy.events.ProcessGenerator:
-        simulation = self._simulation
-        simulation.emit("task-start", **task.fields())
-        cause: Ending = None
-        while cause is None and task.position < len(task.steps):
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that must be remembered of the devices' work; ``restore`` takes it back."""
+        return {
+            "asked": self._asked,
+            "times_asked": self.times_asked,
+            "times_selected": self.times_selected,
+            "running": [(task, self._waits[task.id].flow) for task in self.running.values()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave: every task stands where it stood. Alarms follow by ``rearm``."""
+        self._asked = state["asked"]
+        self.times_asked[:], self.times_selected[:] = state["times_asked"], state["times_selected"]
+        for task, flow in state["running"]:
+            wait = self._waits[task.id] = Wait(flow=flow)
+            if flow is not None:
+                flow.done = partial(wait.open, None)
+            self.running[task.id] = task
+            self._working[task.device] = task.id
+            self._simulation.process(self._carry_out(task, resumed=True))
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm that was there when the snapshot was taken: the end of a ``step``, or a device's ``vanish``."""
+        task, wait = self.running[number], self._waits[number]
+        ring = partial(self._vanish, task, wait) if kind == "vanish" else lambda: wait.open(task.ending)
+        wait.alarm = self._simulation.wake((kind, number), when, ring)
+
+    def _carry_out(self, task: Task, *, resumed: bool = False) -> simpy.events.ProcessGenerator:
+        """The task's process; a ``resumed`` one stands in the middle of a step that has begun before."""
+        simulation, wait = self._simulation, self._waits[task.id]
+        if not resumed:
+            simulation.emit("task-start", **task.fields(), **({"continues": True} if task.continues else {}))
+        ending: Ending = None
+        while ending is None and task.position < len(task.steps):
             step = task.steps[task.position]
-            task.step_start = simulation.now
-            gate = self._gates[task.id] = simulation.env.event()
-            simulation.emit("step-start", **task.fields(), step=step.name)
-            finish = self._begin(task, step, gate)
-            cause = yield gate
-            cause = finish(cause)
-            if cause is None:
+            wait.gate = simulation.env.event()
+            if not resumed:
+                task.step_start = simulation.now
+                simulation.emit("step-start", **task.fields(), step=step.name)
+                self._begin(task, step, wait)
+            resumed = False
+            ending = yield wait.gate
+            ending = self._finish(task, step, wait, ending)
+            if ending is None:
                 task.position += 1
-        del self._gates[task.id], self.running[task.id], self._working[task.device]
-        task.outcome = cause or "done"
+        del self._waits[task.id], self.running[task.id], self._working[task.device]
+        task.outcome = ending or "done"
         simulation.emit("task-end", **task.fields(), outcome=task.outcome)
         self._on_end(task)
 
-    def _begin(self, task: Task, step: Step, gate: Event) -> Finish:
-        """Start a step, arm what will open its gate, and return what must be done when it has opened."""
+    def _begin(self, task: Task, step: Step, wait: Wait) -> None:
+        """Start a step, and arm what will open its gate."""
         if isinstance(step, Train):
-            return self._begin_training(task, step, gate)
+            self._begin_training(task, step, wait)
+        elif isinstance(step, Evaluate):
+            self._begin_evaluation(task, step, wait)
+        else:
+            self._begin_transfer(task, step, wait)
+
+    def _finish(self, task: Task, step: Step, wait: Wait, ending: Ending) -> Ending:
+        """A step has ended: clear up and record it. Returns how it is to be counted."""
+        if wait.alarm is not None:
+            wait.alarm.cancel()
+            wait.alarm = None
+        if isinstance(step, Train):
+            return self._finish_training(task, step, ending)
         if isinstance(step, Evaluate):
-            return self._begin_evaluation(task, step, gate)
-        return self._begin_transfer(task, step, gate)
+            done = ending or "done"
+            self._simulation.emit("step-end", **task.fields(), step=step.name, outcome=done, models=len(step.models))
+            return ending
+        return self._finish_transfer(task, step, wait, ending)
 
     # Computing: one wake-up, at the end or when the device vanishes before.
 
-    def _begin_training(self, task: Task, step: Train, gate: Event) -> Finish:
+    def _begin_training(self, task: Task, step: Train, wait: Wait) -> None:
         now = self._simulation.now
-        device = task.device
         limit = self._training_limit(task, step)
-        epoch_s = self._population.epoch_s(device, None if step.part is None else step.part.samples)
-        ends = self._compute.epoch_ends(device, now, epoch_s, step.epochs, limit)
+        self._note_data(task)
+        if step.part is not None:
+            task.samples = step.part.samples
+        epoch_s = self._population.epoch_s(task.device, step.work(task.samples))
+        ends = self._compute.epoch_ends(task.device, now, epoch_s, step.epochs, limit)
         if step.adaptive:
             ends = self._compute.adapt(now, ends, limit)
         task.epoch_ends = ends
         all_fit = bool(ends) and ends[-1] <= limit and (step.adaptive or len(ends) == step.epochs)
-        wakeup = self._arm(task, gate, ends[-1] if all_fit else max(limit, now))
+        self._arm(task, wait, ends[-1] if all_fit else max(limit, now))
 
-        def finish(cause: Ending) -> Ending:
-            wakeup.cancel()
-            done = sum(end <= self._simulation.now for end in ends)
-            task.epochs = done
-            if cause is None and done < step.at_least:  # a slow straggler
-                if step.go_on:
-                    task.epochs = 0
-                else:
-                    cause = "late"
-            part = {} if step.part is None else {"part": [step.part.number, 2**step.part.splits, step.part.samples]}
-            self._simulation.emit(
-                "step-end",
-                **task.fields(),
-                step=step.name,
-                outcome=cause or "done",
-                epochs=task.epochs,
-                asked=step.epochs,
-                epoch_ends=ends[:done],
-                **part,
-            )
-            return cause
-
-        return finish
+    def _finish_training(self, task: Task, step: Train, ending: Ending) -> Ending:
+        ends = task.epoch_ends or []
+        done = sum(end <= self._simulation.now for end in ends)
+        task.epochs = done
+        if ending is None and done < step.at_least:  # a slow straggler
+            if step.go_on:
+                task.epochs = 0
+            else:
+                ending = "late"
+        part = {} if step.part is None else {"part": [step.part.number, 2**step.part.splits, step.part.samples]}
+        self._simulation.emit(
+            "step-end",
+            **task.fields(),
+            step=step.name,
+            outcome=ending or "done",
+            epochs=task.epochs,
+            asked=step.epochs,
+            epoch_ends=ends[:done],
+            **part,
+        )
+        return ending
 
     def _training_limit(self, task: Task, step: Train) -> float:
         limits = [float("inf") if step.stop_at is None else step.stop_at]
@@ -189,68 +270,68 @@ class Workforce:
         """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""
         return self._network.latency_s(device) + size / self._network.access_rate(device, direction)
 
-    def _begin_evaluation(self, task: Task, step: Evaluate, gate: Event) -> Finish:
-        now = self._simulation.now
+    def _begin_evaluation(self, task: Task, step: Evaluate, wait: Wait) -> None:
+        self._note_data(task)
         work_s = self._population.epoch_s(task.device) * _FORWARD_SHARE * len(step.models)
-        end = self._compute.epoch_ends(task.device, now, work_s, 1, float("inf"))[0]
-        wakeup = self._arm(task, gate, end)
+        self._arm(task, wait, self._compute.epoch_ends(task.device, self._simulation.now, work_s, 1, float("inf"))[0])
 
-        def finish(cause: Ending) -> Ending:
-            wakeup.cancel()
-            self._simulation.emit("step-end", **task.fields(), step=step.name, outcome=cause or "done", models=len(step.models))
-            return cause
+    def _note_data(self, task: Task) -> None:
+        """Data may change while a device works: what counts is what it holds when it begins to compute."""
+        task.samples = int(self._population.samples[task.device])
+        task.version = int(self._population.version[task.device])
 
-        return finish
-
-    def _arm(self, task: Task, gate: Event, end: float) -> Wakeup:
+    def _arm(self, task: Task, wait: Wait, end: float) -> None:
         """Open the gate at ``end``, or when the device vanishes if that comes first (completion wins a tie)."""
-        span = self._availability.span(task.device, self._simulation.now)
-        off = span.end if span.on else self._simulation.now
-        cause: Ending = None if end <= off else "lost"
-        return self._simulation.wake(("step", task.id), min(end, off), lambda: _open(gate, cause))
+        off = self._off(task.device)
+        task.ending = None if end <= off else self._loss(task.device, off)
+        wait.alarm = self._simulation.wake(("step", task.id), min(end, off), lambda: wait.open(task.ending))
+
+    def _off(self, device: int) -> float:
+        """When the device vanishes next (s)."""
+        span = self._availability.span(device, self._simulation.now)
+        return span.end if span.on else self._simulation.now
 
     # Messages: a flow, and beside it a wake-up for the instant at which the device vanishes.
 
-    def _begin_transfer(self, task: Task, step: Download | Upload, gate: Event) -> Finish:
+    def _begin_transfer(self, task: Task, step: Download | Upload, wait: Wait) -> None:
         direction: Direction = "down" if isinstance(step, Download) else "up"
-        untrained = step.untrained if isinstance(step, Upload) and not task.epochs else None
-        payloads = step.payloads if untrained is None else untrained
-        size = float(sum(part.bytes for part in payloads))
-        flow = self._network.start(task.device, direction, size, lambda: _open(gate, None))
-        vanish = self._arm_vanish(task, gate, flow)
+        size = float(sum(part.bytes for part in _payloads(task, step)))
+        wait.flow = self._network.start(task.device, direction, size, lambda: wait.open(None))
+        off = self._off(task.device)
+        if off < float("inf"):
+            wait.alarm = self._simulation.wake(("vanish", task.id), off, lambda: self._vanish(task, wait))
 
-        def finish(cause: Ending) -> Ending:
-            if vanish is not None:
-                vanish.cancel()
-            if cause is not None:
-                self._network.cancel(flow)
-            self._simulation.emit(
-                "step-end",
-                **task.fields(),
-                step=step.name,
-                outcome=cause or "done",
-                bytes=size,
-                delivered=flow.sent,
-                payloads=[[part.purpose, part.bytes] for part in payloads],
-            )
-            return cause
+    def _vanish(self, task: Task, wait: Wait) -> None:
+        """The device vanishes while a message is on its way; one that is there by now has arrived."""
+        flow, now = wait.flow, self._simulation.now
+        assert flow is not None
+        self._network.cancel(flow)
+        wait.open(None if flow.sent == flow.size and now > task.step_start else self._loss(task.device, now))
 
-        return finish
-
-    def _arm_vanish(self, task: Task, gate: Event, flow: Flow) -> Wakeup | None:
-        simulation = self._simulation
-        span = self._availability.span(task.device, simulation.now)
-        off = span.end if span.on else simulation.now
-        if off == float("inf"):
-            return None
-
-        def vanish() -> None:
+    def _finish_transfer(self, task: Task, step: Download | Upload, wait: Wait, ending: Ending) -> Ending:
+        flow = wait.flow
+        assert flow is not None
+        wait.flow = None
+        if ending is not None:
             self._network.cancel(flow)
-            _open(gate, None if flow.sent == flow.size and off > task.step_start else "lost")
+        payloads = _payloads(task, step)
+        self._simulation.emit(
+            "step-end",
+            **task.fields(),
+            step=step.name,
+            outcome=ending or "done",
+            bytes=flow.size,
+            delivered=flow.sent,
+            payloads=[[part.purpose, part.bytes] for part in payloads],
+        )
+        return ending
 
-        return simulation.wake(("vanish", task.id), off, vanish)
+    def _loss(self, device: int, off: float) -> Cause:
+        """What it means that the device cannot be reached from ``off`` (s) on."""
+        return "left" if off >= self._population.departure[device] else "lost"
 
 
-def _open(gate: Event, cause: Ending) -> None:
-    if not gate.triggered:
-        gate.succeed(cause)
+def _payloads(task: Task, step: Download | Upload) -> tuple[Payload, ...]:
+    """What a message carries: other things where no epoch of the training counts, if the step says so."""
+    untrained = step.untrained if isinstance(step, Upload) and not task.epochs else None
+    return step.payloads if untrained is None else untrained

@@ -5,11 +5,17 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tables import PUBLISHED_JAIN, PUBLISHED_LEVELS, PUBLISHED_PEAK_FALLS, PUBLISHED_ROUND_SPEEDUPS, Experiment
 
-from analysis.paired import paired_difference
 from fedsim.records.fairness import jain_over_time
 from fedsim.records.reading import RunFolder
+from scenarios.claims import CLAIMS, claim_cells, shown
+from scenarios.stragglers.tables import (
+    PUBLISHED_JAIN,
+    PUBLISHED_LEVELS,
+    PUBLISHED_PEAK_FALLS,
+    PUBLISHED_ROUND_SPEEDUPS,
+    Experiment,
+)
 
 Folders = dict[str, list[Path]]
 
@@ -48,8 +54,7 @@ def claims_section() -> str:
     head = [
         "## Claims",
         "",
-        "Each claim says that a difference, seed by seed in the same worlds, is above 0. It *holds* if the whole 95 % interval",
-        "is above 0, *holds in part* if only the mean is, and *does not hold* otherwise.",
+        *CLAIMS,
         "",
         "| data | claim | difference | 95 % interval | verdict |",
         "|---|---|---|---|---|",
@@ -97,18 +102,8 @@ def dropped(folder: Path) -> float:
     return 100 * (1 - sum(row["valid"] for row in rounds) / sum(row["selected"] for row in rounds))
 
 
-def _shown(values: Sequence[float], digits: int = 2) -> str:
-    """Mean +- half the 95 % interval."""
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}"
-    difference = paired_difference(values, [0.0] * len(values))
-    return f"{difference.mean:.{digits}f} +- {difference.high - difference.mean:.{digits}f}"
-
-
 def _claim(data: str, text: str, above: Sequence[float], below: Sequence[float], unit: str) -> None:
-    difference = paired_difference(above, below)
-    interval = f"{difference.low:.3g} to {difference.high:.3g}"
-    _claims.append(f"| {data} | {text} | {difference.mean:.3g} {unit} | {interval} | {difference.verdict} |")
+    _claims.append(f"| {data} | {claim_cells(text, above, below, unit)}")
 
 
 # The tables.
@@ -131,7 +126,7 @@ def _deadline(experiment: Experiment, data: str, folders: Folders) -> list[str]:
         ratio = np.mean(rounds[name]) / np.mean(rounds["cata 1"])
         published = PUBLISHED_ROUND_SPEEDUPS.get(name, {}).get(data, "")
         lost = np.mean([dropped(folder) for folder in folders[name]])
-        cells = (_shown(peaks[name]), _shown(rounds[name], 1), _shown(seconds[name], 0), missed, f"{lost:.1f}", f"{ratio:.2f}")
+        cells = (shown(peaks[name]), shown(rounds[name], 1), shown(seconds[name], 0), missed, f"{lost:.1f}", f"{ratio:.2f}")
         rows.append(f"| {setting.title} | {' | '.join(map(str, cells))} | {published} |")
     for other in ("inf", "fedavg 1", "fedprox 1"):
         title = experiment.settings[other].title
@@ -151,10 +146,10 @@ def _slow(experiment: Experiment, data: str, folders: Folders) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for kind, title in kinds.items():
-        cells = [_shown(peaks[f"{kind} {share}"]) for share in ("0", "0.1", "0.2")]
+        cells = [shown(peaks[f"{kind} {share}"]) for share in ("0", "0.1", "0.2")]
         lost = np.mean([dropped(folder) for folder in folders[f"{kind} 0.2"]])
         published = PUBLISHED_PEAK_FALLS[kind][data]
-        rows.append(f"| {title} | {' | '.join(cells)} | {lost:.1f} % | {_shown(falls[kind])} | {published} |")
+        rows.append(f"| {title} | {' | '.join(cells)} | {lost:.1f} % | {shown(falls[kind])} | {published} |")
     for kind in ("fedavg", "fedprox"):
         _claim(data, f"peak falls less for CATA-Fed(1) than for {kinds[kind]}", falls[kind], falls["cata"], "points")
     return rows
@@ -172,7 +167,7 @@ def _levels(name: str) -> Callable[[Experiment, str, Folders], list[str]]:
             published = PUBLISHED_LEVELS[name].get(key, {}).get(data, ("", ""))
             peaks = [peak(folder) for folder in folders[key]]
             title = f"{setting.title}, H = {key.split()[1]}" if name == "bias" else setting.title
-            cells = (_shown(means), _shown(variances, 3), _shown(peaks), *map(str, published))
+            cells = (shown(means), shown(variances, 3), shown(peaks), *map(str, published))
             rows.append(f"| {title} | {' | '.join(cells)} |")
         if name == "clusters":
             variance = {key: [entry[1] for entry in entries] for key, entries in levels.items()}
@@ -189,7 +184,7 @@ def _fairness(experiment: Experiment, data: str, folders: Folders) -> list[str]:
     means = {name: [level(folder)[0] for folder in runs] for name, runs in folders.items()}
     rows = ["| selection | Jain's index at the end | mean accuracy | published Jain |", "|---|---|---|---|"]
     for name, setting in experiment.settings.items():
-        cells = (_shown(jain[name], 3), _shown(means[name]), str(PUBLISHED_JAIN.get(name, "")))
+        cells = (shown(jain[name], 3), shown(means[name]), str(PUBLISHED_JAIN.get(name, "")))
         rows.append(f"| {setting.title} | {' | '.join(cells)} |")
     _claim(data, "proportional fairness, P = 1, is fairer than random selection", jain["pf 1"], jain["random 1"], "")
     _claim(data, "proportional fairness, P = 4, is fairer than round robin", jain["pf 4"], jain["rr 4"], "")
@@ -203,7 +198,7 @@ def _long_tail(experiment: Experiment, data: str, folders: Folders) -> list[str]
     costs = {kind: list(np.subtract(levels[f"{kind} uniform"], levels[f"{kind} tail"])) for kind in kinds}
     rows = ["| scheme | mean, uniform sizes | mean, long tail | cost of the long tail |", "|---|---|---|---|"]
     for kind, title in kinds.items():
-        cells = (_shown(levels[f"{kind} uniform"]), _shown(levels[f"{kind} tail"]), _shown(costs[kind]))
+        cells = (shown(levels[f"{kind} uniform"]), shown(levels[f"{kind} tail"]), shown(costs[kind]))
         rows.append(f"| {title} | {' | '.join(cells)} |")
     for kind in ("fedavg", "tifl"):
         _claim(data, f"the long tail costs CATA-Fed less than {kinds[kind]}", costs[kind], costs["cata"], "points")

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
-
-import report  # noqa: E402 - the modules beside this script, found however it is called
-from grid import Job, run_all  # noqa: E402
-from tables import SIZES, Experiment, Size, experiments  # noqa: E402
+sys.path.insert(0, str(HERE.parents[1]))  # so that the modules beside this script are found however it is called
 
 import fedsim  # noqa: E402
+from scenarios.grid import Job, run_all  # noqa: E402
+from scenarios.stragglers import report  # noqa: E402
+from scenarios.stragglers.tables import SIZES, Experiment, Size, experiments  # noqa: E402
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """A shard is an index and a transform; its samples come into being when they are asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedsim.data.dataset import Dataset
@@ -28,6 +30,7 @@ def test_labels_and_images_turn_in_training_and_test_alike(small: Dataset) -> No
         assert np.array_equal(x, small.pool.normalised(rotate(small.pool.x[mine].astype(np.float32), 1)))
         assert np.array_equal(y, label_map[small.pool.y[mine]])
     assert data.label_counts(shard).nonzero()[0].tolist() == sorted(label_map[[2, 3]])
+    assert np.array_equal(data.test_labels(shard), label_map[small.pool.y[[700, 701]]])
 
 
 def test_only_training_images_are_augmented(small: Dataset) -> None:
@@ -38,3 +41,35 @@ def test_only_training_images_are_augmented(small: Dataset) -> None:
     assert np.array_equal(x, small.pool.normalised(augment(raw, Augmentation(), 8)))
     assert len(np.unique(x.reshape(3, -1), axis=0)) == 3
     assert np.array_equal(data.test_samples(shard)[0], small.pool.normalised(raw[:1]))
+
+
+def test_a_device_gets_its_next_version_and_keeps_the_old_ones(small: Dataset) -> None:
+    shards = [Shard(index(1), index(700)), Shard(index(2, 3), index(701))]
+    data = FederatedData(small.pool, shards, truth=np.array([5, 6]))
+    assert (data.version(1), data.current(1)) == (0, shards[1])
+    assert data.replace_shard(1, shards[0]) == 1
+    assert data.replace_shard(1, Shard(index(9), index())) == 2
+    assert (data.version(0), data.version(1)) == (0, 2)
+    assert data.current(1).train.tolist() == [9]
+    assert data.shard(1, 1) is shards[0]
+    assert data.shard(1) is data.shard(1, 0) is shards[1]
+    assert data.current(0) is shards[0]
+    assert data.train_sizes().tolist() == [1, 2], "of version 0"
+
+
+def test_truth_is_a_copy_and_the_first_stays_known(small: Dataset) -> None:
+    given = np.array([5, 6])
+    data = FederatedData(small.pool, [Shard(index(1), index()), Shard(index(2), index())], truth=given)
+    assert data.truth is not None
+    data.truth[0] = 9
+    assert (data.truth.tolist(), given.tolist()) == ([9, 6], [5, 6])
+    assert data.initial_truth is not None
+    assert data.initial_truth.tolist() == [5, 6]
+
+
+def test_a_population_made_out_of_another_has_no_versions_of_it(small: Dataset) -> None:
+    data = FederatedData(small.pool, [Shard(index(1), index())])
+    other = replace(data, augmentation=Augmentation())
+    data.replace_shard(0, Shard(index(2), index()))
+    assert (other.version(0), other.current(0)) == (0, data.shards[0])
+    assert other.truth is other.initial_truth is None

@@ -83,6 +83,24 @@ def test_any_shape_any_company(features: int, widths: list[int], sizes: list[int
         assert solved.weights.tobytes() == solver.solve([solves[at]], Descent(0.1))[0].weights.tobytes()
 
 
+@pytest.mark.parametrize("widths", [(2,), (7,), (40, 7)], ids=str)
+def test_batches_of_one_sample_do_not_depend_on_the_company_either(widths: tuple[int, ...]) -> None:
+    compute_with_one_thread()
+    architecture = Architecture((61,), dense(61, *widths))
+    solver = Dense(architecture, torch.device("cpu"))
+    solves = [solve_of(_start(architecture, at), n, (61,), widths[-1], seed=at, batch_size=1) for at, n in enumerate(RAGGED)]
+    rule = Descent(0.01)
+    for together, solve in zip(solver.solve(solves, rule), solves, strict=True):
+        alone = solver.solve([solve], rule)[0]
+        assert together.weights.tobytes() == alone.weights.tobytes()
+        assert together.train_loss == alone.train_loss
+        module = module_of(architecture)
+        load_weights(list(module.parameters()), solve.weights)
+        expected, loss = plain_sgd(module, solve, rule)
+        assert np.abs(alone.weights - expected).max() <= 1e-5
+        assert alone.train_loss == pytest.approx(loss, abs=1e-5)
+
+
 def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
     architecture = Perceptron(hidden=[5]).architecture((6,), 3)
     solves = [solve_of(_start(architecture, 1), 25, (6,), 3, seed=4)]

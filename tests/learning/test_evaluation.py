@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedsim.data.federated import FederatedData, Shard
+from fedsim.executors.threads import Threads
+from fedsim.learning import testing
 from fedsim.learning.engine import Learning
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
@@ -91,6 +93,95 @@ def test_a_test_does_not_depend_on_what_was_tested_before() -> None:
     some = [4, 30, 17, 9]
     one, other = (run(core.evaluate({"some": (core.initial(), some)})) for core in (fresh, used))
     assert one.loss_sum.tobytes() == other.loss_sum.tobytes()
+
+
+def _groups(count: int, seed: int) -> list[list[int]]:
+    """Devices dealt to three groups, some to none and some to two."""
+    draw = np.random.default_rng(seed)
+    return [np.flatnonzero(draw.random(count) < 0.4).tolist() for _ in range(3)]
+
+
+def _turned(count: int, tests: int) -> FederatedData:
+    """Images in all four orientations, each held by two devices, some under other labels."""
+    data = federation([5] * count, tests=tests, shape=(1, 7, 7), classes=4)
+    shards = list(data.shards)
+    for device, shard in enumerate(shards):
+        labels = np.roll(np.arange(4), device) if device % 3 == 0 else None
+        data.shards[device] = Shard(shard.train, shards[device // 2].test, device // 2 % 4, labels)
+        data._later[device, 1] = Shard(shard.train, shard.test, (device + 1) % 4)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("images", "lists"), [(10**6, 1 << 28), (400, 20_000), (300, 10_000), (0, 0)], ids=["all", "two groups", "a group", "none"]
+)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
+    model: ModelSpec, images: int, lists: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _turned(60, 13)
+    fresh = [learning(data, model)[0] for _ in range(4)]
+    expected = []
+    for number, core in enumerate(fresh):
+        for device in range(number):
+            core.shift(device, 1)
+        expected.append(run(core.evaluate(_served(core, number))))
+    monkeypatch.setattr(testing, "_IMAGE_BYTES", images * 4 * 49)
+    monkeypatch.setattr(testing, "_LIST_BYTES", lists)
+    used, _ = learning(data, model, Threads(2))
+    for number in range(4):
+        if number:
+            used.shift(number - 1, 1)
+        found = run(used.evaluate(_served(used, number)))
+        assert found.loss_sum.tobytes() == expected[number].loss_sum.tobytes()
+        assert found.correct.tolist() == expected[number].correct.tolist()
+        kept = used._tests._images
+        assert kept._kept.nbytes <= images * 4 * 49
+        assert len(used._tests._lists) <= 1 or sum(each.bytes for each in used._tests._lists.values()) <= lists
+    used._simulation.executor.close()
+    refs = {name: (ref, served) for name, (ref, served) in _served(used, 3).items()}
+    for name, (ref, served) in refs.items():
+        versions = [data.shard(device, int(device < 3)) for device in (range(60) if served is None else served)]
+        _check(found[name], [_naive(used, model, data, ref, shard) for shard in versions])
+
+
+def _served(core: Learning, number: int) -> dict[str, tuple[Ref, list[int] | None]]:
+    groups = _groups(60, number)
+    return {str(at): (core.initial(at), group) for at, group in enumerate(groups)} | {"all": (core.initial(), None)}
+
+
+def test_few_images_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks, kept rows in any order, and rows that do not begin where a cache line does."""
+    data = federation([5] * 30, tests=23, shape=(61,), classes=7)
+    model = Perceptron(hidden=[9])
+    monkeypatch.setattr(testing, "_BLOCK_NUMBERS", 61 * 50)
+    used, fresh = (learning(data, model)[0] for _ in range(2))
+    for devices in ([17], [29, 3], [4, 17, 3, 8, 9], [5, 5]):
+        run(used.evaluate({"some": (used.initial(2), [*devices, 0])}))
+    one, other = (
+        run(core.evaluate({"all": (core.initial(), None), "few": (core.initial(1), [3, 9])})) for core in (used, fresh)
+    )
+    assert one.loss_sum.tobytes() == other.loss_sum.tobytes()
+    _check(one["all"], [_naive(used, model, data, used.initial(), shard) for shard in data.shards])
+
+
+def test_nobody_to_test_and_devices_in_several_lists() -> None:
+    data = _data()
+    for model in MODELS:
+        core, _ = learning(data, model)
+        refs = [core.initial(at) for at in range(2)]
+        nothing = run(core.evaluate({"a": (refs[0], []), "b": (refs[1], [])}))
+        assert (nothing.devices, nothing.count.sum(), nothing.score("pooled")) == ([], 0, (None, None))
+        assert run(core.evaluate({})).devices == []
+        assert run(core.evaluate_each([])).devices == []
+        untested = run(core.evaluate({"a": (refs[0], [4]), "b": (refs[0], [4, 4])}))
+        assert (untested.devices, untested.count.tolist()) == ([4, 4, 4], [0, 0, 0])
+        found = run(core.evaluate({"a": (refs[0], [0, 3, 5]), "b": (refs[1], [3, 0, 3]), "c": (refs[1], [])}))
+        assert found.devices == [0, 3, 5, 3, 0, 3]
+        shards = data.shards
+        _check(found["a"], [_naive(core, model, data, refs[0], shards[device]) for device in (0, 3, 5)])
+        _check(found["b"], [_naive(core, model, data, refs[1], shards[device]) for device in (3, 0, 3)])
+        assert found["c"].count.sum() == 0
 
 
 def test_scores() -> None:

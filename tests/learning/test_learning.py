@@ -100,6 +100,86 @@ def test_iterations_and_chosen_samples() -> None:
     assert np.allclose(run(core.value(chosen)), step, atol=1e-6)
 
 
+@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)], ids=str)
+def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSpec) -> None:
+    data = federation([70])
+    usual, huge = (learning(data, model, batch_size=size, momentum=0.5)[0] for size in (7, FULL))
+    whole, by_steps, epochs, small = (
+        usual.train(usual.initial(), 0, key=1, epochs=3, full_batch=True),
+        usual.train(usual.initial(), 0, key=1, iterations=3, full_batch=True),
+        huge.train(huge.initial(), 0, key=1, epochs=3),
+        usual.train(usual.initial(), 0, key=1, epochs=3),
+    )
+    values = [run(core.value(ref)).tobytes() for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))]
+    assert values[0] == values[1] == values[2] != run(usual.value(small)).tobytes()
+    assert whole.train_loss == epochs.train_loss
+
+
+def test_a_full_batch_on_chosen_samples_is_all_of_these() -> None:
+    data = federation([70])
+    part = np.arange(3, 40)
+    core, _ = learning(data, Logistic(), batch_size=10, lr=0.2)
+    found = run(core.value(core.train(core.initial(), 0, key=1, epochs=2, samples=part, full_batch=True)))
+    module = module_of(Logistic().architecture((6,), 3))
+    parameters = list(module.parameters())
+    load_weights(parameters, run(core.value(core.initial())))
+    x, y = (torch.from_numpy(samples[part]) for samples in data.train_samples(data.shards[0]))
+    descent = torch.optim.SGD(parameters, lr=0.2)
+    for _ in range(2):
+        descent.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(module(x), y))
+        descent.step()
+    assert np.allclose(found, flat_weights(parameters), atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[33])], ids=lambda model: model.kind)
+def test_full_batches_of_any_size_do_not_depend_on_the_company_bit_for_bit(model: ModelSpec) -> None:
+    sizes = [1, 2, 3, 31, 60, 63, 64, 65, 66, 100, 127, 128, 129, 200, 257, 400, 64, 128]
+    data = federation(sizes, shape=(61,), classes=7)
+    together, apart = (learning(data, model, batch_size=10)[0] for _ in range(2))
+
+    def wishes(core: Learning) -> list[Ref]:
+        return [
+            core.train(core.initial(), device, key=number, epochs=3, full_batch=number < 2)
+            for device in range(len(sizes))
+            for number in range(3)
+        ]
+
+    values = [weights.tobytes() for weights in run(together.values(wishes(together)))]
+    assert values == [run(apart.value(ref)).tobytes() for ref in wishes(apart)]
+
+
+def test_wide_batches_share_a_stack_only_while_there_is_room() -> None:
+    executor = Counting()
+    core, _ = learning(federation([2000] * 5), Logistic(), executor)
+    run(core.values([core.train(core.initial(), device, key=0, full_batch=True) for device in range(5)]))
+    assert executor.asked == ["train"] * 3
+
+
+def test_values_of_many_are_one_cohort() -> None:
+    executor = Counting()
+    core, _ = learning(federation([20] * 6), Logistic(), executor)
+    start = core.initial()
+    updates = [core.train(start, device, key=0) for device in range(6)]
+    mixed = core.mix([(update, 1 / 6) for update in updates])
+    values = run(core.values([mixed, *updates, start]))
+    assert executor.asked == ["train"]
+    assert [weights is ref.value for weights, ref in zip(values, [mixed, *updates, start], strict=True)] == [True] * 8
+    assert run(core.values([])) == []
+
+
+def test_a_part_is_of_the_version_asked_for() -> None:
+    data = federation([21, 34])
+    later = data._later[0, 1] = data.shards[1]
+    core, _ = learning(data, Logistic())
+    for version, shard in ((0, data.shards[0]), (1, later)):
+        parts = [core.part(0, 1, number, version) for number in (1, 2)]
+        assert sorted(np.concatenate(parts)) == list(range(len(shard.train)))
+        labels = [np.bincount(data.train_labels(shard)[part], minlength=3) for part in parts]
+        assert np.abs(labels[0] - labels[1]).max() <= 1
+    assert core.part(0, 1, 1).tobytes() == core.part(0, 1, 1, 0).tobytes()
+
+
 def test_one_seed_gives_every_strategy_the_same_start() -> None:
     data = federation([5])
     for model in (Logistic(), own("Dropping", features=6, classes=3)):
@@ -235,9 +315,13 @@ def test_training_loss_and_discrepancy() -> None:
     loss = run(core.train_loss([(updates[0], 30.0), (updates[1], 20.0)]))
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
     distances = [float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates]
-    assert run(core.discrepancy(updates, model)) == pytest.approx(sum(distances) / 2, rel=1e-5)
-    assert run(core.discrepancy([*updates, _poisoned(core, 2)], model)) == pytest.approx(sum(distances) / 2, rel=1e-5)
-    assert run(core.discrepancy([_poisoned(core, 2)], model)) is None
+    pairs = [(update, model) for update in updates]
+    assert run(core.discrepancy(pairs)) == pytest.approx(sum(distances) / 2, rel=1e-5)
+    bad = _poisoned(core, 2)
+    assert run(core.discrepancy([*pairs, (bad, model), (model, bad)])) == pytest.approx(sum(distances) / 2, rel=1e-5)
+    assert run(core.discrepancy([(updates[0], model), (updates[0], updates[0])])) == pytest.approx(distances[0] / 2, rel=1e-5)
+    assert run(core.discrepancy([(bad, model)])) is None
+    assert run(core.discrepancy([])) is None
     assert run(core.train_loss([(model, 1.0)])) is None
 
 
@@ -255,7 +339,14 @@ def test_learning_off_has_names_and_sizes_only() -> None:
     update = off.train(off.initial(), 3, key=0)
     assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
     assert run(off.evaluate({"global": (update, None)})) is None
-    assert run(off.discrepancy([update], update)) is None
+    assert run(off.discrepancy([(update, update)])) is None
+    best = off.best([update, update], 5, version=2)
+    assert (off.learns, best.device, off.train(best, 5, key=1, full_batch=True).device) == (False, 5, 5)
+    assert run(off.losses([best])) is None
+    assert run(off.choices([best])) is None
+    assert off.part(0, 1, 1, 2) is None
+    with pytest.raises(SimulationError, match='learning = "on"'):
+        run(off.values([update]))
     with pytest.raises(SimulationError, match='learning = "on"'):
         run(off.value(update))
 

@@ -2,8 +2,9 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 
-from fedsim.learning.refs import Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained, Waves
 
 
 def _training(base: Ref, serial: int) -> Ref:
@@ -11,12 +12,18 @@ def _training(base: Ref, serial: int) -> Ref:
 
 
 def _play(wanted: list[Ref]) -> list[list[str]]:
-    """Compute everything with zeros; returns the cohorts."""
+    """Compute everything with zeros, and choose the last; returns the waves of choices and the cohorts."""
     waves, cohorts = Waves(wanted), []
     while waves:
         for ref in waves.combined():
             ref.settle(np.zeros(2, np.float32))
             waves.done(ref)
+        if choices := waves.choices():
+            for ref in choices:
+                ref.choose(np.arange(len(ref.recipe.parents), 0.0, -1.0))  # type: ignore[union-attr]
+                waves.done(ref)
+            cohorts.append([ref.name for ref in choices])
+            continue
         cohort = waves.trainings()
         for ref in cohort:
             ref.settle(np.zeros(2, np.float32))
@@ -32,6 +39,72 @@ def test_trainings_with_known_bases_are_one_cohort() -> None:
     mixed = Ref("model-4", 4, Mixed(tuple((update, 1 / 3) for update in updates), None, True))
     later = [_training(mixed, 5), _training(start, 6)]
     assert _play(later[::-1]) == [["update-1", "update-2", "update-3", "update-6"], ["update-5"]]
+
+
+def _choice(models: list[Ref], serial: int) -> Ref:
+    return Ref(f"choice-{serial}", serial, Best(tuple(models), 0, 0), 0)
+
+
+def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -> None:
+    start = Ref("model-0", 0, Initial(0))
+    updates = [_training(start, at) for at in (1, 2)]
+    mixed = Ref("model-3", 3, Mixed(tuple((update, 0.5) for update in updates), None, True))
+    late = [_choice([start, mixed], at) for at in (4, 5)]  # between models of which one must be trained first
+    early = [_choice([start, start], 6)]  # ready at once: made before any training
+    after = [_training(choice, serial) for serial, choice in enumerate([*late, *early], 7)]
+    last = _choice([*after, early[0]], 10)
+    assert _play([last, *after[::-1], *late]) == [
+        ["choice-6"],
+        ["update-1", "update-2", "update-9"],
+        ["choice-4", "choice-5"],
+        ["update-7", "update-8"],
+        ["choice-10"],
+    ]
+    assert late[0].value is mixed.value
+    assert last.value is early[0].value is start.value
+
+
+def test_a_mix_of_choices_waits_for_them_and_joins_the_next_cohort() -> None:
+    models = [Ref(f"model-{at}", at, Initial(at)) for at in range(2)]
+    chosen = _choice(models, 2)
+    mixed = Ref("model-3", 3, Mixed(((chosen, 1.0),), None, True))
+    assert _play([_training(mixed, 4), _training(models[0], 5)]) == [["choice-2"], ["update-4", "update-5"]]
+
+
+@pytest.mark.parametrize(
+    ("losses", "choice"),
+    [
+        ([3.0, 1.0, 2.0], 1),
+        ([2.0, 1.0, 1.0], 1),
+        ([1.0, 1.0], 0),
+        ([np.nan, 7.0, np.inf], 1),
+        ([-np.inf, 5.0, 4.0], 2),
+        ([np.inf, np.nan], 0),
+        ([np.nan, np.nan], 0),
+        ([np.nan, np.finfo(np.float64).max], 1),
+    ],
+    ids=str,
+)
+def test_the_smallest_finite_loss_wins_and_the_first_of_equals(losses: list[float], choice: int) -> None:
+    models = [Ref(f"model-{at}", at, None) for at in range(len(losses))]
+    for at, model in enumerate(models):
+        model.settle(np.full(2, at, np.float32) if at != 1 else np.full(2, np.inf, np.float32))
+    ref = _choice(models, 9)
+    ref.choose(np.array(losses))
+    assert ref.choice == choice
+    assert ref.value is models[choice].value
+    assert ref.finite == models[choice].finite
+    assert ref.losses is not None
+    assert not ref.losses.flags.writeable
+    assert ref.recipe is None
+
+
+def test_a_choice_needs_models_and_is_made_once() -> None:
+    with pytest.raises(ValueError, match=r"device 7 .* at least one"):
+        Best((), 7, 0)
+    settled = Ref("model-0", 0, None)
+    with pytest.raises(ValueError, match="model-0 is no choice"):
+        settled.choose(np.zeros(1))
 
 
 def test_a_chain_of_thousands_needs_no_recursion_and_frees_what_nobody_holds() -> None:

@@ -1,15 +1,13 @@
 """The straggler study: every setting is a valid scenario, equal labels are equal runs, and a stopped study goes on."""
 
-import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import fedsim
 from fedsim.records.audit import audit
+from scenarios import grid
+from scenarios.stragglers import report, tables
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "stragglers"
 TINY = (
@@ -23,19 +21,8 @@ TINY = (
 )
 
 
-@pytest.fixture
-def study() -> Iterator[dict[str, ModuleType]]:
-    """The modules beside the script."""
-    sys.path.insert(0, str(FOLDER))
-    yield {name: importlib.import_module(name) for name in ("tables", "grid", "report")}
-    sys.path.remove(str(FOLDER))
-    for name in ("tables", "grid", "report"):
-        del sys.modules[name]
-
-
 @pytest.mark.parametrize("size", ["small", "full"])
-def test_every_setting_is_a_valid_scenario_and_a_label_means_one_run(study: dict[str, ModuleType], size: str) -> None:
-    tables = study["tables"]
+def test_every_setting_is_a_valid_scenario_and_a_label_means_one_run(size: str) -> None:
     seen: dict[str, tuple[str, ...]] = {}
     for experiment in tables.experiments(tables.SIZES[size]).values():
         for data in experiment.datasets:
@@ -46,8 +33,7 @@ def test_every_setting_is_a_valid_scenario_and_a_label_means_one_run(study: dict
     assert len(seen) == 63
 
 
-def test_a_run_is_made_once_and_what_was_cut_off_is_made_again(study: dict[str, ModuleType], tmp_path: Path) -> None:
-    grid = study["grid"]
+def test_a_run_is_made_once_and_what_was_cut_off_is_made_again(tmp_path: Path) -> None:
     jobs = [grid.Job(FOLDER / "small.toml", TINY, seed, tmp_path / f"seed-{seed}") for seed in (1, 2)]
     grid.run_all([jobs[0]], 1)
     made = (tmp_path / "seed-1" / "summary.json").stat().st_mtime_ns
@@ -58,8 +44,7 @@ def test_a_run_is_made_once_and_what_was_cut_off_is_made_again(study: dict[str, 
         assert not any(audit(job.folder).values())
 
 
-def test_the_report_reads_runs(study: dict[str, ModuleType], tmp_path: Path) -> None:
-    report, tables = study["report"], study["tables"]
+def test_the_report_reads_runs(tmp_path: Path) -> None:
     experiment = tables.experiments(tables.SMALL)["fairness"]
     folders = {}
     for number, name in enumerate(experiment.settings):

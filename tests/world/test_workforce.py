@@ -15,9 +15,10 @@ from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability, Span
 from fedsim.world.compute import Compute
+from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Evaluate, Part, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Download, Evaluate, Part, Payload, Step, Task, Train, Upload, samples_processed
 from fedsim.world.workforce import Workforce
 
 MODEL = Download((Payload("model", 1000.0),))
@@ -38,19 +39,26 @@ class Until:
 
 
 class Site:
-    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1)."""
+    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1).
 
-    def __init__(self, off: float = math.inf, latency: float = 0.0) -> None:
+    Args:
+        off: when both vanish (s), for as long as the run lasts.
+        latency: of both (s).
+        lifetime: from when to when both are there (s).
+    """
+
+    def __init__(self, off: float = math.inf, latency: float = 0.0, lifetime: tuple[float, float] = (0.0, math.inf)) -> None:
         self.simulation = Simulation()
-        never = np.full(2, np.inf)
         samples = np.array([100, 200], dtype=np.int64)
-        population = Population(np.full(2, 10.0), samples, 1.0, np.zeros(2), never)
+        self.population = population = Population(
+            np.full(2, 10.0), samples, 1.0, np.full(2, lifetime[0]), np.full(2, lifetime[1])
+        )
         network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.full(2, latency), math.inf, math.inf)
-        availability: Availability = Until(off)
+        self.availability: Availability = bounded(Until(off), population)
         compute = Compute(Streams(1), 0.0, None)
         self.ended: list[Task] = []
         self.records: list[Record] = []
-        self.workforce = Workforce(self.simulation, population, availability, compute, network, self._on_end)
+        self.workforce = Workforce(self.simulation, population, self.availability, compute, network, self._on_end)
         self.simulation.listen(self.records.append)
 
     def _on_end(self, task: Task) -> None:
@@ -122,6 +130,159 @@ def test_complete_in_the_instant_of_vanishing_is_done() -> None:
 
 def test_lost_in_latency_nothing_has_moved() -> None:
     assert Site(3.0, latency=5.0).run(MODEL) == [("download", 3.0, "lost", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("departure", "expected"),
+    [
+        (4.0, [("download", 4.0, "left", 400.0)]),
+        (25.0, [("download", 10.0, "done", 1000.0), ("train", 25.0, "left", 1)]),
+        (46.0, [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 46.0, "left", 300.0)]),
+        (40.0, [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 40.0, "left", 0.0)]),
+    ],
+)
+def test_the_task_of_a_device_that_leaves_for_good_has_left_and_is_charged_for_what_moved(
+    departure: float, expected: list[Any]
+) -> None:
+    site = Site(lifetime=(0.0, departure))
+    assert site.run(MODEL, Train("model", 3), UPDATE) == expected
+    assert (site.ended[0].outcome, site.simulation.now) == ("left", departure)
+    assert not site.workforce.is_idle(0)
+    assert not site.workforce.anyone_ever()
+
+
+def test_an_evaluation_can_be_left_too() -> None:
+    assert Site(lifetime=(0.0, 7.0)).run(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
+
+
+def test_complete_in_the_instant_of_the_departure_is_done() -> None:
+    site = Site(lifetime=(0.0, 52.0))
+    assert site.run(MODEL, Train("model", 3), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
+    assert site.ended[0].outcome == "done"
+
+
+@pytest.mark.parametrize(("off", "departure", "outcome"), [(4.0, 5.0, "lost"), (5.0, 5.0, "left"), (6.0, 5.0, "left")])
+def test_who_vanishes_before_it_leaves_loses_its_task(off: float, departure: float, outcome: str) -> None:
+    site = Site(off, lifetime=(0.0, departure))
+    assert site.run(MODEL) == [("download", min(off, departure), outcome, 100.0 * min(off, departure))]
+
+
+def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
+    site = Site(lifetime=(30.0, 60.0))
+    workforce = site.workforce
+    told: list[tuple[float, bool]] = []
+
+    async def ask(device: int) -> None:
+        told.append((site.simulation.now, workforce.is_idle(device)))
+        if device == 0:
+            workforce.start(device, (MODEL, UPDATE), 0, None)
+
+    site.simulation.handle = ask
+    Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
+    assert not workforce.is_idle(0)
+    assert workforce.anyone_ever()
+    assert workforce.next_on(0, 0.0) == 30.0
+    asyncio.run(site.simulation.run())
+    assert told == [(30.0, True), (30.0, True)]
+    (task,) = site.ended
+    assert (task.device, task.outcome) == (0, "done")
+    kinds = [(record.time, record.kind) for record in site.records if "step" not in record.kind]
+    assert kinds == [(30.0, "arrival"), (30.0, "arrival"), (30.0, "task-start"), (52.0, "task-end"), *[(60.0, "departure")] * 2]
+    assert not workforce.is_idle(0)
+
+
+def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
+    site = Site(lifetime=(0.0, 25.0))
+    Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
+    site.run(MODEL, Train("model", 3), UPDATE)
+    last = [(record.time, record.kind) for record in site.records[-4:]]
+    assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
+
+
+class TestNotesOnData:
+    """What a device holds changes while it works: the task knows what it computed on, and its time does not change."""
+
+    def shifted(self, time: float, *steps: Step) -> tuple[Site, list[tuple[Any, ...]]]:
+        site = Site()
+        site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
+        return site, site.run(*steps)
+
+    @pytest.mark.parametrize(("time", "end", "noted"), [(5.0, 55.0, (150, 1)), (25.0, 40.0, (100, 0))])
+    def test_a_shift_counts_from_the_next_training(self, time: float, end: float, noted: tuple[int, int]) -> None:
+        site, steps = self.shifted(time, MODEL, Train("m", 3))
+        assert steps[-1] == ("train", end, "done", 3)
+        assert (site.ended[0].samples, site.ended[0].version) == noted
+
+    def test_an_evaluation_notes_it_too(self) -> None:
+        site, steps = self.shifted(5.0, MODEL, Evaluate(("a",)))
+        assert steps[-1][1] == pytest.approx(15.0)
+        assert (site.ended[0].samples, site.ended[0].version) == (150, 1)
+
+    def test_a_part_is_what_is_trained_on(self) -> None:
+        site = Site()
+        site.run(Train("m", 1, part=Part(2, 4, 98)))
+        assert site.ended[0].samples == 24
+
+    def test_a_task_that_never_computes_knows_what_the_device_held_when_it_began(self) -> None:
+        site = Site()
+        site.run(MODEL)
+        assert site.ended[0].samples == 100
+
+
+class TestIterations:
+    @given(st.integers(0, 40), st.integers(1, 50), st.integers(1, 200))
+    def test_samples_processed_are_those_of_the_batches_one_by_one(
+        self, samples: int, batch_size: int, iterations: int
+    ) -> None:
+        processed, left = 0, samples
+        for _ in range(iterations):
+            batch = min(batch_size, left)
+            processed += batch
+            left = left - batch or samples
+        assert samples_processed(samples, batch_size, iterations) == processed
+
+    @pytest.mark.parametrize(
+        ("train", "end"),
+        [
+            (Train("m", 1, iterations=7, batch_size=30), 19.0),  # 30 + 30 + 30 + 10 + 30 + 30 + 30 samples, 10 a second
+            (Train("m", 1, iterations=4, batch_size=30), 10.0),
+            (Train("m", 1, iterations=3, batch_size=1000), 30.0),
+            (Train("m", 1, iterations=3, full_batch=True), 30.0),
+            (Train("m", 2, full_batch=True), 20.0),
+            (Train("m", 1, iterations=5, batch_size=10, part=Part(2, 1, 100)), 4.5),  # 25 samples: 10 + 10 + 5 + 10 + 10
+        ],
+    )
+    def test_they_take_the_time_of_what_they_process_and_count_as_one_epoch(self, train: Train, end: float) -> None:
+        assert Site().run(train) == [("train", end, "done", train.epochs)]
+
+    def test_cut_off_they_are_late_and_none_counts(self) -> None:
+        train = Train("m", 1, iterations=4, batch_size=30, budget=9.0)
+        assert Site().run(train) == [("train", 9.0, "late", 0)]
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            ({"iterations": 5}, "5 iterations has batch_size=None"),
+            ({"iterations": 5, "batch_size": 0}, "5 iterations has batch_size=0"),
+            ({"iterations": 0, "batch_size": 5}, "iterations=0"),
+            ({"iterations": 5, "batch_size": 5, "epochs": 2}, "iterations=5 and epochs=2"),
+            ({"batch_size": 5, "full_batch": True}, "batch_size=5 and full_batch"),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused(self, more: dict[str, Any], message: str) -> None:
+        asked: dict[str, Any] = {"model": "m", "epochs": 1} | more
+        with pytest.raises(SimulationError, match=message):
+            Train(**asked)
+
+
+def test_what_continues_is_no_selection_of_its_own() -> None:
+    site = Site()
+    site.run(MODEL)
+    site.workforce.start(0, (MODEL,), 0, None, continues=True)
+    asyncio.run(site.simulation.run())
+    assert (site.workforce.times_asked[0], site.workforce.times_selected[0]) == (2, 1)
+    starts = [record.fields for record in site.records if record.kind == "task-start"]
+    assert ["continues" in fields for fields in starts] == [False, True]
 
 
 @pytest.mark.parametrize(("time", "step", "amount"), [(4.0, "download", 400.0), (35.0, "train", 2), (41.0, "upload", 50.0)])

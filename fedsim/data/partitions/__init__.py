@@ -12,6 +12,7 @@ from fedsim.data.partitions.ditto import Ditto
 from fedsim.data.partitions.femnist import Femnist
 from fedsim.data.partitions.file import PartitionFile
 from fedsim.data.partitions.iid import Iid
+from fedsim.data.partitions.label_groups import LabelGroups
 from fedsim.data.partitions.permutations import Permutations
 from fedsim.data.partitions.power_law import PowerLaw
 from fedsim.data.partitions.rotations import Rotations
@@ -26,6 +27,7 @@ PartitionSpec = Annotated[
     | Ditto
     | ClassBias
     | ClassImbalance
+    | LabelGroups
     | Rotations
     | Permutations
     | PartitionFile
@@ -41,6 +43,7 @@ __all__ = [
     "Ditto",
     "Femnist",
     "Iid",
+    "LabelGroups",
     "Partition",
     "PartitionFile",
     "PartitionSpec",

@@ -42,8 +42,10 @@ class Partition(Spec):
         return self
 
 
-def federated(dataset: Dataset, train: Sequence[Index], test: Sequence[Index]) -> FederatedData:
-    """Plain shards: device d trains on ``train[d]`` and is tested on ``test[d]``.
+def federated(
+    dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: NDArray[np.int64] | None = None
+) -> FederatedData:
+    """Plain shards: device d trains on ``train[d]``, is tested on ``test[d]``, and its true group is ``truth[d]``.
 
     Raises:
         ScenarioError: a device would have nothing to train on.
@@ -54,7 +56,7 @@ def federated(dataset: Dataset, train: Sequence[Index], test: Sequence[Index]) -
             f"population.devices is {len(train)}; with this data.partition device {empty} gets no training samples of "
             f"'{dataset.name}', and each device needs one at least"
         )
-    return FederatedData(dataset.pool, [Shard(mine, tested) for mine, tested in zip(train, test, strict=True)])
+    return FederatedData(dataset.pool, [Shard(mine, tested) for mine, tested in zip(train, test, strict=True)], truth=truth)
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
@@ -75,6 +77,11 @@ def require_classes(key: str, value: int, classes: int, name: str) -> None:
     """
     if value > classes:
         raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
+
+
+def first_class(devices: int, per_device: int, classes: int) -> NDArray[np.int64] | None:
+    """The true groups where device u holds the classes u, u+1, ... (mod C): u mod C, int64 [devices]; None if all hold all."""
+    return np.arange(devices) % classes if per_device < classes else None
 
 
 def cut(index: Index, counts: NDArray[np.int64]) -> list[Index]:
@@ -100,10 +107,12 @@ def hold_out_tenth(index: Index, generator: np.random.Generator) -> tuple[Index,
     return shuffled[:train], shuffled[train:]
 
 
-def hold_out_tenths(dataset: Dataset, held: Sequence[Index], streams: Streams) -> FederatedData:
+def hold_out_tenths(
+    dataset: Dataset, held: Sequence[Index], streams: Streams, truth: NDArray[np.int64] | None = None
+) -> FederatedData:
     """Shards of which each device holds back a tenth of its own samples for testing."""
     parts = [hold_out_tenth(index, streams.generator("world/data/hold-out", device)) for device, index in enumerate(held)]
-    return federated(dataset, [train for train, _ in parts], [test for _, test in parts])
+    return federated(dataset, [train for train, _ in parts], [test for _, test in parts], truth)
 
 
 def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:

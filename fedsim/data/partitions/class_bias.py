@@ -3,6 +3,7 @@
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.dataset import Dataset
@@ -18,7 +19,8 @@ class ClassBias(Partition):
 
     Images are drawn from the first ``per_class`` training images of each class: within a device without repetition while
     they last, among devices with. So each device distorts its images in its own way (``data.augmentation``). Test samples
-    are the published ones, each on one device, following the devices' labels.
+    are the published ones, each on one device, following the devices' labels. With one class a device, the devices of a
+    class are a true group.
 
     Attributes:
         classes_per_device: H, the number of classes that make the larger part; all of them gives IID data.
@@ -45,14 +47,17 @@ class ClassBias(Partition):
                 f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
             )
         sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
-        train = [
-            self._draw(parts, int(size), streams.generator("world/data/train", device)) for device, size in enumerate(sizes)
-        ]
-        return federated(dataset, train, deal_test_alike(dataset, train, streams))
+        train, first = [], []
+        for device, size in enumerate(sizes.tolist()):
+            generator = streams.generator("world/data/train", device)
+            order = generator.permutation(len(parts))
+            train.append(self._draw(parts, order, size, generator))
+            first.append(order[0])
+        truth = np.array(first) if self.classes_per_device == 1 else None
+        return federated(dataset, train, deal_test_alike(dataset, train, streams), truth)
 
-    def _draw(self, parts: list[Index], size: int, generator: np.random.Generator) -> Index:
-        """One device's training samples."""
-        order = generator.permutation(len(parts))
+    def _draw(self, parts: list[Index], order: NDArray[np.int64], size: int, generator: np.random.Generator) -> Index:
+        """One device's training samples; the first classes in ``order`` make the larger part."""
         biased, others = order[: self.classes_per_device], order[self.classes_per_device :]
         major = round(self.share * size) if len(others) else size
         counts = np.zeros(len(parts), dtype=np.int64)

@@ -20,7 +20,8 @@ class ClassImbalance(Partition):
     The majority class, counted from 1, is Normal(``mean``, ``variance``) rounded, redrawn outside 1..C. B whole numbers
     uniform in 0..``largest`` are drawn and redrawn while all are 0; the largest is the amount of the majority class, the
     others go to random other classes. A training image is on two devices only where its class is used up (MNIST nearly
-    suffices for B = 10). The published (balanced) test set is dealt evenly.
+    suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a device, the devices of a class
+    are a true group.
 
     Attributes:
         classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the paper).
@@ -46,7 +47,8 @@ class ClassImbalance(Partition):
         owner = np.concatenate([np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)])
         index = np.concatenate([np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)])
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
-        return federated(dataset, gather(owner, index, devices), test)
+        truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
+        return federated(dataset, gather(owner, index, devices), test, truth)
 
     def _majority_chances(self, classes: int) -> NDArray[np.float64]:
         """The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedsim.data.dataset import Dataset, Normalise
 from fedsim.data.federated import FederatedData, Index
-from fedsim.data.partitions.base import Partition, federated, require_classes
+from fedsim.data.partitions.base import Partition, federated, first_class, require_classes
 from fedsim.streams import Streams
 
 
@@ -18,7 +18,8 @@ class Ditto(Partition):
     Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and int(p n / r) + 1 test
     samples, r the published sets' ratio. A class that is used up starts again, so devices may share images, but a test image
     is never a training image. With Fashion-MNIST, 500 devices and the defaults: 61,251 + 11,254 samples, training sizes from
-    31 to 1,378 with median 88, exactly as published.
+    31 to 1,378 with median 88, exactly as published. Devices with the same classes are a true group,
+    which its first class names.
 
     Attributes:
         seed: of numpy's legacy generator, which the published split was drawn with: the split is then the same in every
@@ -50,7 +51,7 @@ class Ditto(Partition):
             labels = [(device + slot) % classes for slot in range(slots)]
             train.append(train_pile.take(labels, amounts.astype(np.int64) + 1))
             test.append(test_pile.take(labels, (amounts / ratio).astype(np.int64) + 1))
-        return federated(dataset, train, test)
+        return federated(dataset, train, test, first_class(devices, slots, classes))
 
 
 class _Pile:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.federated import FederatedData, Index
-from fedsim.data.partitions.base import Partition, hold_out_tenths, require_classes
+from fedsim.data.partitions.base import Partition, first_class, hold_out_tenths, require_classes
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 
@@ -20,7 +20,7 @@ class Femnist(Partition):
 
     Samples come from the training set, at most ``per_class`` of each class; a tenth of each device's is held back for
     testing. With the ten letters a-j of EMNIST and 200 devices this is the papers' FEMNIST; any other source gets the same
-    label skew.
+    label skew. Devices with the same classes are a true group, which its first class names.
 
     Attributes:
         overlap: as published, where an inverted test makes every device take the *first* images of a class: devices share
@@ -49,7 +49,7 @@ class Femnist(Partition):
             labels = [(device + slot) % classes for slot in range(self.classes_per_device)]
             held.append(np.concatenate([self._take(parts[label], taken, label, amount) for label in labels]))
             self._require_some(dataset.name, devices, device, held[-1])
-        return hold_out_tenths(dataset, held, streams)
+        return hold_out_tenths(dataset, held, streams, first_class(devices, self.classes_per_device, classes))
 
     def _take(self, part: Index, taken: NDArray[np.int64], label: int, amount: int) -> Index:
         """The next ``amount`` samples of a class, or as many as are left."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedsim.data.dataset import Dataset, Normalise
 from fedsim.data.federated import FederatedData, Index
-from fedsim.data.partitions.base import Partition, hold_out_tenths, require_classes, require_devices
+from fedsim.data.partitions.base import Partition, first_class, hold_out_tenths, require_classes, require_devices
 from fedsim.streams import Streams
 
 
@@ -19,7 +19,7 @@ class PowerLaw(Partition):
     file order; then the rest of each class is shared out in lognormal proportions. A request beyond the end of the class
     is left out whole. A tenth of each device's samples is held back for testing. With MNIST, 1,000 devices and the defaults
     this is FedProx's recipe (about 69,050 samples; mean 69, median 24, least 10); other ``classes_per_device`` give Table I
-    of FlexCFL.
+    of FlexCFL. Devices with the same classes are a true group, which its first class names.
 
     Attributes:
         classes_per_device: consecutive classes that a device holds.
@@ -46,7 +46,8 @@ class PowerLaw(Partition):
         self._require_room(dataset.name, devices, sizes, reserved)
         wanted = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
         amounts = np.stack([np.full_like(wanted, self.minimum_per_class), wanted])
-        return hold_out_tenths(dataset, _take(parts, labels, amounts), streams)
+        truth = first_class(devices, self.classes_per_device, classes)
+        return hold_out_tenths(dataset, _take(parts, labels, amounts), streams, truth)
 
     def _extras(self, labels: NDArray[np.int64], left: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
         """Samples beyond the first few that each device asks for, [devices, classes_per_device]."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,16 @@ class Solved(NamedTuple):
     train_loss: float
 
 
+def mean_of(losses: Tensor) -> float:
+    """The mean of the losses of samples [n], summed in float64; NaN without samples."""
+    return float(losses.sum(dtype=torch.float64)) / len(losses) if len(losses) else float("nan")
+
+
+def sum_of_squares(entries: Weights) -> float:
+    """The sum of squares in float64, the same on any number of threads."""
+    return float(np.square(entries, dtype=np.float64).sum())
+
+
 class Solver(Protocol):
     """Trains and applies one kind of model. Its methods may run in several threads at once.
 
@@ -76,6 +87,16 @@ class Solver(Protocol):
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """The same for several models, each with its own samples."""
+
+    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
+        """The mean loss of one model on each of several sets of samples; NaN for an empty set.
+
+        Each is the same, bit for bit, whatever other sets there are. ``xs`` and ``ys`` lie on the solver's device, in memory
+        that torch has allocated (and therefore aligned).
+        """
+
+    def kernel_norm(self, weights: Weights) -> float:
+        """The sum of the squared entries of a model's kernels, which the L2 penalty is on."""
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, [n]."""

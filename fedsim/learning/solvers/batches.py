@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 _NARROW = 64  # batches up to this size are always padded to the full batch size
 
+WHOLE = 1 << 62
+"""A batch size that no device has samples for: every batch is the whole local set."""
+
 
 @dataclass(frozen=True)
 class Batches:

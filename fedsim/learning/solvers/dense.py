@@ -18,12 +18,14 @@ from torch.nn import functional
 
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, mean_of, sum_of_squares
 from fedsim.learning.solvers.batches import Batches
 
 _LINE = 16  # floats in a cache line
 _STACK_BYTES = 1 << 19  # stacked weights of one solve: what stays in a core's own cache beside the rest
 _FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 32  # fewer leave a product's fixed cost unshared
+_NARROWEST = 2  # rows of a batch array: a product of single rows depends on how many of them are stacked
+_APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 _NEVER = -1e30  # bias of the classes that are only padding: their probability is exactly 0
 
 
@@ -70,26 +72,57 @@ class Dense:
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits of samples [n, *shape]: [n, classes]."""
-        return self.outputs_each([weights], [x])[0]
+        return self._apply(self._layers(weights), x.to(self.device))
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """Logits of several models, each with its own samples; in one batched product a layer."""
-        flat = torch.from_numpy(np.stack(weights)).to(self.device, self.dtype)
+        flat = self._flat(weights)
         longest = max(len(x) for x in xs)
-        if len(xs) == 1:
-            samples = xs[0].reshape(1, longest, -1).to(self.device, self.dtype)
-        else:
-            samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype, device=self.device)
-            for at, x in enumerate(xs):
-                samples[at, : len(x)] = x.reshape(len(x), -1)
+        samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype, device=self.device)
+        for at, x in enumerate(xs):
+            samples[at, : len(x)] = x.reshape(len(x), -1)
         hidden = samples.transpose(1, 2)  # features before samples: twice as fast for the few outputs of a classifier
         for layer, (kernel, bias) in enumerate(self._split(flat)):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
+    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
+        """Mean losses of one model; see ``Solver``. A product has the samples of one set, so nothing else can change it."""
+        layers = self._layers(weights)
+        return [mean_of(self.losses(self._apply(layers, x), y)) for x, y in zip(xs, ys, strict=True)]
+
+    def kernel_norm(self, weights: Weights) -> float:
+        """The sum of the squared kernel entries."""
+        total, at = 0.0, 0
+        for inputs, outputs in pairwise(self.sizes):
+            total += sum_of_squares(weights[at : at + inputs * outputs])
+            at += inputs * outputs + outputs
+        return total
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Softmax cross-entropy of each sample."""
         return functional.cross_entropy(outputs, y, reduction="none")
+
+    def _layers(self, weights: Weights) -> list[_Layer]:
+        """Kernels [outputs, inputs] and biases [outputs, 1] of one model, each in memory of its own."""
+        return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in self._split(self._flat([weights]))]
+
+    def _apply(self, layers: Sequence[_Layer], x: Tensor) -> Tensor:
+        """Logits of samples [n, *shape]: [n, classes]."""
+        logits = []
+        for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
+            hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier
+            for at, (kernel, bias) in enumerate(layers):
+                hidden = torch.addmm(bias, kernel, hidden.relu_() if at else hidden)
+            logits.append(hidden.t())
+        return torch.cat(logits)
+
+    def _flat(self, models: Sequence[NDArray[np.floating]]) -> Tensor:
+        """Flat models [K, d], in memory of torch's: aligned, whatever numpy's was."""
+        flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
+        for row, weights in zip(flat.numpy(), models, strict=True):
+            row[:] = weights
+        return flat.to(self.device)
 
     def _split(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Kernels [K, outputs, inputs] and biases [K, outputs] of flat models [K, d]."""
@@ -102,7 +135,7 @@ class Dense:
 
     def _stack(self, models: Sequence[NDArray[np.floating]]) -> list[_Layer]:
         """Each layer's padded kernels [K, inputs, outputs] and biases [K, 1, outputs]."""
-        flat = torch.from_numpy(np.stack(models)).to(self.device, self.dtype)
+        flat = self._flat(models)
         stacked = []
         for layer, (kernel, bias) in enumerate(self._split(flat)):
             inputs, outputs = self.sizes[layer], self.sizes[layer + 1]
@@ -164,17 +197,18 @@ class _Schedule:
         """Lay out the work of ``solves``, which are sorted by falling number of steps."""
         batches = [solve.batches for solve in solves]
         starts = np.concatenate([[0], np.cumsum(_still_active(batches))])
-        lines, width = int(starts[-1]), batches[0].rows.shape[1]
+        lines, width = int(starts[-1]), max(_NARROWEST, batches[0].rows.shape[1])
         total = sum(len(solve.y) for solve in solves)
-        rows = np.empty((lines, width), dtype=np.int64)
+        rows = np.full((lines, width), total, dtype=np.int64)
         shares = np.zeros((lines, width, 1), dtype=np.float64)
         labels = np.concatenate([*(solve.y.numpy() for solve in solves), [0]])
         first = 0
         for rank, batch in enumerate(batches):
             at = starts[: batch.steps] + rank
             real = batch.rows < batch.samples
-            rows[at] = np.where(real, batch.rows + first, total)
-            shares[at, :, 0] = real / batch.counts[:, None]
+            columns = batch.rows.shape[1]
+            rows[at, :columns] = np.where(real, batch.rows + first, total)
+            shares[at, :columns, 0] = real / batch.counts[:, None]
             first += batch.samples
         return cls(
             batches,
@@ -201,7 +235,7 @@ class _Schedule:
         if not batch.steps:
             return float("nan")
         real = batch.rows[batch.last_epoch :] < batch.samples
-        log_probability = picked[self.starts[batch.last_epoch : batch.steps] + rank, :, 0]
+        log_probability = picked[self.starts[batch.last_epoch : batch.steps] + rank, : batch.rows.shape[1], 0]
         return float(-log_probability[real].sum(dtype=np.float64) / real.sum())
 
 

@@ -5,6 +5,7 @@ equal bit for bit whatever the cohort. A GPU is bound by launches, so there a wh
 """
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,13 +16,14 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, mean_of, sum_of_squares
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.modules import flat_weights, kernels, load_weights
 
 _STACK_BYTES = 8 << 30  # stacked weights of one solve on a GPU
 _MOST_AT_ONCE = 256
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
+_ALIGNED = 16  # samples: any number of these begins where a cache line does
 
 
 class Module:
@@ -64,15 +66,29 @@ class Module:
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """What the module makes of samples [n, *shape]."""
-        module = self._own_copy().eval()
-        load_weights(_trained(module), weights)
-        size = max(1, _APPLIED_AT_ONCE // max(1, x[0].numel())) if len(x) else 1
-        with torch.inference_mode():
-            return torch.cat([module(self._laid_out(piece.to(self.device))) for piece in torch.split(x, size)])
+        return self._apply(self._loaded(weights), x)
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """The same for several models, one after the other."""
         return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
+
+    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
+        """Mean losses of one model, which is loaded once; see ``Solver``."""
+        module = self._loaded(weights)
+        with torch.inference_mode():
+            return [
+                mean_of(self.losses(self._apply(module, x), y)) if len(y) else float("nan") for x, y in zip(xs, ys, strict=True)
+            ]
+
+    def kernel_norm(self, weights: Weights) -> float:
+        """The sum of the squared kernel entries."""
+        total, at = 0.0, 0
+        for name, shape in self.tensors:
+            size = math.prod(shape)
+            if name in self._kernels:
+                total += sum_of_squares(weights[at : at + size])
+            at += size
+        return total
 
     def solve_one(self, solve: LocalSolve, descent: Descent) -> Solved:
         """Train one device."""
@@ -120,6 +136,19 @@ class Module:
         if not hasattr(self._threads, "module"):
             self._threads.module = copy.deepcopy(self._template)
         return self._threads.module  # type: ignore[no-any-return]
+
+    def _loaded(self, weights: Weights) -> nn.Module:
+        """This thread's copy of the module, with these weights and without dropout."""
+        module = self._own_copy().eval()
+        load_weights(_trained(module), weights)
+        return module
+
+    def _apply(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The outputs for samples [n, *shape], some at a time."""
+        size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
+        with torch.inference_mode():
+            pieces = torch.split(x, max(_ALIGNED, size))
+            return torch.cat([module(self._laid_out(piece.to(self.device))) for piece in pieces])
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x

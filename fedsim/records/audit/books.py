@@ -32,6 +32,18 @@ def _told_transfers(run: RunFolder) -> Iterator[dict[str, Any]]:
     for event in run.events:
         if event["kind"] == "step-start":
             starts[event["task"]] = event["time"]
+        elif event["kind"] == "server-transfer":
+            size = event["data"]["bytes"]
+            yield {
+                "start": event["time"],
+                "end": event["time"],
+                "direction": "up",
+                "outcome": "done",
+                **{key: event[key] for key in ("device", "round", "task")},
+                **{key: event["data"][key] for key in ("bytes", "sender", "receiver")},
+                "delivered": size,
+                "payloads": [[event["data"]["purpose"], size]],
+            }
         elif event["kind"] == "step-end" and event["step"] in _DIRECTIONS:
             yield {
                 "start": starts[event["task"]],
@@ -82,6 +94,8 @@ def _until_last_round(run: RunFolder, direction: str) -> float:
     for event in run.events:
         if event["kind"] == "step-end" and _DIRECTIONS.get(event["step"]) == direction:
             total += event["data"]["delivered"]
+        elif event["kind"] == "server-transfer" and direction == "up":
+            total += event["data"]["bytes"]
         elif event["kind"] == "round":
             settled = total
     return settled
@@ -92,15 +106,20 @@ def devices_agree(run: RunFolder) -> Iterator[str]:
     devices = run.devices
     if len(devices) != run.scenario["population"]["devices"]:
         yield f"there are {len(devices)} devices, the scenario says {run.scenario['population']['devices']}"
-    asked = Counter(event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None)
+    asked = Counter(
+        event["device"]
+        for event in run.events
+        if event["kind"] == "task-start" and event["round"] is not None and "continues" not in event["data"]
+    )
     for number, row in enumerate(devices):
         if row["device"] != number:
             yield f"row {number} is device {row['device']}"
         if row["selected"] != asked[number]:
             yield f"device {number} was selected {row['selected']} times, the records say {asked[number]}"
+    gone = {event["task"] for event in run.events if event["kind"] == "task-end" and event["outcome"] == "left"}
     for event in run.events:
-        if event["device"] is None or event["kind"] not in ("task-start", "task-end"):
-            continue
+        if event["device"] is None or event["kind"] not in ("task-start", "task-end") or event["task"] in gone:
+            continue  # a server may ask one of whose leaving it has not heard: that task ends at once
         if not 0 <= event["device"] < len(devices):
             yield f"task {event['task']} is on device {event['device']}, which does not exist"
             continue

@@ -9,13 +9,14 @@ from fedsim.records.reading import RunFolder
 def aggregated_once(run: RunFolder) -> Iterator[str]:
     """Tasks named by an aggregation had ended done, before it, and are named once; and no done training is left out.
 
-    A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling) owes
-    nothing. What was done after the last aggregation may still have been waiting for the next one; so may, without rounds,
-    what was done in the same instant.
+    A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling), or
+    that only prepared its device for the task that continues it, owes nothing. What was done after the last aggregation may
+    still have been waiting for the next one; so may, without rounds, what was done in the same instant.
     """
     done: dict[int, bool] = {}  # task -> whether it has been aggregated
     trained: set[int] = set()
     idle: set[int] = set()
+    latest: dict[int, int] = {}  # device -> its latest task
     waiting: list[int] = []
     just_done: list[int] = []
     now, rounds = 0.0, True
@@ -23,6 +24,10 @@ def aggregated_once(run: RunFolder) -> Iterator[str]:
         if event["time"] > now:
             now, just_done = event["time"], []
         match event["kind"]:
+            case "task-start":
+                if "continues" in event["data"]:
+                    trained.discard(latest[event["device"]])
+                latest[event["device"]] = event["task"]
             case "step-end" if event["step"] == "train":
                 if not event["data"]["epochs"]:
                     idle.add(event["task"])
@@ -58,6 +63,8 @@ def round_counts(run: RunFolder) -> Iterator[str]:
     for event in run.events:
         if event["kind"] == "step-end" and event["step"] == "train" and not event["data"]["epochs"]:
             idle.add(event["task"])
+        elif event["kind"] == "task-start" and "continues" in event["data"]:
+            outcomes[event["round"]]["done"] -= 1  # the task that prepared the device and this one count as one
         elif event["kind"] == "task-end" and event["round"] is not None:
             slow = event["outcome"] == "done" and event["task"] in idle
             outcomes.setdefault(event["round"], Counter())["late" if slow else event["outcome"]] += 1

@@ -15,16 +15,17 @@ _SLACK_S = 4 * TICK_S  # messages end on the clock's grid: two ticks at each end
 
 
 def within_capacity(run: RunFolder) -> Iterator[str]:
-    """Each device's own link, and the server's link each way."""
+    """Each device's own link, and the server's link each way; what stays at the server's side takes neither."""
     links = {row["device"]: row for row in run.devices}
-    for number, row in enumerate(run.transfers):
+    messages = [(number, row) for number, row in enumerate(run.transfers) if row["device"] is not None]
+    for number, row in messages:
         device = links[row["device"]]
         rate = device[f"link_{row['direction']}"]
         moving = row["end"] - row["start"] - (device["latency"] if row["delivered"] else 0.0)
         if row["delivered"] > rate * (moving + _SLACK_S) * (1 + 1e-9):
             yield f"transfer {number} brought {row['delivered']:.0f} bytes in {moving:.6g} s over a link of {rate:g} B/s"
     for direction, rate in _server_rates(run.scenario).items():
-        yield from _server_problems([row for row in run.transfers if row["direction"] == direction], direction, rate)
+        yield from _server_problems([row for _, row in messages if row["direction"] == direction], direction, rate)
 
 
 def _server_rates(scenario: dict[str, Any]) -> dict[str, float]:

@@ -37,6 +37,9 @@ class CataFed(FedAvg):
       in turn;
     - disconnected: nothing. It is removed from the connected clients.
 
+    A newcomer connects when it arrives, like those who are there from the start: it reports its size, and is in a cluster from
+    the next round on.
+
     The new model is the mean of the valid updates, weighted by the size of what each was trained on (psi_i, Eqs. 15, 16);
     without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes, anew whenever a report
     came; the client that waits longest is served first, by groups (``clusters.py``, ``selection.py``).
@@ -84,13 +87,18 @@ class CataFed(FedAvg):
         for device in here:
             self._connect(device)
         for device in sorted(set(range(devices)).difference(here)):
-            self.state["away"] += server.await_return(device)
+            if server.arrived(device):
+                self.state["away"] += server.await_return(device)
         if not here:
             self._open_round()
 
     async def on_return(self, device: int) -> None:
         """A client that was away connects."""
         self.state["away"] -= 1
+        self._connect(device)
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer connects."""
         self._connect(device)
 
     def _connect(self, device: int) -> None:
@@ -110,7 +118,7 @@ class CataFed(FedAvg):
     def wait(self) -> None:
         """Nobody is connected: until somebody is, or for good."""
         self.state["waiting"] = True
-        if not (self.state["away"] or self.state["connecting"]):
+        if not (self.state["away"] or self.state["connecting"] or self.server.expects_newcomers()):
             self.server.stop("no client is connected any more")
 
     # A round.

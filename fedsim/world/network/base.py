@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from operator import attrgetter
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,6 +267,28 @@ class Network(ABC):
     def _end(self, flow: Flow, end: float) -> None:
         flow.ended = end
         del self._busy[flow.direction][flow.device]
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the network must remember; ``restore`` takes it back."""
+        return {"started": self._started, "busy": self._busy, "running": self._running, "rules": self._rules}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave. Who started a flow gives it its ``done`` again; alarms follow by ``rearm``."""
+        self._started, self._busy, self._running = state["started"], state["busy"], state["running"]
+        for rule, saved in zip(self._rules, state["rules"], strict=True):
+            rule.__dict__.update(saved.__dict__)
+        self._wakeup = None
+        self._in_latency = {}
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm that was there when the snapshot was taken: ``network``, or the ``latency`` of a flow."""
+        if kind == "network":
+            self._wakeup = self._simulation.wake((kind, number), when, self._tell)
+            return
+        flow = next(flow for flows in self._busy.values() for flow in flows.values() if flow.id == number)
+        self._in_latency[number] = self._simulation.wake((kind, number), when, lambda: self._admit(flow))
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end, or in this instant if someone is still to be told."""

@@ -34,7 +34,7 @@ def _in_units(rate: float) -> Units:
     return rate if rate == math.inf else max(1, round(rate * _UNITS))
 
 
-class _Tier:
+class Tier:
     """The flows of one cap. Its clock counts the bytes that each of them has been sent since the tier began.
 
     While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``).
@@ -75,8 +75,8 @@ class Half:
         self._level = math.inf  # w, bytes/s
         self._clock = 0.0  # V, bytes, as of _since
         self._since = 0.0
-        self._tiers: dict[Units, _Tier] = {}
-        self._flows: dict[int, tuple[_Tier, float]] = {}  # where each flow is, and what its tier's clock read at its start
+        self._tiers: dict[Units, Tier] = {}
+        self._flows: dict[int, tuple[Tier, float]] = {}  # where each flow is, and what its tier's clock read at its start
         self._free_ends: list[tuple[float, Units]] = []  # heaps; an entry whose tier says otherwise is dead
         self._capped_ends: list[tuple[float, Units]] = []
         self._free_caps: list[Units] = []
@@ -140,18 +140,18 @@ class Half:
             self._find_level()
         return ended
 
-    def _new_tier(self, cap: Units, rate: float) -> _Tier:
+    def _new_tier(self, cap: Units, rate: float) -> Tier:
         """A tier on the side where its first flow will most likely be; ``share`` has the last word."""
         if cap * (self._free + 1) > self._room:
-            tier = _Tier(cap, rate, True, -self._clock, self._since)
+            tier = Tier(cap, rate, True, -self._clock, self._since)
             self._push_cap(self._free_caps, cap, True)
         else:
-            tier = _Tier(cap, rate, False, 0.0, self._since)
+            tier = Tier(cap, rate, False, 0.0, self._since)
             self._push_cap(self._capped_caps, -cap, False)
         self._tiers[cap] = tier
         return tier
 
-    def _drop(self, flow_id: int) -> _Tier:
+    def _drop(self, flow_id: int) -> Tier:
         tier = self._flows.pop(flow_id)[0]
         tier.count -= 1
         if tier.free:
@@ -171,14 +171,14 @@ class Half:
                 self._clock += self._level * (now - self._since)
             self._since = now
 
-    def _schedule_first(self, tier: _Tier) -> None:
+    def _schedule_first(self, tier: Tier) -> None:
         """Make the first flow that is still there the tier's next end."""
         flows, alive = tier.flows, self._flows
         while flows[0][1] not in alive:
             heappop(flows)
         self._schedule(tier)
 
-    def _schedule(self, tier: _Tier) -> None:
+    def _schedule(self, tier: Tier) -> None:
         """Enter the tier's next end into the heap of its side."""
         first = tier.flows[0][0]
         if tier.free:
@@ -221,7 +221,7 @@ class Half:
             self._level, self._clock = math.inf, 0.0
         self._find_next_end()
 
-    def _put_on_cap(self, tier: _Tier) -> None:
+    def _put_on_cap(self, tier: Tier) -> None:
         self._free -= tier.count
         self._room -= tier.cap * tier.count
         tier.free = False
@@ -230,7 +230,7 @@ class Half:
         self._push_cap(self._capped_caps, -tier.cap, False)
         self._schedule(tier)
 
-    def _set_free(self, tier: _Tier) -> None:
+    def _set_free(self, tier: Tier) -> None:
         self._free += tier.count
         self._room += tier.cap * tier.count
         tier.free = True

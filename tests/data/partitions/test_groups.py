@@ -1,4 +1,4 @@
-"""Partitions with a true grouping: rotations and label permutations."""
+"""Partitions with a true grouping: rotations, label permutations, groups of labels, and where label skew has groups."""
 
 from itertools import combinations
 
@@ -6,10 +6,22 @@ import numpy as np
 import pytest
 
 from fedsim.data.dataset import Dataset, Raw, pooled
-from fedsim.data.partitions import Permutations, Rotations
+from fedsim.data.partitions import (
+    ClassBias,
+    ClassImbalance,
+    Dirichlet,
+    Ditto,
+    Femnist,
+    Iid,
+    LabelGroups,
+    Partition,
+    Permutations,
+    PowerLaw,
+    Rotations,
+)
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
-from tests.data.partitions.conftest import assert_each_once
+from tests.data.partitions.conftest import all_test, all_train, assert_each_once, label_table
 
 
 def test_every_rotation_has_the_whole_data_set(small: Dataset) -> None:
@@ -85,3 +97,62 @@ def test_permuted_labels_reach_training_and_the_whole_test_set(small: Dataset) -
 def test_or_only_an_even_share_of_it(small: Dataset) -> None:
     data = Permutations(test="share").split(small, 8, Streams(1))
     assert_each_once(np.concatenate([shard.test for shard in data.shards]), small.test)
+
+
+@pytest.mark.parametrize(("groups", "devices"), [(5, 20), (5, 5), (2, 40), (10, 30), (1, 7)])
+def test_groups_of_labels_have_no_class_in_common(small: Dataset, groups: int, devices: int) -> None:
+    data = LabelGroups(groups=groups).split(small, devices, Streams(1))
+    assert data.truth is not None
+    assert data.truth.tolist() == [device % groups for device in range(devices)]
+    width = 10 // groups
+    for shard, group in zip(data.shards, data.truth.tolist(), strict=True):
+        labels = range(group * width, (group + 1) * width)
+        assert set(small.pool.y[shard.train]) <= set(labels)
+        assert set(small.pool.y[shard.test]) <= set(labels)
+    assert len(set(data.train_sizes())) == 1
+    assert len(set(data.test_sizes())) <= 2
+    assert_each_once(all_test(data), small.test)
+    if 600 % devices == 0:
+        assert_each_once(all_train(data), small.train)
+    else:
+        assert len(np.unique(all_train(data))) == len(all_train(data)) == 600 // devices * devices
+
+
+def test_groups_of_labels_of_unequal_size_still_give_all_devices_equally_many(small: Dataset) -> None:
+    data = LabelGroups().split(small, 13, Streams(1))  # three devices in groups 0, 1 and 2, two in the others
+    assert set(data.train_sizes()) == {40}, "120 samples of two classes for three devices"
+    assert_each_once(all_test(data), small.test)
+
+
+@pytest.mark.parametrize("recipe", [PowerLaw(), Femnist(), Ditto(), PowerLaw(classes_per_device=9)], ids=str)
+def test_neighbouring_classes_make_ten_groups(recipe: Partition, small: Dataset) -> None:
+    data = recipe.split(small, 12, Streams(1))
+    assert data.truth is not None
+    assert data.truth.tolist() == [device % 10 for device in range(12)]
+    held = label_table(data) > 0
+    assert np.array_equal(held[:2], held[10:]), "the same group, the same classes"
+    assert len(np.unique(held, axis=0)) == 10
+    assert held[np.arange(12), data.truth].all()
+
+
+@pytest.mark.parametrize("recipe", [ClassBias(), ClassImbalance(classes_per_device=1, largest=10)], ids=str)
+def test_one_main_class_is_a_group(recipe: Partition, small: Dataset) -> None:
+    data = recipe.split(small, 30, Streams(1))
+    assert data.truth is not None
+    assert len(set(data.truth.tolist())) > 3
+    assert np.array_equal(label_table(data).argmax(axis=1), data.truth)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Iid(),
+        Dirichlet(),
+        PowerLaw(classes_per_device=10, minimum_per_class=2),
+        ClassBias(classes_per_device=2),
+        ClassImbalance(largest=10),
+    ],
+    ids=str,
+)
+def test_where_nothing_groups_devices_no_truth_is_claimed(recipe: Partition, small: Dataset) -> None:
+    assert recipe.split(small, 10, Streams(1)).truth is None

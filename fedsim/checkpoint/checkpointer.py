@@ -1,0 +1,63 @@
+"""When a run is saved: after so many rounds, after so much simulated time, and when it is interrupted."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim.checkpoint import snapshot, store
+from fedsim.checkpoint.spec import CheckpointSpec
+from fedsim.simulation import Record
+
+if TYPE_CHECKING:
+    from fedsim.assembly import Run
+    from fedsim.records.recorder import Recorder
+
+
+class Checkpointer:
+    """Watches a run's records and saves it when it is time, at the end of the instant.
+
+    Args:
+        spec: how often.
+        folder: the run folder.
+        run, recorder: what is saved.
+    """
+
+    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder") -> None:
+        self._spec = spec
+        self._folder = folder
+        self._run = run
+        self._recorder = recorder
+        self._due = False
+        self._period = self._periods(recorder.last_time)
+
+    def watch(self, record: Record) -> None:
+        """See whether it is time."""
+        rounds, time = self._spec.rounds, self._spec.time
+        if rounds is not None and record.kind == "round" and (record.fields["round"] + 1) % rounds == 0:
+            self.request()
+        elif time is not None and record.time >= (self._period + 1) * time:
+            self._period = self._periods(record.time)
+            self.request()
+
+    def _periods(self, time: float) -> int:
+        return 0 if self._spec.time is None else int(time // self._spec.time)
+
+    def request(self) -> None:
+        """Save the run when this instant is over."""
+        if not self._due:
+            self._due = True
+            self._run.simulation.between_instants(self._take)
+
+    def _take(self) -> None:
+        self._due = False
+        tree, arrays = snapshot.take(self._run, self._recorder)
+        store.write(self._folder, self._recorder.chain.count, tree, arrays)
+
+
+def resume(folder: Path, run: "Run", recorder: "Recorder") -> None:
+    """Bring a run that was just built to where the newest checkpoint of its folder left it.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, or not of this run.
+    """
+    _, tree, arrays = store.read(store.latest(folder))
+    snapshot.put_back(run, recorder, tree, arrays)

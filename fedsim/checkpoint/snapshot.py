@@ -1,0 +1,104 @@
+"""A whole run as one tree of values, and a run put back to where it was.
+
+What follows from the scenario is not in it: the run is built anew from that, and then each part takes up what it had to
+remember. Alarms are set again in the order in which they were to ring, so that those of one instant ring as they would have.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedsim.checkpoint.codec import Arrays, Encoder, decode
+from fedsim.errors import CheckpointError
+from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained
+from fedsim.world.network.base import Flow
+from fedsim.world.network.filling import Filling
+from fedsim.world.network.star import Half, Tier
+from fedsim.world.task import Download, Evaluate, Part, Payload, Task, Train, Upload
+
+if TYPE_CHECKING:
+    from fedsim.assembly import Run
+    from fedsim.records.recorder import Recorder
+
+_CLASSES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (Best, Download, Evaluate, Evaluation, Filling, Flow, Half, Initial, Mixed, Part, Payload, Ref, Task, Tier)
+} | {cls.__name__: cls for cls in (Train, Trained, Upload)}
+
+_LEFT_OUT = ("Flow.done",)
+"""What cannot be written and is made again: whom a flow tells of its end."""
+
+
+def take(run: "Run", recorder: "Recorder") -> tuple[dict[str, Any], Arrays]:
+    """All that a run must remember between two instants, as JSON-able tables and arrays.
+
+    Raises:
+        SimulationError: something waits that has no name.
+        CheckpointError: the strategy's state holds something that cannot be written.
+    """
+    encoder = Encoder(_CLASSES, _LEFT_OUT)
+    tree = encoder.encode(
+        {
+            "now": run.simulation.now,
+            "stopped": run.simulation.stopped,
+            "alarms": run.simulation.alarms(),
+            "recorder": recorder.snapshot(),
+            "samples": run.population.samples,
+            "version": run.population.version,
+            "network": run.network.snapshot(),
+            "workforce": run.workforce.snapshot(),
+            "lifetimes": run.lifetimes.snapshot(),
+            "drift": None if run.drift is None else run.drift.snapshot(),
+            "learner": run.learner.snapshot(),
+            "server": run.server.snapshot(),
+            "strategy": run.strategy.state,
+            "last": run.instrument.last,
+        }
+    )
+    return tree, encoder.arrays
+
+
+def put_back(run: "Run", recorder: "Recorder", tree: Any, arrays: Arrays) -> None:
+    """Bring a run that was just built to where it was when the snapshot was taken.
+
+    Raises:
+        CheckpointError: the snapshot is malformed, or not of such a run.
+    """
+    state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
+    try:
+        _put_back(run, recorder, state)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+        raise CheckpointError(f"the state is not of this run: {type(error).__name__}: {error}") from None
+
+
+def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
+    run.simulation.set_clock(state["now"])
+    run.simulation.stopped = state["stopped"]
+    recorder.restore(state["recorder"])
+    if run.drift is not None:
+        run.drift.restore(state["drift"])
+    run.population.samples[:], run.population.version[:] = state["samples"], state["version"]
+    run.network.restore(state["network"])
+    run.workforce.restore(state["workforce"])
+    run.lifetimes.restore(state["lifetimes"])
+    run.learner.restore(state["learner"])
+    run.server.restore(state["server"])
+    run.strategy.state = state["strategy"]
+    run.instrument.last = state["last"]
+    owners = _owners(run)
+    for kind, number, when in state["alarms"]:
+        if kind not in owners:
+            raise CheckpointError(f"the state has an alarm of the unknown kind {kind!r}")
+        owners[kind](kind, number, when)
+
+
+def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
+    """Who sets an alarm of each kind again."""
+    owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
+    owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
+    owners |= dict.fromkeys(("step", "vanish"), run.workforce.rearm)
+    owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
+    owners |= dict.fromkeys(("timer", "return", "shift"), run.server.rearm)
+    if run.drift is not None:
+        owners["drift"] = run.drift.rearm
+    return owners

@@ -1,0 +1,20 @@
+"""``[checkpoint]``: how often a run is saved."""
+
+from pydantic import Field
+
+from fedsim.spec import Spec
+from fedsim.units import PositiveSeconds
+
+
+class CheckpointSpec(Spec):
+    """``[checkpoint]``: after how much of a run it is saved. It has no influence on the run.
+
+    Besides, a run is saved when it is interrupted (Ctrl-C, SIGTERM).
+
+    Attributes:
+        rounds: after every so many rounds; None: not by rounds.
+        time: after every so much simulated time; None: not by time.
+    """
+
+    rounds: int | None = Field(default=None, ge=1)
+    time: PositiveSeconds | None = None

@@ -1,0 +1,91 @@
+"""Checkpoints on disk: each a folder, whole or not there, with fingerprints of what it holds. The last two are kept."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedsim.checkpoint.codec import Arrays
+from fedsim.errors import CheckpointError
+
+FOLDER = "checkpoint"
+_STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
+_KEPT = 2
+_FORMAT = 1
+
+
+def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
+    """Write a checkpoint taken after so many events into a run folder; older ones but one are removed when it is there.
+
+    Raises:
+        OSError: the disk refuses; what was there before is untouched.
+    """
+    from safetensors.numpy import save
+
+    place = folder / FOLDER / f"{events:012d}"
+    beside = place.with_name(place.name + ".writing")
+    content = {_STATE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(), _ARRAYS: save(arrays)}
+    fingerprints = {name: hashlib.sha256(part).hexdigest() for name, part in content.items()}
+    manifest = {"format": _FORMAT, "events": events} | fingerprints
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        for name, part in content.items():
+            (beside / name).write_bytes(part)
+        (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        if place.exists():  # the same instant again, after a resume: it holds the same
+            shutil.rmtree(place)
+        beside.replace(place)
+    except OSError:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    for old in _all(folder)[:-_KEPT]:
+        shutil.rmtree(old)
+    return place
+
+
+def latest(folder: Path) -> Path:
+    """The newest checkpoint of a run folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = _all(folder)
+    if not found:
+        raise CheckpointError(f"{str(folder)!r} holds no checkpoint to resume from; run the scenario anew, with another --out")
+    return found[-1]
+
+
+def read(place: Path) -> tuple[int, Any, Arrays]:
+    """How many events there were, the tree, and the arrays of a checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, or does not have the fingerprint that it had when it was written.
+    """
+    from safetensors.numpy import load
+
+    try:
+        manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != _FORMAT:
+            raise CheckpointError(_damaged(place, f"its format is {manifest['format']!r}, this fedsim reads {_FORMAT}"))
+        content = {name: (place / name).read_bytes() for name in (_STATE, _ARRAYS)}
+        for name, part in content.items():
+            if hashlib.sha256(part).hexdigest() != manifest[name]:
+                raise CheckpointError(_damaged(place, f"{name} is not what was written"))
+        if manifest["events"] != int(place.name):
+            raise CheckpointError(_damaged(place, f"it was taken after {manifest['events']} events, which is not its name"))
+        return manifest["events"], json.loads(content[_STATE]), load(content[_ARRAYS])
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged file makes a reader say
+        raise CheckpointError(_damaged(place, f"{type(error).__name__}: {error}")) from None
+
+
+def _damaged(place: Path, why: str) -> str:
+    return f"the checkpoint {str(place)!r} is damaged: {why}; remove it to resume from the one before"
+
+
+def _all(folder: Path) -> list[Path]:
+    places = (folder / FOLDER).glob("*") if (folder / FOLDER).is_dir() else ()
+    return sorted(place for place in places if place.is_dir() and place.name.isdigit())

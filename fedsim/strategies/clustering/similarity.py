@@ -1,0 +1,56 @@
+"""Inner products and cosines of high-dimensional rows, such as the flattened updates of devices."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+
+Rows = NDArray[np.floating]
+Matrix = NDArray[np.float64]
+
+_BLOCK_BYTES = 64_000_000  # how much of the rows is held in float64 at a time
+
+
+def gram_matrix(rows: Rows) -> Matrix:
+    """Inner products of all pairs of ``rows`` [n, d], float64 [n, n], exactly symmetric, in O(n^2 d).
+
+    Float32 rows are summed in float64: near-parallel updates differ in digits that float32 sums do not have.
+
+    Raises:
+        SimulationError: there is no row, or one holds a value that is not finite.
+    """
+    if rows.ndim != 2 or not len(rows):
+        raise SimulationError(f"the rows to compare have shape {rows.shape}; allowed is [n, d] with n >= 1")
+    n, d = rows.shape
+    width = max(1, _BLOCK_BYTES // (8 * n))
+    gram = np.zeros((n, n))
+    with np.errstate(all="ignore"):  # what is not finite is named below
+        for start in range(0, d, width):
+            block = np.ascontiguousarray(rows[:, start : start + width], dtype=np.float64)
+            gram += block @ block.T
+    require_finite(gram.diagonal())
+    return gram
+
+
+def require_finite(norms: NDArray[np.floating]) -> None:
+    """Every row's norm (or its square) is a finite number.
+
+    Raises:
+        SimulationError: the first that is not.
+    """
+    broken = np.flatnonzero(~np.isfinite(norms))
+    if len(broken):
+        raise SimulationError(f"row {broken[0]} of {len(norms)} is not finite; leave diverged devices out before clustering")
+
+
+def cosine_matrix(rows: Rows) -> Matrix:
+    """Cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1]: exactly symmetric, exactly 1 on the diagonal.
+
+    A row of zeros has no direction: its cosine is 0 with every other row.
+    """
+    gram = gram_matrix(rows)
+    norms = np.sqrt(gram.diagonal())
+    norms[norms == 0] = 1.0
+    cosines: Matrix = np.clip(gram / np.outer(norms, norms), -1.0, 1.0)
+    np.fill_diagonal(cosines, 1.0)
+    return cosines

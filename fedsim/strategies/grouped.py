@@ -1,0 +1,245 @@
+"""The round loop with groups of devices, each with a model of its own.
+
+A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets a
+task of preparation first, and the round's task follows in the instant in which its group is known. Who is not asked in a
+round prepares beside it. All who are prepared in one instant are assigned together.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from fedsim.server import Server, Step, TaskEnd, Train
+from fedsim.strategies.base import P
+from fedsim.strategies.synchronous import Synchronous, SynchronousParams
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+Mean = Literal["weighted", "mean", "first"]
+"""How a group's updates are put together: the mean weighted by training samples, the plain mean, or the update of the member
+that was asked first alone (what the published code of FlexCFL does for its IFCA and FeSEM)."""
+
+
+class GroupedParams(SynchronousParams):
+    """What every strategy with groups takes, besides ``SynchronousParams``.
+
+    Attributes:
+        groups: m, how many groups there are.
+        sweep: the first rounds ask the devices in turn, until each has been asked once (as the published experiments of
+            FlexCFL do); then clients are drawn at random.
+        aggregation: how a group's updates are put together: ``weighted``, ``mean`` or ``first``.
+    """
+
+    groups: int = Field(default=3, ge=1)
+    sweep: bool = False
+    aggregation: Mean = "weighted"
+
+
+class Grouped(Synchronous[P]):
+    """A strategy in rounds with a model a group.
+
+    State besides ``Synchronous``'s:
+        models: each group's model.
+        group: each device's group, -1 for none.
+        asked: for each device whether it was ever asked in a round.
+        preparing: tasks of preparation that run, task -> (device, whether it is the round that waits for it).
+        prepared: those that have ended in this instant, dicts of task, device, in_round, update, start and tested.
+        unprepared: devices that must be prepared before they train again, in order.
+    """
+
+    params: GroupedParams
+
+    def __init__(self, params: P, server: Server) -> None:
+        super().__init__(params, server)
+        devices = server.devices
+        self.state |= {"models": [], "group": [-1] * devices, "asked": [False] * devices}
+        self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
+
+    # What an algorithm fills in.
+
+    def preparation(self, device: int) -> tuple[Step, ...] | None:
+        """What the device must do before it can train in a round, or None."""
+        return None
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        """Give devices that have been prepared their groups (``move``)."""
+
+    async def after_aggregation(self) -> None:
+        """The groups' models are new: what happens between them."""
+
+    # Groups.
+
+    def move(self, device: int, group: int, why: str) -> None:
+        """Put a device into a group, and record it if it is another one than before."""
+        before = self.state["group"][device]
+        if before != group:
+            self.state["group"][device] = group
+            self.server.emit("assign", device=device, group=group, before=None if before < 0 else before, why=why)
+
+    def members(self, group: int) -> list[int]:
+        """The devices of a group, in order of their numbers."""
+        return [device for device, own in enumerate(self.state["group"]) if own == group]
+
+    def group_of(self, device: int) -> int | None:
+        """The device's group; None while it has none."""
+        group: int = self.state["group"][device]
+        return None if group < 0 else group
+
+    def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
+        """A model a group, for the devices that are in it now."""
+        served: list[list[int]] = [[] for _ in self.state["models"]]
+        for device, group in enumerate(self.state["group"]):
+            if group >= 0:
+                served[group].append(device)
+        return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
+
+    # A round.
+
+    def select(self) -> list[int]:
+        """Clients in turn while the sweep lasts, then at random."""
+        number, wanted = self.state["round"], self.params.asked_per_round
+        chosen: list[int] = []
+        if self.params.sweep and number * wanted < self.server.devices:
+            chosen = [device for device in self.server.online() if not self.state["asked"][device]][:wanted]
+        if len(chosen) < wanted:
+            others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None
+            chosen += self.server.sample(wanted - len(chosen), "select", number, among=others)
+        for device in chosen:
+            self.state["asked"][device] = True
+        return chosen
+
+    def _ask(self, device: int, *, continues: bool = False) -> None:
+        steps = None if continues else self.preparation(device)
+        if steps is None:
+            super()._ask(device, continues=continues)
+        else:
+            self._prepare(device, steps, in_round=True)
+
+    def steps(self, device: int) -> tuple[Step, ...]:
+        """Download the group's model, train, upload."""
+        return (self.server.download(), self.training(device), self.server.upload())
+
+    def training(self, device: int) -> Train:
+        """Local SGD from the group's model; with a deadline from the download on, all epochs must fit before it."""
+        epochs = self.params.local_epochs
+        return Train(self.state["models"][self.state["group"][device]], epochs, budget=self.training_limit, at_least=epochs)
+
+    async def aggregate(self) -> None:
+        """Each group's updates become its model; a group without any keeps the one that it has."""
+        for group in range(len(self.state["models"])):
+            entries = [entry for entry in self.state["received"] if entry["group"] == group]
+            if entries:
+                self._aggregate_group(group, entries)
+        await self.after_aggregation()
+
+    def _aggregate_group(self, group: int, entries: list[dict[str, Any]]) -> None:
+        parts = self._parts(entries)
+        models = self.state["models"]
+        models[group] = self.server.mix(parts, otherwise=models[group])
+        tasks = [entry["task"] for entry in entries]
+        weights = [weight for _, weight in parts]
+        self.server.emit("aggregate", round=self.state["round"], group=group, tasks=tasks, weights=weights)
+
+    def _parts(self, entries: list[dict[str, Any]]) -> "list[tuple[Ref, float]]":
+        match self.params.aggregation:
+            case "mean":
+                weights = [1 / len(entries)] * len(entries)
+            case "first":
+                first = min(entry["task"] for entry in entries)
+                weights = [float(entry["task"] == first) for entry in entries]
+            case _:
+                total = sum(entry["samples"] for entry in entries)
+                weights = [entry["samples"] / total if total else 1 / len(entries) for entry in entries]
+        return [(entry["update"], weight) for entry, weight in zip(entries, weights, strict=True)]
+
+    def center(self, entry: dict[str, Any]) -> "Ref | None":
+        """The model of the group that the update went into."""
+        group = entry["group"]
+        return None if group is None else self.state["models"][group]
+
+    # Preparation.
+
+    def must_prepare(self, device: int) -> None:
+        """The device has to be prepared: in its round if it has just been selected, else beside the rounds, when it can."""
+        state = self.state
+        if device not in state["unprepared"]:
+            state["unprepared"].append(device)
+        self._prepare_aside(device)
+
+    def _prepare_aside(self, device: int) -> None:
+        """Prepare a device now if it is free and not about to be asked; it is tried again when its task ends or it returns."""
+        state = self.state
+        about_to_be_asked = device in state["cohort"] and not state["open"]
+        if device in state["unprepared"] and not about_to_be_asked and self.server.idle(device):
+            steps = self.preparation(device)
+            if steps is None:
+                self.state["unprepared"].remove(device)
+            else:
+                self._prepare(device, steps, in_round=False)
+
+    def _prepare(self, device: int, steps: tuple[Step, ...], *, in_round: bool) -> None:
+        number = self.state["round"] if in_round else None
+        task = self.server.ask(device, steps, round=number, group=self.group_of(device))
+        self.state["preparing"][task] = (device, in_round)
+        if in_round:
+            self.state["open"][task] = device
+
+    def _is_preparing(self, device: int) -> bool:
+        return any(device == own for own, _ in self.state["preparing"].values())
+
+    async def on_return(self, device: int) -> None:
+        """A device that could not be prepared is there again."""
+        self._prepare_aside(device)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A device has been prepared, or has trained, or neither."""
+        if message.task not in self.state["preparing"]:
+            self._prepare_aside(message.device)
+            if message.device in self.state["unprepared"] and not self._is_preparing(message.device):
+                self.server.await_return(message.device)
+            await super().on_task_end(message)
+            return
+        _, in_round = self.state["preparing"].pop(message.task)
+        if message.outcome == "done":
+            if not self.state["prepared"]:
+                self.server.timer("assign", self.server.now)
+            self.state["prepared"].append(
+                {
+                    "task": message.task,
+                    "device": message.device,
+                    "in_round": in_round,
+                    "update": message.update,
+                    "start": message.start,
+                    "tested": message.tested,
+                }
+            )
+            return
+        if message.device in self.state["unprepared"]:
+            self.server.await_return(message.device)
+        if in_round:
+            await super().on_task_end(message)
+
+    async def on_timer(self, name: str) -> None:
+        """Assign who has been prepared in this instant; what was asked of them only now can end at a deadline only then."""
+        if name == "assign":
+            await self._assign()
+        elif name in ("ask", "deadline") and self.state["prepared"]:
+            self.server.cancel_timer("assign")
+            await self._assign()
+            self.server.timer(name, self.server.now)
+        else:
+            await super().on_timer(name)
+
+    async def _assign(self) -> None:
+        prepared, self.state["prepared"] = self.state["prepared"], []
+        await self.assign(prepared)
+        for entry in prepared:
+            if entry["device"] in self.state["unprepared"]:
+                self.state["unprepared"].remove(entry["device"])
+            if entry["in_round"]:
+                del self.state["open"][entry["task"]]
+                self._ask(entry["device"], continues=True)
+        if self.params.over_selection > 1 and len(self.state["received"]) >= self.params.clients_per_round:
+            self.server.timer("deadline", self.server.now)  # enough have come: who goes on only now is not needed either

@@ -1,0 +1,1 @@
+"""LCFL: groups by how well devices' models do on each other's data."""

@@ -1,0 +1,271 @@
+"""LCFL: devices are clustered once, by how much worse their models do on each other's data."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedsim.errors import SimulationError
+from fedsim.server import Download, Evaluate, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.strategies.clustering.grouping import canonical, members
+from fedsim.strategies.lcfl.campaign import Campaigning
+from fedsim.strategies.lcfl.clusters import Found, by_losses, by_models, by_updates, cluster
+from fedsim.strategies.lcfl.params import LCFLParams, share_of
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+_SCALAR_BYTES = 4.0
+_SHOWN_UP_TO = 200  # devices whose distances are recorded, one by one
+_DIGITS = 6
+
+
+class LCFL(Campaigning[LCFLParams]):
+    """Loss-based clustered federated learning.
+
+    Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the federated
+    warm-up as in its published experiments.
+
+    Warm-up. ``federated``: rounds of FedAvg, with FedAvg's messages; what a device sent last is its model w_i. Who was never
+    drawn, and is there when these rounds are over, trains once more from the global model (d parameters each way). ``local``:
+    each device receives the initial model (d parameters; nothing if it draws its own), trains, and sends w_i (d parameters).
+
+    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i
+    of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes). The
+    distance of two devices is the sum of what both found. The objective is what training minimises, with the penalty
+    ``training.l2`` if there is one. The metrics ``diff-norm`` and ``grad-cos`` need no exchange: the server has the models,
+    and where each began; a "gradient" is the whole change by a device's last training, the paper's is taken at its end.
+
+    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way).
+
+    Who is lost in the local warm-up or the exchange is asked again on its return, up to ``exchange_attempts`` times. Clusters
+    are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training has
+    diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best and
+    say which (4 bytes): as soon as they can, but not before no two clusters have the same model, since clusters that begin at
+    the global one cannot be told apart. LCFL has no rule for data that shift: a device stays where it is.
+
+    Parameters: ``LCFLParams``.
+
+    State besides ``Campaigning``'s:
+        global: the model of the warm-up.
+        clustered: whether there are clusters; ``admitting``: whether newcomers can tell them apart.
+        own: the model w_i that each device sent last before that, or None; ``began``: the model from which it trained.
+        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice.
+    """
+
+    Params: ClassVar[type[LCFLParams]] = LCFLParams
+    params: LCFLParams
+
+    def __init__(self, params: LCFLParams, server: Server) -> None:
+        super().__init__(params, server)
+        devices = server.devices
+        self.state |= {"clustered": False, "admitting": False, "own": [None] * devices, "began": [None] * devices}
+        self.state |= {"exchanged": [], "tested": {}, "cohort": [], "open": {}}
+
+    async def on_start(self) -> None:
+        """Begin the warm-up with a freshly initialised model."""
+        self.state["global"] = self.server.initial()
+        await super().on_start()
+
+    # Rounds: FedAvg of all, then of each cluster.
+
+    def _open_round(self) -> None:
+        if self.state["clustered"] or self.state["round"] < self.params.federated_rounds:
+            super()._open_round()
+        else:
+            self.state["cohort"] = []
+            self.server.timer("gather", self.server.now)
+
+    def select(self) -> list[int]:
+        """In the warm-up a share of all devices, drawn as FedAvg does; then a share of each cluster's members."""
+        server, params, number = self.server, self.params, self.state["round"]
+        if not self.state["clustered"]:
+            return server.sample(share_of(server.devices, params.warmup_participation), "select", number)
+        chosen: list[int] = []
+        for group in range(len(self.state["models"])):
+            among = self.members(group)
+            chosen += server.sample(share_of(len(among), params.participation), "select", number, group, among=among)
+        return chosen
+
+    def training(self, device: int) -> Train:
+        """Local SGD from the model of the device's cluster, or in the warm-up from the global one."""
+        if self.state["clustered"]:
+            return super().training(device)
+        epochs = self.params.local_epochs
+        return Train(self.state["global"], epochs, budget=self.training_limit, at_least=epochs)
+
+    async def aggregate(self) -> None:
+        """Each cluster's updates become its model; in the warm-up there is one, and the server keeps what each has sent."""
+        state = self.state
+        if state["clustered"]:
+            await super().aggregate()
+            return
+        received = state["received"]
+        for entry in received:
+            self._keep(entry["device"], entry["update"], entry["start"])
+        if received:
+            parts = self._parts(received)
+            state["global"] = self.server.mix(parts, otherwise=state["global"])
+            tasks, weights = [entry["task"] for entry in received], [weight for _, weight in parts]
+            self.server.emit("aggregate", round=state["round"], tasks=tasks, weights=weights)
+
+    def _keep(self, device: int, update: "Ref | None", start: "Ref | None") -> None:
+        self.state["own"][device], self.state["began"][device] = update, start
+
+    def center(self, entry: dict[str, Any]) -> "Ref | None":
+        """The model that the update went into."""
+        return super().center(entry) if self.state["clustered"] else self.state["global"]
+
+    def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
+        """The global model until there are clusters, then one a cluster, for its members."""
+        return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
+
+    # From the warm-up to the clusters.
+
+    async def on_timer(self, name: str) -> None:
+        """After the rounds of the warm-up: a model of everybody."""
+        if name == "gather":
+            await self._gather()
+        else:
+            await super().on_timer(name)
+
+    def _with_model(self) -> list[int]:
+        return [device for device, own in enumerate(self.state["own"]) if own is not None]
+
+    async def _gather(self) -> None:
+        """Ask those who are there and have sent no model for one."""
+        without = [device for device in self.server.online() if self.state["own"][device] is None]
+        if len(without) + len(self._with_model()) < self.params.groups:
+            self.server.look_again("gather", self.params.retry)
+        else:
+            await self.begin_campaign("warm-up", without)
+
+    def campaign_steps(self, device: int) -> tuple[Step, ...]:
+        """Train and send the model; or receive the models of all others, test them, and send how much worse they are."""
+        server, state, params = self.server, self.state, self.params
+        if state["campaign"] == "exchange":
+            models = tuple(state["own"][other] for other in state["exchanged"])
+            down = Payload("exchange", (len(models) - 1) * server.download_bytes)
+            up = Payload("probe-loss", (len(models) - 1) * _SCALAR_BYTES)
+            return (Download((down,)), Evaluate(models), Upload((up,)))
+        upload = server.upload("warm-up")
+        if params.warmup == "federated":
+            return (server.download("warm-up"), Train(state["global"], params.local_epochs), upload)
+        if params.local_start == "own":
+            return (self._warming_up(server.initial(1 + device)), upload)
+        return (server.download("warm-up"), self._warming_up(state["global"]), upload)
+
+    def _warming_up(self, start: "Ref") -> Train:
+        if self.params.warmup_iterations is None:
+            return Train(start, self.params.warmup_epochs)
+        return self.server.iterate(start, self.params.warmup_iterations)
+
+    def campaign_came(self, message: TaskEnd) -> None:
+        """Keep the model, or what was found."""
+        if self.state["campaign"] == "exchange":
+            self.state["tested"][message.device] = message.tested
+        else:
+            self._keep(message.device, message.update, message.start)
+
+    async def campaign_over(self, name: str) -> None:
+        """Go on with those who came back: to the exchange, or to the clusters."""
+        state, server, params = self.state, self.server, self.params
+        found = list(state["tested"]) if name == "exchange" else self._with_model()
+        if len(found) < params.groups:
+            what = f"{len(found)} devices came back from the {name}, too few for {params.groups} groups"
+            server.stop(what)
+        elif name == "warm-up" and params.metric == "lcfl":
+            state["exchanged"] = found
+            await self.begin_campaign("exchange", found)
+        else:
+            await self._make_clusters(sorted(found))
+
+    async def _make_clusters(self, devices: list[int]) -> None:
+        """Cluster devices; a cluster gets its first model, and who is in none looks for one."""
+        state, server, params = self.state, self.server, self.params
+        devices, labels = await self._cluster(devices)
+        for cluster_members in members(np.array(labels)):
+            share = 1 / len(cluster_members)
+            parts = [(state["own"][devices[at]], share) for at in cluster_members]
+            at_members = params.clusters_start == "members"
+            state["models"].append(server.mix(parts) if at_members else state["global"])
+        for device, group in zip(devices, labels, strict=True):
+            self.move(device, group, "clustering")
+        state |= {"clustered": True, "own": [], "began": [], "exchanged": [], "tested": {}}  # large, and needed no more
+        self._admit()
+        self._open_round()
+
+    async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
+        """Those out of ``devices`` that can be compared, and the cluster of each; where nothing is learnt, one at random."""
+        server, params = self.server, self.params
+        generator = server.rng("clustering")
+        record: dict[str, Any] = {"measure": params.metric}
+        if server.learns:
+            kept, distance = await self._distances(devices)
+            if len(kept) < params.groups:
+                raise SimulationError(
+                    f"the warm-up of {len(devices)} devices gave {len(kept)} finite models, fewer than the {params.groups} "
+                    "groups that they are to make; a smaller training.lr may help"
+                )
+            devices = [devices[at] for at in kept]
+            labels = cluster(distance, params, generator).tolist()
+            if len(devices) <= _SHOWN_UP_TO:
+                record["distance"] = np.round(distance, _DIGITS).tolist()
+        else:
+            labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
+        server.emit("clustering", devices=devices, groups=labels, **record)
+        return devices, labels
+
+    async def _distances(self, devices: list[int]) -> Found:
+        """How far apart devices are, by positions in ``devices``."""
+        server, state = self.server, self.state
+        if self.params.metric == "lcfl":
+            rows = await server.losses([state["tested"][device] for device in devices])
+            columns = [state["exchanged"].index(device) for device in devices]
+            return by_losses(np.stack(rows)[:, columns])
+        models = await server.values([state["own"][device] for device in devices])
+        if self.params.metric == "diff-norm":
+            return by_models(models)
+        return by_updates(models, await server.values([state["began"][device] for device in devices]))
+
+    # Who comes later.
+
+    async def after_aggregation(self) -> None:
+        """The clusters' models may now differ."""
+        self._admit()
+
+    def _admit(self) -> None:
+        """Once no two clusters have the same model, all devices without a cluster look for one, now or on their return."""
+        state = self.state
+        if state["admitting"] or len({model.name for model in state["models"]}) < len(state["models"]):
+            return
+        state["admitting"] = True
+        for device in range(self.server.devices):
+            if state["group"][device] < 0:
+                there = self.server.idle(device)
+                self.must_prepare(device)
+                if not there:
+                    self.server.await_return(device)
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer looks for its cluster as soon as it can be found; in the warm-up it is like any other device."""
+        if self.state["admitting"] and self.state["group"][device] < 0:
+            self.must_prepare(device)
+
+    def preparation(self, device: int) -> tuple[Step, ...] | None:
+        """Receive the clusters' models, test them, and say which is the best."""
+        if device not in self.state["unprepared"]:
+            return None
+        models = self.state["models"]
+        download = Download((Payload("cold-start", len(models) * self.server.download_bytes),))
+        return (download, Evaluate(tuple(models)), Upload((Payload("id", _SCALAR_BYTES),)))
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        """The cluster whose model each device found best; the first of equals, and one at random where nothing is learnt."""
+        if self.server.learns:
+            groups = await self.server.choices([entry["tested"] for entry in prepared])
+        else:
+            draw = self.server.rng("cold-start", prepared[0]["task"])
+            groups = draw.integers(len(self.state["models"]), size=len(prepared)).tolist()
+        for entry, group in zip(prepared, groups, strict=True):
+            self.move(entry["device"], group, "cold-start")

@@ -1,0 +1,81 @@
+"""Groups whose devices notice when their own data have shifted, and then look for a group anew."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.server import Server
+from fedsim.strategies.base import P
+from fedsim.strategies.grouped import Grouped, GroupedParams
+from fedsim.strategies.label_shift import Metric, distance, threshold
+
+
+class MigratingParams(GroupedParams):
+    """What every strategy with migration takes, besides ``GroupedParams``.
+
+    Attributes:
+        dynamic: whether devices test themselves for a shift of their data, and migrate.
+        shift_metric: how far a device's label counts c are from its reference r, over C classes: ``aligned_l1``,
+            1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted counts (the published code of FlexCFL; it does not
+            see labels that change places); ``oracle``, any change of data counts as a shift.
+        shift_threshold: a shift is more than this times n / C, n the device's training samples at first (FlexCFL, Eq. 9).
+    """
+
+    dynamic: bool = True
+    shift_metric: Metric = "aligned_l1"
+    shift_threshold: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
+
+
+class Migrating(Grouped[P]):
+    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 4.3).
+
+    A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
+    too far apart it has to be prepared anew, and its present counts become the reference. One that works or is away tests
+    itself when it is free or back; one that has just been selected is prepared before it trains. Who finds its group on data
+    that have changed meanwhile tests itself once more. Nothing is sent for a test.
+
+    The test sees label counts only. Images that are rotated, or labels that are permuted among equal counts, do not fire it.
+
+    State besides ``Grouped``'s: ``reference``, label counts that have replaced a device's first ones, device -> counts.
+    """
+
+    params: MigratingParams
+
+    def __init__(self, params: P, server: Server) -> None:
+        super().__init__(params, server)
+        self.state["reference"] = {}
+
+    async def on_shift(self, device: int) -> None:
+        """The device tests itself, if it has a group that it could leave."""
+        params, group = self.params, self.state["group"][device]
+        if not params.dynamic or group < 0:
+            return
+        facts = self.server.facts(device)
+        first = facts.first_label_counts
+        reference = np.array(self.state["reference"].get(device, first))
+        far, limit = distance(facts.label_counts, reference, params.shift_metric), threshold(first, params.shift_threshold)
+        fired = bool(far > limit)
+        measured: dict[str, Any] = {} if params.shift_metric == "oracle" else {"distance": far, "threshold": limit}
+        self.server.emit("shift-test", device=device, group=group, fired=fired, **measured)
+        if fired:
+            self.must_prepare(device)
+
+    def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
+        """A device's group is found: it moves there, and the label counts of the data that say so become its reference."""
+        known = self.group_of(device) is not None
+        self.state["reference"][device] = self.server.facts(device).used_label_counts.tolist()
+        self.move(device, group, "migration" if known else newcomer)
+
+    async def test_again(self, devices: Iterable[int]) -> None:
+        """Who has been settled by data that it does not hold any more tests itself: it could not do so before."""
+        for device in devices:
+            facts = self.server.facts(device)
+            if facts.version != facts.used_version:
+                await self.on_shift(device)
+
+    async def _assign(self) -> None:
+        devices = [entry["device"] for entry in self.state["prepared"]]
+        await super()._assign()
+        await self.test_again(devices)

@@ -1,0 +1,270 @@
+"""RFedAvg on clusters by CCS, and the benchmarks of its paper (Wang, Zhang and Tao)."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.strategies.clustering.greedy import threshold
+from fedsim.strategies.clustering.grouping import canonical, members
+from fedsim.strategies.clustering.reweighting import class_imbalance
+from fedsim.strategies.clustering.similarity import cosine_matrix
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.rfedavg.clusters import (
+    Clusters,
+    Vector,
+    balance,
+    by_samples,
+    client_weights,
+    cluster_gradients,
+    cluster_weights,
+)
+from fedsim.strategies.rfedavg.params import RFedAvgParams
+from fedsim.strategies.synchronous import SynchronousParams
+
+_SCALAR = 4.0  # bytes
+_SHOWN_UP_TO = 200  # clients whose similarities are recorded, one by one
+_DIGITS = 6
+
+
+class RFedAvg(FedAvg):
+    """Reweighted federated averaging over clusters of like gradients.
+
+    Source: Wang, Zhang and Tao, "Adaptive clustering-based model aggregation for federated learning with imbalanced data":
+    Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it; benchmarks of section IV.
+
+    A round: K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends the model
+    that it has then: the gradient but for the learning rate (d parameters), with its samples D_k, its imbalance I_k and its
+    loss F_k (a scalar each, those that are used). The server clusters the gradients anew; a cluster's model is the mean of its
+    clients', weighted by samples; the new model is the sum over clusters of p_n times theirs. As the p_n sum to 1, that is the
+    gradient step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is l_0. After several
+    gradient steps (``local_epochs``) F_k is the loss before the last of them.
+
+    I_k needs D, the samples of all devices. So each device that can be reached reports its size at the begin, the others and
+    newcomers when they can be (a scalar, ``size-report``); who has not is not drawn. D is the sum of the sizes last heard, and
+    goes with the model to each client that was told another before (a scalar, ``control``). ``optimal`` needs the clients'
+    class counts (M scalars, ``class-counts``), which the paper holds to be no one's business.
+
+    An update that is not finite is left out of the clusters, and counts for nothing. Without learning the clusters are drawn
+    at random. Clusters are those of a round alone: ``group_of`` tells the last one's.
+
+    Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
+    balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
+    does not see and does not use). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
+
+    Parameters: ``RFedAvgParams``.
+
+    State besides FedAvg's:
+        sizes: the samples that each device has last said that it holds; None for who has said nothing.
+        reporting: tasks of devices that report their size, device -> task; ``begun``: whether rounds have.
+        total: D as it is told in this round; ``told``: which D each device knows, 0 for none.
+        imbalance, counts: what each device has last said: I_k, and its samples of each class.
+        first_loss, loss: l_0 and l_t, None before there is one.
+        cluster: the last round's clusters, device -> cluster.
+    """
+
+    Params: ClassVar[type[SynchronousParams]] = RFedAvgParams
+    params: RFedAvgParams  # type: ignore[assignment]
+
+    def __init__(self, params: RFedAvgParams, server: Server) -> None:
+        super().__init__(params, server)  # type: ignore[arg-type]
+        self.classes = len(server.facts(0).label_counts)  # the model's outputs, which everybody knows
+        devices = server.devices
+        self.state |= {"sizes": [None] * devices, "reporting": {}, "begun": False, "total": 0, "told": [0] * devices}
+        self.state |= {"imbalance": [0.0] * devices, "counts": {}, "first_loss": None, "loss": None, "cluster": {}}
+
+    # Sizes.
+
+    async def on_start(self) -> None:
+        """Hear how many samples there are, where that is needed; the first round opens when all who are here have said so."""
+        if not self.params.uses_total:
+            await super().on_start()
+            return
+        self.state |= {"model": self.server.initial(), "round": 0, "open": {}}
+        for device in range(self.server.devices):
+            self._hear_size(device)
+        self._begin()
+
+    async def on_return(self, device: int) -> None:
+        """A device that has not reported its size can do so."""
+        self._hear_size(device)
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer reports its size; from then on it is like any other."""
+        self._hear_size(device)
+
+    def _hear_size(self, device: int) -> None:
+        state, server = self.state, self.server
+        if not self.params.uses_total or state["sizes"][device] is not None or device in state["reporting"]:
+            return
+        if server.idle(device):
+            state["reporting"][device] = server.ask(device, (Upload((Payload("size-report", _SCALAR),)),))
+        else:
+            server.await_return(device)
+
+    def _begin(self) -> None:
+        if not (self.state["begun"] or self.state["reporting"]):
+            self.state["begun"] = True
+            self._open_round()
+
+    # A round.
+
+    def select(self) -> list[int]:
+        """Clients at random, of those whose size is known if D is needed."""
+        sizes = self.state["sizes"]
+        if not self.params.uses_total or None not in sizes:
+            return super().select()
+        known = [device for device, size in enumerate(sizes) if size is not None]
+        return self.server.sample(self.params.asked_per_round, "select", self.state["round"], among=known)
+
+    async def before_asking(self) -> None:
+        """D stays the same for a round, and the clusters of the round before are over."""
+        self.state["total"] = sum(size for size in self.state["sizes"] if size is not None)
+        self.state["cluster"] = {}
+
+    def steps(self, device: int) -> tuple[Step, ...]:
+        """Download the model (and D), make a gradient step, upload update and scalars (and class counts)."""
+        state, server, params = self.state, self.server, self.params
+        down, up = [Payload("model", server.download_bytes)], [Payload("update", server.upload_bytes)]
+        if params.uses_total and state["told"][device] != state["total"]:
+            down.append(Payload("control", _SCALAR))
+        up.append(Payload("control", _SCALAR * (1 + params.uses_imbalance + params.uses_loss)))
+        if params.weights == "optimal":
+            up.append(Payload("class-counts", _SCALAR * self.classes))
+        return (Download(tuple(down)), self.training(), Upload(tuple(up)))
+
+    def training(self) -> Train:
+        """Gradient steps on all samples; with a deadline from the download on, all of them must fit before it."""
+        epochs = self.params.local_epochs
+        return Train(self.state["model"], epochs, budget=self.training_limit, at_least=epochs, full_batch=True)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A device has said how many samples it has, or a client has trained."""
+        state, device = self.state, message.device
+        if message.outcome == "done":
+            state["sizes"][device] = message.samples
+        if state["reporting"].get(device) == message.task:
+            del state["reporting"][device]
+            self._hear_size(device)
+            self._begin()
+            return
+        if message.outcome == "done":
+            self._hear(device)
+        await super().on_task_end(message)
+
+    def _hear(self, device: int) -> None:
+        """What a client says of its data beside its update; it computes that by itself."""
+        state, params = self.state, self.params
+        if params.uses_imbalance:
+            own = self.server.facts(device).label_counts[None]
+            state["imbalance"][device] = float(class_imbalance(own, state["total"] if params.uses_total else None)[0])
+            state["told"][device] = state["total"]
+        if params.weights == "optimal":
+            state["counts"][device] = self.server.facts(device).label_counts.tolist()
+
+    # The server's side.
+
+    async def aggregate(self) -> None:
+        """Cluster what came back, weight the clusters, and put them together."""
+        received: list[dict[str, Any]] = self.state["received"]
+        if not any(entry["samples"] for entry in received):
+            return
+        weights = await self._weights(received)
+        parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
+        self.state["model"] = self.server.mix(parts, otherwise=self.state["model"])
+        tasks = [entry["task"] for entry in received]
+        self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights)
+
+    async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
+        """How much each update counts; 0 for one that is left out."""
+        weights = [0.0] * len(received)
+        positions, gradients = await self._gradients(received)
+        if not positions:
+            return weights
+        entries = [received[at] for at in positions]
+        sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
+        clusters, eps = await self._cluster(entries, gradients)
+        shares = self._shares([entry["device"] for entry in entries], sizes, clusters, eps)
+        for at, weight in zip(positions, client_weights(clusters, shares, sizes), strict=True):
+            weights[at] = weight
+        return weights
+
+    async def _gradients(self, received: list[dict[str, Any]]) -> tuple[list[int], NDArray[np.float32] | None]:
+        """Which updates can be clustered, by the number of the device, and what each has changed in the model, float32 [n, d].
+
+        None without learning.
+        """
+        held = [at for at, entry in enumerate(received) if entry["samples"]]
+        held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
+        if not self.server.learns:
+            return held, None
+        model, *updates = await self.server.values([self.state["model"], *(received[at]["update"] for at in held)])
+        with np.errstate(over="ignore", invalid="ignore"):
+            changes = [update - model for update in updates]
+        finite = [at for at, change in enumerate(changes) if np.isfinite(change).all()]
+        return [held[at] for at in finite], np.stack([changes[at] for at in finite]) if finite else None
+
+    async def _cluster(
+        self, entries: list[dict[str, Any]], gradients: NDArray[np.float32] | None
+    ) -> tuple[Clusters, float | None]:
+        """The clusters, positions in ``entries``, and the threshold if there was one."""
+        params, number = self.params, self.state["round"]
+        devices = [entry["device"] for entry in entries]
+        generator = self.server.rng("clusters", number)
+        eps = None
+        if gradients is None:
+            clusters = members(canonical(generator.integers(self.classes, size=len(entries))))
+        else:
+            eps = await self._threshold(entries) if params.uses_loss else None
+            similarity = cosine_matrix(gradients)
+            clusters = cluster_gradients(params, gradients, similarity, eps, self.classes, generator)
+            if number & (number - 1) == 0:
+                shown = {"similarity": np.round(similarity, _DIGITS).tolist()} if len(devices) <= _SHOWN_UP_TO else {}
+                groups = _numbers(clusters)
+                self.server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
+        self.state["cluster"] = dict(zip(devices, _numbers(clusters), strict=True))
+        return clusters, eps
+
+    async def _threshold(self, entries: list[dict[str, Any]]) -> float:
+        """The cosine that like gradients have now; a loss that is not known is taken to be the last one."""
+        state, params = self.state, self.params
+        loss = await self.server.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
+        if loss is not None:
+            state["loss"] = loss
+            if state["first_loss"] is None:
+                state["first_loss"] = loss
+        if state["first_loss"] is None:
+            return threshold(0.0, 0.0, 0.0, params.theta)
+        return threshold(state["loss"], state["first_loss"], params.least_loss, params.theta)
+
+    def _shares(self, devices: list[int], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Vector:
+        """p_n of each cluster."""
+        state, params = self.state, self.params
+        imbalance = np.array([state["imbalance"][device] for device in devices]) if params.uses_imbalance else None
+        counts = np.array([state["counts"][device] for device in devices]) if params.weights == "optimal" else None
+        shares = cluster_weights(params, clusters, sizes, imbalance, counts)
+        truth = np.stack([self.server.facts(device).label_counts for device in devices])
+        self.server.emit(
+            "reweighting",
+            round=state["round"],
+            clusters=[len(cluster) for cluster in clusters],
+            weights=shares.tolist(),
+            eps=eps,
+            balance=balance(truth, clusters, [by_samples(clusters, sizes), shares]),
+        )
+        return shares
+
+    def group_of(self, device: int) -> int | None:
+        """The cluster that the device's gradient was in at the end of the last round, if it was in any."""
+        cluster: int | None = self.state["cluster"].get(device)
+        return cluster
+
+
+def _numbers(clusters: Clusters) -> list[int]:
+    """The number of each client's cluster."""
+    numbers = np.empty(sum(map(len, clusters)), dtype=np.int64)
+    for number, cluster in enumerate(clusters):
+        numbers[cluster] = number
+    found: list[int] = numbers.tolist()
+    return found

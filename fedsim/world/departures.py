@@ -1,0 +1,89 @@
+"""When devices leave the population for good: after a stay of random length, or by a schedule."""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.errors import ScenarioError
+from fedsim.simulation import TICK_S
+from fedsim.spec import Spec
+from fedsim.streams import Streams
+from fedsim.units import PositiveSeconds
+from fedsim.world.schedule import Schedule
+
+
+class ExponentialStays(Spec):
+    """A device stays for an exponential time, counted from its arrival.
+
+    Who ever leaves is the first of a random order of the devices, so with a larger share in the same world the same ones
+    leave at the same times, and more.
+
+    Attributes:
+        mean_stay: of those that leave.
+        share: of the devices that ever leave.
+    """
+
+    kind: Literal["exponential"] = "exponential"
+    mean_stay: PositiveSeconds
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    def check(self, devices: int) -> None:
+        """Any number of devices will do."""
+
+    def draw(self, streams: Streams, arrival: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When each device leaves (s), inf for never, float64 [devices].
+
+        Draws from ``world/departures`` and ``world/departures/stay``.
+        """
+        devices = len(arrival)
+        leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
+        stay = -np.log(streams.uniforms("world/departures/stay", leaving)) * self.mean_stay
+        departure = np.full(devices, np.inf)
+        departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
+        return departure
+
+
+class ScheduledDepartures(Schedule):
+    """One device leaves at each of the given times; which they are is said, or chosen at random among those that are there."""
+
+    def check(self, devices: int) -> None:
+        """Refuse a schedule that does not fit so many devices.
+
+        Raises:
+            ScenarioError: names the key, the value and what is allowed.
+        """
+        self.check_devices("population.departures", devices)
+
+    def draw(self, streams: Streams, arrival: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When each device leaves (s), inf for never, float64 [devices]; draws from ``world/departures`` if none are named.
+
+        Raises:
+            ScenarioError: a device would leave before it has arrived, or nobody is there who could leave.
+        """
+        departure = np.full(len(arrival), np.inf)
+        if self.devices is not None:
+            departure[self.devices] = self.ticks()
+            for device in self.devices:
+                if departure[device] <= arrival[device]:
+                    raise ScenarioError(
+                        f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
+                        f"{arrival[device]:.12g} s; allowed are times after its arrival"
+                    )
+            return departure
+        order = streams.generator("world/departures").permutation(len(arrival))
+        # In order of time nobody who could leave now loses that later, so whoever is taken, the choice gets as far as any.
+        for time in np.sort(self.ticks()):
+            candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
+            if not len(candidates):
+                arrived = int((arrival < time).sum())
+                raise ScenarioError(
+                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; "
+                    f"allowed are at most {arrived} by then, one for each device that has arrived"
+                )
+            departure[order[candidates[0]]] = time
+        return departure
+
+
+DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures, Field(discriminator="kind")]

@@ -1,0 +1,243 @@
+"""Choices between models by the training objective on a device's own data, against plain torch and by themselves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedsim.data.federated import FederatedData, Shard
+from fedsim.data.transforms import Augmentation
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.learning.engine import Learning
+from fedsim.learning.models import CNN5, Logistic, MnistCNN, ModelSpec, ModuleModel, Perceptron
+from fedsim.learning.refs import Ref
+from fedsim.learning.solvers.modules import kernels, load_weights, module_of
+from tests.learning.small import Counting, Dropping, federation, learning, own, run
+
+VECTORS: list[ModelSpec] = [Logistic(), Perceptron(hidden=[33, 5]), own("Dropping", features=61, classes=7)]
+IMAGES: list[ModelSpec] = [CNN5(), MnistCNN()]
+
+
+def _settled(core: Learning, weights: np.ndarray) -> Ref:
+    """A model with weights of our own."""
+    ref = core.initial()
+    ref.settle(weights.astype(np.float32))
+    return ref
+
+
+def _module(model: ModelSpec, data: FederatedData) -> nn.Module:
+    return (
+        Dropping(61, 7) if isinstance(model, ModuleModel) else module_of(model.architecture(data.pool.shape, data.pool.classes))  # type: ignore[union-attr]
+    )
+
+
+def _objective(module: nn.Module, weights: np.ndarray, data: FederatedData, shard: Shard, l2: float) -> float:
+    """As anyone would write it."""
+    load_weights(list(module.parameters()), weights)
+    x, y = map(torch.from_numpy, data.train_samples(shard))
+    with torch.no_grad():
+        loss = float(functional.cross_entropy(module.eval()(x), y))
+    named = dict(module.named_parameters())
+    return loss + l2 * sum(float(named[name].detach().double().square().sum()) for name in sorted(kernels(module)))
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.03])
+@pytest.mark.parametrize("model", [*VECTORS, *IMAGES], ids=lambda model: model.kind)
+def test_objectives_against_plain_torch(model: ModelSpec, l2: float) -> None:
+    shape = (1, 8, 8) if model in IMAGES else (61,)
+    data = federation([23, 1, 130, 600], shape=shape, classes=7)
+    core, _ = learning(data, model, l2=l2, weight_decay=0.5)
+    start = core.initial()
+    models = [start, core.initial(1), core.train(start, 2, key=0, epochs=3), core.mix([(start, 0.5), (core.initial(2), 0.5)])]
+    tested = [core.best(models, device) for device in range(4)]
+    module = _module(model, data)
+    for device, (ref, losses) in enumerate(zip(tested, run(core.losses(tested)), strict=True)):
+        values = [run(core.value(one)) for one in models]
+        expected = [_objective(module, value, data, data.shards[device], l2) for value in values]
+        assert losses.dtype == np.float64
+        assert np.allclose(losses, expected, rtol=1e-5)
+        assert ref.choice == int(np.argmin(expected))
+        assert ref.value is models[ref.choice].value
+        assert (ref.device, ref.finite) == (device, True)
+    assert run(core.choices(tested)) == [ref.choice for ref in tested]
+
+
+def test_versions_rotations_labels_and_augmentation_are_the_devices_own() -> None:
+    data = federation([40, 40], shape=(1, 8, 8), classes=4)
+    data.augmentation = Augmentation()
+    data._later[0, 1] = Shard(data.shards[1].train, data.shards[1].test, 1, np.array([2, 3, 0, 1]), augment_seed=7)
+    core, _ = learning(data, Logistic())
+    models = [core.initial(at) for at in range(3)]
+    tested = [core.best(models, 0, version=version) for version in (0, 1)]
+    module = _module(Logistic(), data)
+    for version, losses in enumerate(run(core.losses(tested))):
+        expected = [_objective(module, run(core.value(one)), data, data.shard(0, version), 0.0) for one in models]
+        assert np.allclose(losses, expected, rtol=1e-5)
+    first, second = run(core.losses(tested))
+    assert np.abs(first - second).min() > 1e-3
+
+
+def test_known_answers_of_a_quadratic_with_a_penalty_that_it_has_no_kernel_for() -> None:
+    data = federation([20], shape=(1,))
+    data.pool.x[:] = 1.25
+    core, _ = learning(data, own("Quadratic"), l2=5.0)
+    models = [_settled(core, np.array([w])) for w in (3.0, 1.0, 1.5, 1.25 + 2**-20, np.nan)]
+    ref = core.best(models, 0)
+    (losses,) = run(core.losses([ref]))
+    assert losses[:4].tolist() == [(1.75**2) / 2, 0.25**2 / 2, 0.25**2 / 2, 2.0**-41]
+    assert np.isnan(losses[4])
+    assert run(core.value(ref)) is models[3].value
+    assert run(core.choices([core.best(models[:3], 0), core.best(models[2:0:-1], 0)])) == [1, 0]
+
+
+def test_two_groups_of_quadratics_find_their_centres_in_one_full_step() -> None:
+    """IFCA on clusters at -2 and +5: all choose rightly, and a step of length 1 along the gradient ends in the centre."""
+    data = federation([9] * 6, shape=(1,))
+    truth = [at % 2 for at in range(6)]
+    for device, shard in enumerate(data.shards):
+        data.pool.x[shard.train] = (-2.0, 5.0)[truth[device]]
+    core, _ = learning(data, own("Quadratic"), lr=1.0, batch_size=2)
+    models = [_settled(core, np.array([w])) for w in (0.0, 3.0)]
+    chosen = [core.best(models, device) for device in range(6)]
+    updates = [core.train(start, device, key=0, full_batch=True) for device, start in enumerate(chosen)]
+    assert run(core.choices(chosen)) == truth
+    means = [core.mix([(updates[device], 1 / 3) for device in range(6) if truth[device] == group]) for group in (0, 1)]
+    assert [float(value[0]) for value in run(core.values(means))] == [-2.0, 5.0]
+
+
+@pytest.mark.parametrize("model", [*VECTORS, CNN5()], ids=lambda model: model.kind)
+def test_identical_models_have_identical_losses_wherever_they_stand_and_the_first_wins(model: ModelSpec) -> None:
+    shape = (1, 12, 12) if isinstance(model, CNN5) else (61,)
+    core, _ = learning(federation([1, 37, 300], shape=shape, classes=7), model, l2=0.01)
+    one, other = core.initial(), core.initial(1)
+    copies = [_settled(core, run(core.value(one)).copy()) for _ in range(4)]
+    for models in ([one, *copies, one], [other, copies[0], other, copies[1], one]):
+        tested = [core.best(models, device) for device in range(3)]
+        same = [at for at, ref in enumerate(models) if ref is not other]
+        for ref, losses in zip(tested, run(core.losses(tested)), strict=True):
+            assert len(set(losses[same].tolist())) == 1
+            assert ref.choice in (same[0], 0)
+            assert ref.choice == int(np.argmin(losses))
+
+
+def test_what_is_not_finite_never_wins() -> None:
+    core, records = learning(federation([9, 9], tests=0), Logistic(), l2=0.1)
+    good = core.initial()
+    nan, inf = (_settled(core, np.full(core.parameters, value)) for value in (np.nan, np.inf))
+    wishes = [core.best(models, 0) for models in ([nan, inf, good], [inf, nan], [nan], [good, nan])]
+    assert run(core.choices(wishes)) == [2, 0, 0, 0]
+    assert [ref.finite for ref in wishes] == [True, False, False, True]
+    mixed = core.mix([(wishes[0], 0.5), (wishes[1], 0.5)])
+    assert run(core.value(mixed)).tobytes() == run(core.value(good)).tobytes()
+    assert [(record.kind, record.fields["device"], record.fields["ref"]) for record in records] == [
+        ("non-finite", 0, wishes[1].name)
+    ]
+
+
+@pytest.mark.parametrize("model", [Logistic(), CNN5()], ids=lambda model: model.kind)
+def test_a_device_without_samples_takes_the_first(model: ModelSpec) -> None:
+    core, _ = learning(federation([0, 5], shape=(1, 8, 8)), model, l2=0.1)
+    tested = [core.best([core.initial(), core.initial(1)], device) for device in range(2)]
+    empty, other = run(core.losses(tested))
+    assert np.isnan(empty).all()
+    assert np.isfinite(other).all()
+    assert run(core.choices(tested))[0] == 0
+
+
+SIZES = [1, 700, 2, 60, 61, 0, 300, 59, 128, 16, 90, 513, 33, 5]
+
+
+def _wishes(core: Learning, count: int = len(SIZES)) -> list[Ref]:
+    """Choices between trained, mixed and chosen models, with lists of models that differ from device to device."""
+    starts = [core.initial(at) for at in range(3)]
+    trained = [core.train(start, at, key=at, epochs=2) for at, start in enumerate(starts)]
+    nested = core.best(trained, 4)
+    pool = [*starts, *trained, nested, core.mix([(trained[0], 0.5), (nested, 0.5)])]
+    return [core.best(pool[device % 3 :] if device % 2 else pool, device) for device in range(count)]
+
+
+@pytest.mark.parametrize("model", [*VECTORS, CNN5()], ids=lambda model: model.kind)
+def test_a_devices_losses_do_not_depend_on_who_else_is_asked_nor_on_workers_bit_for_bit(model: ModelSpec) -> None:
+    shape = (1, 12, 12) if isinstance(model, CNN5) else (61,)
+    data = federation(SIZES, shape=shape, classes=7)
+
+    def play(executor: Any, ask: Callable[[Learning, list[Ref]], list[np.ndarray]]) -> list[bytes]:
+        core, _ = learning(data, model, executor, l2=0.01)
+        try:
+            return [losses.tobytes() for losses in ask(core, _wishes(core))]
+        finally:
+            executor.close()
+
+    def alone(core: Learning, wishes: list[Ref]) -> list[np.ndarray]:
+        return [run(core.losses([wish]))[0] for wish in wishes[::-1]][::-1]
+
+    def halves(core: Learning, wishes: list[Ref]) -> list[np.ndarray]:
+        odd, even = run(core.losses(wishes[1::2])), run(core.losses(wishes[::2]))
+        return [(odd if at % 2 else even)[at // 2] for at in range(len(wishes))]
+
+    def together(core: Learning, wishes: list[Ref]) -> list[np.ndarray]:
+        return run(core.losses(wishes))
+
+    expected = play(Inline(), together)
+    assert play(Inline(), alone) == expected
+    assert play(Inline(), halves) == expected
+    for workers in (1, 2, 4):
+        assert play(Threads(workers), together) == expected
+    assert play(Threads(2), alone) == expected
+
+
+def test_nothing_is_computed_before_it_is_asked_for_and_all_in_one_go_then() -> None:
+    executor = Counting()
+    core, _ = learning(federation([200] * 7), Logistic(), executor)
+    models = [core.initial(at) for at in range(3)]
+    tested = [core.best(models, device) for device in range(7)]
+    updates = [core.train(start, device, key=0) for device, start in enumerate(tested)]
+    unwanted = [core.best([update], 0) for update in updates]
+    assert executor.asked == []
+    run(core.values(updates))
+    assert executor.asked == ["mean_losses"] * 4 + ["train"]
+    assert [ref.value for ref in unwanted] == [None] * 7
+    run(core.losses(tested))
+    assert executor.asked == ["mean_losses"] * 4 + ["train"]
+
+
+def test_rounds_of_ifca_deferred_are_the_same_as_rounds_that_look_at_every_choice() -> None:
+    sizes = [9, 30, 14, 50, 23, 41]
+    data = federation(sizes)
+
+    def play(look: bool) -> list[bytes]:
+        core, _ = learning(data, Perceptron(hidden=[7]), Inline(), l2=0.01)
+
+        async def rounds() -> list[bytes]:
+            models = [core.initial(at) for at in range(3)]
+            for number in range(4):
+                chosen = [core.best(models, device) for device in range(6)]
+                if look:
+                    choices = await core.choices(chosen)
+                    assert choices is not None
+                    bases = [models[choice] for choice in choices]
+                else:
+                    bases = chosen
+                updates = [core.train(base, device, key=number, epochs=2) for device, base in enumerate(bases)]
+                models = [core.mix([(updates[at], 0.5), (updates[at + 3], 0.5)]) for at in range(3)]
+            return [value.tobytes() for value in await core.values(models)]
+
+        return run(rounds())
+
+    assert play(look=False) == play(look=True)
+
+
+def test_only_choices_have_losses() -> None:
+    core, _ = learning(federation([9]), Logistic())
+    with pytest.raises(ValueError, match="model-0 is no choice"):
+        run(core.losses([core.initial()]))
+    with pytest.raises(ValueError, match="is no choice"):
+        run(core.choices([core.initial()]))
+    with pytest.raises(ValueError, match="at least one"):
+        core.best([], 0)
+    assert run(core.losses([])) == []

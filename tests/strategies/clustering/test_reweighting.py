@@ -1,0 +1,183 @@
+"""RFedAvg's weights, and the benchmark that knows the classes."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedsim.errors import SimulationError
+from fedsim.strategies.clustering.reweighting import (
+    balance_ratio,
+    class_imbalance,
+    class_shares,
+    cluster_imbalance,
+    inverse_weights,
+    optimal_weights,
+)
+
+
+def test_imbalance_is_what_the_device_lacks_while_no_class_is_above_the_global_mean() -> None:
+    counts = np.array([[100, 0, 0], [20, 30, 50], [0, 0, 0]])
+    assert class_imbalance(counts, 900).tolist() == [800, 800, 900]
+    assert class_imbalance(counts, 150).tolist() == [50 + 50 + 50, 30 + 20 + 0, 150]
+
+
+def test_imbalance_from_the_devices_own_number_of_samples() -> None:
+    assert class_imbalance(np.array([[9, 0, 0], [4, 4, 4]])).tolist() == [12, 0]
+
+
+def test_weights_of_three_clusters() -> None:
+    """D = 5000 and clusters of 300, 200 and 100 samples: p in proportion to 1 / (D - D_C)."""
+    counts = np.zeros((6, 10), dtype=np.int64)
+    counts[np.arange(6), np.arange(6)] = 100
+    clusters = [[0, 4, 2], [1, 3], [5]]
+    imbalance = cluster_imbalance(class_imbalance(counts, 5000), counts.sum(axis=1), clusters)
+    assert imbalance.tolist() == [4700, 4800, 4900]
+    assert inverse_weights(imbalance) == pytest.approx([0.34033, 0.33324, 0.32644], abs=5e-6)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8),
+    st.integers(1, 4),
+)
+def test_a_cluster_lacks_what_it_does_not_have(rows: list[list[int]], parts: int) -> None:
+    counts = np.array(rows)
+    total = 3 * max(int(counts.max()), int(counts.sum()))
+    clusters = [list(range(part, len(counts), parts)) for part in range(min(parts, len(counts)))]
+    found = cluster_imbalance(class_imbalance(counts, total), counts.sum(axis=1), clusters)
+    assert found == pytest.approx([max(total - int(counts[cluster].sum()), 1) for cluster in clusters])
+    assert inverse_weights(found).sum() == pytest.approx(1.0)
+
+
+def test_clusters_of_equal_size_count_as_much_as_in_fedavg() -> None:
+    counts = np.array([[30, 0], [0, 10], [10, 10], [15, 15]])
+    sizes = counts.sum(axis=1)
+    clusters = [[0], [1, 2], [3]]
+    weights = inverse_weights(cluster_imbalance(class_imbalance(counts, 500), sizes, clusters))
+    assert weights == pytest.approx([sizes[cluster].sum() / sizes.sum() for cluster in clusters], abs=1e-15)
+
+
+def test_imbalance_is_at_least_one_sample() -> None:
+    one_class = np.zeros((3, 10), dtype=np.int64)
+    one_class[:, 4] = 50
+    assert cluster_imbalance(class_imbalance(one_class), one_class.sum(axis=1), [[0, 1, 2]]).tolist() == [1.0]
+    everything = np.array([[5, 5], [5, 5]])
+    imbalance = cluster_imbalance(class_imbalance(everything, 20), everything.sum(axis=1), [[0, 1]])
+    assert imbalance.tolist() == [1.0]
+    assert inverse_weights(imbalance).tolist() == [1.0]
+
+
+def test_the_first_of_the_most_imbalanced_members_is_spared() -> None:
+    assert cluster_imbalance(np.array([70.0, 90.0, 90.0]), np.array([1, 20, 3]), [[2, 1, 0]]).tolist() == [90 - 3 - 1]
+
+
+def test_class_shares_and_how_balanced_they_are() -> None:
+    counts = np.array([[3, 1], [0, 4], [2, 0]])
+    shares = class_shares(counts, [[0, 1], [2]])
+    assert shares.tolist() == [[3 / 8, 1], [5 / 8, 0]]
+    assert balance_ratio(shares[:, 0]) == pytest.approx(5 / 3)
+    assert balance_ratio(shares[:, 1]) == np.inf
+    assert balance_ratio(np.full(4, 0.25)) == 1.0
+    with pytest.raises(SimulationError, match="cluster 1 of 2 has no samples"):
+        class_shares(np.array([[1, 0], [0, 0]]), [[0], [1]])
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ([(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 0, 1)], [1 / 3, 1 / 3, 1 / 3]),
+        ([(1, 0), (1, 0), (0, 1)], [0.25, 0.25, 0.5]),
+        ([(1, 0), (0.5, 0.5)], [0, 1]),
+        ([(0.5, 0.5)], [1]),
+        ([(0.7, 0.3)] * 4, [0.25] * 4),
+        ([(0.5, 0.5), (1, 0), (0, 1)], [1 / 3] * 3),
+        ([(0.5, 0.5), (0.5, 0.5), (0.9, 0.1)], [0.5, 0.5, 0]),
+        # Nearest to equal shares is (1/2, 1/2, 0), which only an even mixture of those in the plane gives.
+        ([(1, 0, 0), (0, 1, 0), (0.5, 0.5, 0)], [1 / 3] * 3),
+        # The nearest mixture is the first cluster alone, though the second lies in the same supporting line.
+        ([(1 / 2, 1 / 2, 0), (1 / 2, 1 / 2, 0), (1, 0, 0)], [0.5, 0.5, 0]),
+    ],
+)
+def test_optimal_weights(columns: list[tuple[float, ...]], expected: list[float]) -> None:
+    weights = optimal_weights(np.array(columns).T)
+    assert weights == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_objective_of_clusters_of_distinct_classes() -> None:
+    shares = np.eye(10)[:, :6]
+    weights = optimal_weights(shares)
+    assert ((shares @ weights - 0.1) ** 2).sum() == pytest.approx(1 / 6 - 1 / 10, abs=1e-14)
+
+
+def mixtures_alike(shares: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
+    """The corners of {q >= 0, sum q = 1, B q = B weights}, by trying every set of independent columns."""
+    rows = np.vstack((shares, np.ones(shares.shape[1])))
+    target = rows @ weights
+    rank = int(np.linalg.matrix_rank(rows, tol=1e-9))
+    corners = []
+    for size in range(1, rank + 1):
+        for chosen in combinations(range(shares.shape[1]), size):
+            part = rows[:, chosen]
+            if np.linalg.matrix_rank(part, tol=1e-9) < size:
+                continue
+            solution = np.linalg.lstsq(part, target)[0]
+            if np.abs(part @ solution - target).max() < 1e-9 and solution.min() > -1e-9:
+                corner = np.zeros(shares.shape[1])
+                corner[list(chosen)] = solution
+                corners.append(corner)
+    return corners
+
+
+@given(
+    st.tuples(st.integers(2, 4), st.integers(1, 7)).flatmap(
+        lambda shape: st.lists(
+            st.lists(st.integers(0, 4), min_size=shape[0], max_size=shape[0]).filter(any), min_size=shape[1], max_size=shape[1]
+        )
+    )
+)
+@example([[1, 0, 0], [1, 1, 0], [0, 1, 0], [2, 1, 0], [1, 0, 1]])
+def test_optimal_weights_satisfy_the_conditions_of_optimality(histograms: list[list[int]]) -> None:
+    counts = np.array(histograms)
+    shares = class_shares(counts, [[device] for device in range(len(counts))])
+    weights = optimal_weights(shares)
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    # A minimum of the convex objective: no cluster's shares lie on the near side of the mixture.
+    mixture = shares @ weights
+    offset = mixture - 1 / len(mixture)
+    assert (offset @ shares).min() >= offset @ mixture - 1e-10
+    # The least norm among the minimisers: none of their corners lies on the near side of the weights.
+    corners = mixtures_alike(shares, weights)
+    assert corners
+    assert min(float(weights @ corner) for corner in corners) >= weights @ weights - 1e-8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_thirty_clusters_of_real_size(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(0, 100, (30, 10)) * (generator.random((30, 10)) < generator.choice([0.1, 0.3, 1.0]))
+    counts[np.arange(30), generator.integers(0, 10, 30)] += 50
+    shares = class_shares(counts, [[device] for device in range(30)])
+    weights = optimal_weights(shares)
+    offset = shares @ weights - 0.1
+    assert (offset @ shares).min() >= offset @ (shares @ weights) - 1e-10
+    uniform = shares.mean(axis=1)
+    assert np.linalg.norm(offset) <= np.linalg.norm(uniform - 0.1)
+    assert np.array_equal(weights, optimal_weights(shares))
+    # Of least norm: the weights of those that have one are affine in their shares.
+    held = weights > 1e-8
+    system = np.vstack((shares, np.ones(30))).T
+    multipliers = np.linalg.lstsq(system[held], weights[held])[0]
+    assert system[held] @ multipliers == pytest.approx(weights[held], abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", [18, 63, 210])
+def test_clusters_that_are_nearly_alike(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(4, 9))
+    counts = generator.integers(0, 100, (3, 3))[np.arange(n) % 3] * 100 + generator.integers(0, 3, (n, 3))
+    shares = class_shares(counts, [[device] for device in range(n)])
+    weights = optimal_weights(shares)
+    assert min(float(weights @ corner) for corner in mixtures_alike(shares, weights)) >= weights @ weights - 1e-8

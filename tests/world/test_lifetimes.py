@@ -1,0 +1,329 @@
+"""Newcomers and leavers: who they are, when they can be reached, what is recorded, and what a scenario may say of them."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.errors import ScenarioError
+from fedsim.simulation import Record, Simulation, on_grid
+from fedsim.streams import Streams
+from fedsim.world.availability import AlwaysOn, Availability, Phases, Traces
+from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
+from fedsim.world.population import Population, PopulationSpec
+
+INF = math.inf
+
+
+def population(arrival: list[float], departure: list[float] | None = None) -> Population:
+    devices = len(arrival)
+    leaves = np.full(devices, INF) if departure is None else np.array(departure)
+    return Population(np.ones(devices), np.ones(devices, dtype=np.int64), 1.0, np.array(arrival), leaves)
+
+
+def columns(seed: int = 1, **sections: Any) -> Population:
+    """The population that a scenario's ``[population]`` describes."""
+    spec = PopulationSpec(**sections)
+    return spec.build(Streams(seed), np.ones(spec.devices), np.ones(spec.devices, dtype=np.int64), 1.0)
+
+
+class TestArrivals:
+    def test_half_of_the_devices_are_newcomers_unless_said_otherwise(self) -> None:
+        arrival = columns(devices=101, arrivals={"kind": "poisson", "rate": "30 /h"}).arrival
+        assert (arrival > 0).sum() == 50
+        assert (columns(devices=9, arrivals={"kind": "poisson", "rate": "30 /h", "newcomers": 9}).arrival > 0).all()
+
+    def test_the_gaps_are_exponential_and_independent_and_the_newcomers_mixed(self) -> None:
+        arrival = columns(devices=20_000, arrivals={"kind": "poisson", "rate": "30 /h", "newcomers": 10_000}).arrival
+        newcomers = np.flatnonzero(arrival)
+        gaps = np.diff(np.sort(arrival[newcomers]), prepend=0.0)
+        assert gaps.mean() == pytest.approx(120.0, rel=0.04)
+        assert gaps.std() == pytest.approx(120.0, rel=0.06)
+        assert np.quantile(gaps, [0.25, 0.75]) == pytest.approx([120 * math.log(4 / 3), 120 * math.log(4)], rel=0.06)
+        assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.04
+        assert abs(newcomers.mean() - 10_000) < 250  # 4.3 standard errors
+        assert abs(np.corrcoef(newcomers, arrival[newcomers])[0, 1]) < 0.04
+
+    def test_times_lie_on_the_grid(self) -> None:
+        built = columns(
+            devices=500, arrivals={"kind": "poisson", "rate": "7 /min"}, departures={"kind": "exponential", "mean_stay": "3 h"}
+        )
+        for time in [*built.arrival, *built.departure]:
+            assert time == on_grid(float(time))
+
+    def test_more_newcomers_are_the_same_ones_at_the_same_times_and_more(self) -> None:
+        few, many = (columns(devices=40, arrivals={"kind": "poisson", "rate": "1 /s", "newcomers": n}).arrival for n in (7, 20))
+        assert (many[few > 0] == few[few > 0]).all()
+        assert (many > 0).sum() == 20
+
+    def test_another_seed_is_another_world(self) -> None:
+        arrivals = {"kind": "poisson", "rate": "1 /s"}
+        first, again, other = (columns(seed, devices=40, arrivals=arrivals).arrival for seed in (1, 1, 2))
+        assert (first == again).all()
+        assert (first != other).any()
+
+    def test_a_schedule_names_its_devices_or_draws_them(self) -> None:
+        named = columns(devices=4, arrivals={"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]}).arrival
+        assert named.tolist() == [0.0, 90.0, 0.0, 3600.0]
+        drawn = [
+            columns(seed, devices=4, arrivals={"kind": "schedule", "times": ["1 h", "90 s"]}).arrival for seed in range(30)
+        ]
+        assert all(sorted(arrival) == [0.0, 0.0, 90.0, 3600.0] for arrival in drawn)
+        assert {int(np.argmax(arrival)) for arrival in drawn} == {0, 1, 2, 3}
+
+
+class TestDepartures:
+    def test_stays_are_exponential_and_counted_from_the_arrival(self) -> None:
+        built = columns(
+            devices=20_000,
+            arrivals={"kind": "poisson", "rate": "1 /s"},
+            departures={"kind": "exponential", "mean_stay": "10 h"},
+        )
+        stay = built.departure - built.arrival
+        assert stay.min() > 0
+        for some in (stay[built.arrival > 0], stay[built.arrival == 0]):
+            assert some.mean() == pytest.approx(36_000, rel=0.04)
+            assert some.std() == pytest.approx(36_000, rel=0.06)
+
+    def test_a_larger_share_is_the_same_leavers_and_more(self) -> None:
+        few, many = (
+            columns(devices=40, departures={"kind": "exponential", "mean_stay": "1 h", "share": share}).departure
+            for share in (0.25, 0.5)
+        )
+        assert ((few < INF).sum(), (many < INF).sum()) == (10, 20)
+        assert (many[few < INF] == few[few < INF]).all()
+
+    def test_a_schedule_names_its_devices(self) -> None:
+        departures = {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]}
+        assert columns(devices=4, departures=departures).departure.tolist() == [INF, 90.0, INF, 3600.0]
+
+    @given(st.integers(0, 200), st.integers(0, 4), st.data())
+    def test_who_is_drawn_to_leave_is_there(self, seed: int, newcomers: int, data: st.DataObject) -> None:
+        """Whoever is drawn, a schedule is refused only if more are to leave than have come."""
+        arrive = data.draw(st.lists(st.integers(1, 9), min_size=newcomers, max_size=newcomers))
+        leave = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+        sections: dict[str, Any] = {"devices": 5, "departures": {"kind": "schedule", "times": [f"{t} s" for t in leave]}}
+        if arrive:
+            sections["arrivals"] = {"kind": "schedule", "times": [f"{t} s" for t in arrive]}
+        feasible = all(
+            sum(t <= time for t in leave) <= 5 - newcomers + sum(t < time for t in arrive) for time in leave
+        )  # at each time: departures so far, and devices that came before
+        if not feasible:
+            with pytest.raises(ScenarioError, match=r"departures\.times has a departure at \d s, when no device is there"):
+                columns(seed, **sections)
+            return
+        built = columns(seed, **sections)
+        assert sorted(built.departure[built.departure < INF]) == sorted(leave)
+        assert (built.departure > built.arrival).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arrivals": {"kind": "poisson"}}, r"population.arrivals.rate is missing"),
+        ({"arrivals": {"kind": "poisson", "rate": "0 /h"}}, r"population.arrivals.rate is '0 /h': a rate .* above 0"),
+        ({"arrivals": {"kind": "poisson", "rate": "30 h"}}, r"population.arrivals.rate is '30 h': a rate .*/s, /min, /h, /day"),
+        (
+            {"arrivals": {"kind": "poisson", "rate": "1 /h", "newcomers": 5}},
+            r"population.arrivals.newcomers is 5; allowed are 1 to 4",
+        ),
+        ({"arrivals": {"kind": "poisson", "rate": "1 /h", "newcomers": 0}}, r"population.arrivals.newcomers is 0"),
+        ({"arrivals": {"kind": "poison", "rate": "1 /h"}}, r"population.arrivals.kind is 'poison'.*did you mean 'poisson'"),
+        ({"arrivals": {"kind": "schedule", "times": []}}, r"population.arrivals.times is \[\]"),
+        ({"arrivals": {"kind": "schedule", "times": ["0 s"]}}, r"population.arrivals.times.0 is '0 s': .*above 0 s"),
+        ({"arrivals": {"kind": "schedule", "times": ["1 s"] * 5}}, r"arrivals.times has 5 times; allowed are at most 4"),
+        (
+            {"departures": {"kind": "schedule", "times": ["1 s", "2 s"], "devices": [1]}},
+            r"population.departures.devices has 1 devices for 2 times",
+        ),
+        (
+            {"departures": {"kind": "schedule", "times": ["1 s"], "devices": [4]}},
+            r"population.departures.devices names device 4; allowed are 0 to 3",
+        ),
+        (
+            {"departures": {"kind": "schedule", "times": ["1 s", "2 s"], "devices": [2, 2]}},
+            r"population.departures.devices names device 2 twice",
+        ),
+        ({"departures": {"kind": "exponential", "mean_stay": "0 s"}}, r"population.departures.mean_stay is '0 s'"),
+        ({"departures": {"kind": "exponential", "mean_stay": "1 h", "share": 0.0}}, r"population.departures.share is 0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        fedsim.Scenario(population={"devices": 4} | change, strategy={"kind": "fedavg", "clients_per_round": 2})
+
+
+@pytest.mark.parametrize("leave", ["20 s", "5 s"])
+def test_a_departure_before_the_arrival_or_with_it_is_refused(leave: str) -> None:
+    come = {"kind": "schedule", "times": ["20 s"], "devices": [2]}
+    message = f"device 2 leaves at {leave} but arrives at 20 s; allowed are times after its arrival"
+    with pytest.raises(ScenarioError, match=message):
+        columns(devices=3, arrivals=come, departures={"kind": "schedule", "times": [leave], "devices": [2]})
+
+
+def test_a_scenario_with_lifetimes_reads_back_the_same(tmp_path: Any) -> None:
+    scenario = fedsim.Scenario(
+        population={
+            "devices": 9,
+            "arrivals": {"kind": "poisson", "rate": "30 /h"},
+            "departures": {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]},
+        },
+        strategy={"kind": "fedavg", "clients_per_round": 2},
+    )
+    (tmp_path / "scenario.toml").write_text(scenario.to_toml())
+    assert fedsim.load(tmp_path / "scenario.toml") == scenario
+
+
+HORIZON = 60
+"""From then on (s) a path only repeats: lifetimes have begun, and ended if they ever do; a trace's period is at most 12 s."""
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Callable[[], Availability]:
+    """A path that changes at whole seconds only, so that the states at whole seconds say all; maybe never on, or always."""
+    if draw(st.integers(0, 9)) == 0:
+        return AlwaysOn
+    period = draw(st.integers(1, 12))
+    changes = sorted(draw(st.sets(st.integers(0, period))))
+    changes = changes[: len(changes) // 2 * 2]
+    return lambda: Traces([(float(period), [float(change) for change in changes])], [0])
+
+
+class TestBounded:
+    @settings(max_examples=300)
+    @given(
+        path=traces(),
+        arrival=st.integers(0, 30),
+        stay=st.one_of(st.integers(1, 30), st.just(INF)),
+        questions=st.lists(st.integers(0, 4 * HORIZON).map(lambda quarter: quarter / 4), min_size=1, max_size=12),
+    )
+    def test_it_is_the_pointwise_definition(
+        self, path: Callable[[], Availability], arrival: int, stay: float, questions: list[float]
+    ) -> None:
+        """On where arrived, not left, and on within; a span is a stretch of one state, the next time on the first of them."""
+        departure = arrival + stay
+        on = [arrival <= time < departure and path().span(0, float(time)).on for time in range(2 * HORIZON)]
+        lived = Bounded(path(), np.array([float(arrival)]), np.array([float(departure)]))
+        for time in questions:
+            span = lived.span(0, time)
+            assert span.start <= time < span.end
+            assert span.on == on[math.floor(time)]
+            last = min(span.end, 2 * HORIZON)
+            assert {on[second] for second in range(math.floor(span.start), math.ceil(last))} == {span.on}
+            if span.on and span.end < 2 * HORIZON:  # it is off at the end: who waits for it is not told too early
+                assert not on[math.floor(span.end)]
+            later = [float(second) for second in range(math.floor(time) + 1, 2 * HORIZON) if on[second]]
+            expected = time if span.on else min(later, default=INF)
+            assert lived.next_on(0, time) == expected
+
+    @settings(max_examples=60)
+    @given(
+        arrival=st.floats(0, 5e3),
+        stay=st.floats(1.0, 5e4),
+        questions=st.lists(st.floats(0, 1e5), min_size=1, max_size=12),
+    )
+    def test_random_phases_whatever_was_asked_before(self, arrival: float, stay: float, questions: list[float]) -> None:
+        def lived() -> Bounded:
+            within = Phases(Streams(4), "p", 1200.0, 300.0)
+            return Bounded(within, np.array([0.0, on_grid(arrival)]), np.array([INF, on_grid(arrival + stay)]))
+
+        asked = lived()
+        spans = [(asked.span(1, time), asked.next_on(1, time)) for time in questions]
+        within = Phases(Streams(4), "p", 1200.0, 300.0)
+        for time, (span, when) in zip(questions, spans, strict=True):
+            assert (lived().span(1, time), lived().next_on(1, time)) == (span, when)
+            assert span.on == (on_grid(arrival) <= time < on_grid(arrival + stay) and within.span(1, time).on)
+            assert when >= time
+            assert when == INF or lived().span(1, when).on
+
+    def test_who_is_always_there_costs_nothing(self) -> None:
+        path = AlwaysOn()
+        assert bounded(path, population([0.0, 0.0])) is path
+        assert isinstance(bounded(path, population([0.0, 1.0])), Bounded)
+        assert isinstance(bounded(path, population([0.0, 0.0], [INF, 1.0])), Bounded)
+
+
+class Site:
+    """A bare clock with lifetimes; who was told, and what was recorded."""
+
+    def __init__(self, arrival: list[float], departure: list[float] | None = None, path: Availability | None = None) -> None:
+        self.simulation = Simulation()
+        self.columns = population(arrival, departure)
+        self.told: list[tuple[float, int]] = []
+        self.records: list[tuple[float, str, int]] = []
+        self.simulation.listen(self._take)
+        self.availability = bounded(AlwaysOn() if path is None else path, self.columns)
+        self.lifetimes = Lifetimes(
+            self.simulation, self.columns, self.availability, lambda device: self.told.append((self.simulation.now, device))
+        )
+
+    def _take(self, record: Record) -> None:
+        self.records.append((record.time, record.kind, record.fields["device"]))
+
+    def run(self) -> None:
+        asyncio.run(self.simulation.run())
+
+
+class TestLifetimes:
+    def test_arrivals_and_departures_in_order_of_time_then_device(self) -> None:
+        site = Site([7.0, 0.0, 3.0, 7.0], [9.0, 8.0, INF, 8.0])
+        site.run()
+        come = [(3.0, "arrival", 2), (7.0, "arrival", 0), (7.0, "arrival", 3)]
+        assert site.records == [*come, (8.0, "departure", 1), (8.0, "departure", 3), (9.0, "departure", 0)]
+        assert site.told == [(3.0, 2), (7.0, 0), (7.0, 3)]
+
+    def test_one_who_is_away_is_told_of_when_it_comes_on_unless_it_leaves_first(self) -> None:
+        on_from_5 = Traces([(100.0, [5.0, 10.0]), (100.0, [])], [0, 0, 0, 1, 0])  # the fourth never is
+        site = Site([2.0, 6.0, 1.0, 1.0, 12.0], [INF, INF, 5.0, INF, 105.0], on_from_5)
+        site.run()
+        assert site.told == [(5.0, 0), (6.0, 1)]
+        arrivals = [(time, device) for time, kind, device in site.records if kind == "arrival"]
+        assert arrivals == [(1.0, 2), (1.0, 3), (2.0, 0), (6.0, 1), (12.0, 4)]
+
+    @settings(max_examples=60)
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9) | st.just(INF)), min_size=1, max_size=12), st.booleans())
+    def test_everybody_is_told_of_once_at_the_first_instant_at_which_it_can_be_reached(
+        self, lives: list[tuple[int, float]], always: bool
+    ) -> None:
+        path = None if always else Traces([(9.0, [2.0, 4.0]), (7.0, [0.0, 3.0])], [device % 2 for device in range(len(lives))])
+        site = Site([float(come) for come, _ in lives], [float(come + stay) for come, stay in lives], path)
+        site.run()
+        reached = [(site.availability.next_on(device, 0.0), device) for device, (come, _) in enumerate(lives) if come]
+        assert site.told == sorted((time, device) for time, device in reached if time < INF)
+        assert [time for time, _, _ in site.records] == sorted(time for time, _, _ in site.records)
+        for kind, times in (("arrival", site.columns.arrival), ("departure", site.columns.departure)):
+            told = [(time, device) for time, which, device in site.records if which == kind]
+            assert told == sorted((time, device) for device, time in enumerate(times) if 0 < time < INF)
+
+    def test_two_wakeups_at_most_however_many_are_to_come(self) -> None:
+        devices = 200_000
+        site = Site([0.0, *range(1, devices)], [float(devices)] * devices)
+        assert sorted(entry[3].name for entry in site.simulation.env._queue) == [("arrival", 0), ("departure", 0)]  # type: ignore[attr-defined]
+        site.simulation.wake(("stop", 0), 3.0, lambda: site.simulation.stop("enough"))
+        site.run()
+        assert sorted(entry[3].name for entry in site.simulation.env._queue) == [("arrival", 3), ("departure", 0)]  # type: ignore[attr-defined]
+        assert site.told == [(1.0, 1), (2.0, 2), (3.0, 3)]
+
+    def test_where_all_are_there_for_ever_nothing_happens(self) -> None:
+        site = Site([0.0, 0.0])
+        assert not site.simulation.env._queue
+        assert site.lifetimes.present(0.0).all()
+
+    def test_present(self) -> None:
+        lifetimes = Site([0.0, 5.0], [8.0, INF]).lifetimes
+        assert [lifetimes.present(time).tolist() for time in (4.9, 5.0, 8.0)] == [[True, False], [True, True], [False, True]]
+
+
+def test_a_shift_changes_what_a_device_holds() -> None:
+    held = np.array([3, 5], dtype=np.int64)
+    built = PopulationSpec(devices=2).build(Streams(1), np.ones(2), held, 1.0)
+    assert built.version.tolist() == [0, 0]
+    built.shift(1, 4, 9)
+    assert (built.version.tolist(), built.samples.tolist()) == ([0, 4], [3, 9])
+    assert held.tolist() == [3, 5]  # what the data were dealt as stays known
