@@ -6,10 +6,17 @@ Each module makes one kind of picture, and its ``draw_...`` function returns one
 - ``accuracy``: accuracy against rounds, simulated time and bytes, for one run or several.
 - ``stragglers``: each selected device's epochs against its deadline, a panel a round.
 - ``clusters``: clusters or tiers over the sizes of the devices' data, at first and after re-clustering.
+- ``membership``: which group each device was in over time, with moves, shifts, newcomers and leavers, and the groups' sizes.
+- ``similarity``: how like each other devices were when they were put into groups, the matrix ordered by group.
+- ``embedding``: the features that were clustered, coloured by group.
+- ``split_tree``: how clusters were split, with the accuracy of each in the end.
 - ``fairness``: Jain's index and waiting time over rounds, selections by device and by cluster, for one run or several.
 - ``traffic``: bytes by direction and purpose, over simulated time and in total, with the wasted part.
+- ``purposes``: total bytes by purpose for several runs, as they moved and as papers count them.
+- ``costs``: accuracy against bytes, simulated time and rounds, the seeds of a scenario as a band.
 
 ``python -m analysis RUN...`` draws all that apply. ``activity`` reads the events for them,
 ``view`` cuts out what a timeline shows and ``lanes`` draws its lanes; ``attempts``, ``groupings`` and ``waiting`` read what the
-straggler timeline, the clusters and the fairness show; ``style`` is what all share.
+straggler timeline, the clusters and the fairness show, ``moves``, ``clusterings`` and ``splits`` what the pictures of groups of
+devices show; ``series`` puts seeds together; ``style`` is what all share.
 """

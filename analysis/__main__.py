@@ -10,7 +10,13 @@ from matplotlib.figure import Figure
 
 from analysis.accuracy import draw_accuracy
 from analysis.clusters import draw_clusters
+from analysis.costs import draw_costs
+from analysis.embedding import draw_embedding
 from analysis.fairness import draw_fairness
+from analysis.membership import draw_membership
+from analysis.purposes import draw_purposes_compared
+from analysis.similarity import draw_similarity
+from analysis.split_tree import draw_split_tree
 from analysis.stragglers import draw_stragglers
 from analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
 from analysis.timeline import draw_timeline
@@ -21,24 +27,37 @@ from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
 
+KINDS = (
+    *("timeline", "stragglers", "clusters", "membership", "similarity", "embedding", "split-tree", "traffic"),
+    *("accuracy", "costs", "fairness"),
+)
+
 Draw = Callable[[], Figure]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The folder for the pictures; by default RUN-figures beside RUN.")
+@click.option("--only", metavar="KINDS", help=f"Draw only these, with commas between: {', '.join(KINDS)}.")
 @click.option("--format", "formats", default=",".join(FORMATS), show_default=True, help="File formats, with commas between.")
 @click.option("--rounds", metavar="A:B", help="Timelines: rounds A to B-1 only, numbered from 0.")
-@click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline: at most so many devices.")
+@click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline, membership: at most so many devices.")
 @click.option("--order", default=ORDERS[0], show_default=True, help=f"Timeline: lanes by {', '.join(ORDERS)}.")
-def main(runs: tuple[Path, ...], out: Path | None, formats: str, rounds: str | None, devices: int, order: str) -> None:
-    """Draw the timelines, clusters and traffic of each RUN, and the accuracy, fairness and traffic of all side by side."""
+def main(
+    runs: tuple[Path, ...], out: Path | None, only: str | None, formats: str, rounds: str | None, devices: int, order: str
+) -> None:
+    """Draw the timelines, clusters, groups and traffic of each RUN, and the accuracy, fairness and traffic of all side by side.
+
+    Runs of one scenario with several seeds are one line with a band in ``costs``, and one bar in ``traffic-purposes``.
+    """
     try:
-        kinds, span = _formats(formats), _rounds(rounds)
+        endings, span, wanted = _formats(formats), _rounds(rounds), _kinds(only)
         folders = [RunFolder(path) for path in runs]
         target = _target(folders, out)
-        for name, draw in _pictures(folders, span, devices, order):
-            _draw_one(target / name, draw, kinds)
+        for kind, name, draw in _pictures(folders, span, devices, order):
+            if kind not in wanted:
+                continue
+            _draw_one(target / name, draw, endings)
     except FedsimError as error:
         click.echo(f"analysis: {error}", err=True)
         sys.exit(error.exit_status)
@@ -46,21 +65,27 @@ def main(runs: tuple[Path, ...], out: Path | None, formats: str, rounds: str | N
 
 def _pictures(
     runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
-) -> Iterator[tuple[str, Draw]]:
-    """Each picture's name and what draws it."""
+) -> Iterator[tuple[str, str, Draw]]:
+    """Each picture's kind (one of ``KINDS``), its name, and what draws it."""
     names = [""] if len(runs) == 1 else [f"-{place}-{_as_file(name)}" for place, name in enumerate(run_names(runs), start=1)]
     for run, name in zip(runs, names, strict=True):
         timeline = partial(draw_timeline, run, devices=devices, order=order)
-        yield f"timeline{name}", partial(timeline, rounds=rounds)
+        yield "timeline", f"timeline{name}", partial(timeline, rounds=rounds)
         if rounds is None and run.summary["rounds"] > _LONG:
-            yield f"timeline-first-rounds{name}", partial(timeline, rounds=(0, _CLOSE_UP))
-        yield f"stragglers{name}", partial(draw_stragglers, run, rounds=rounds)
-        yield f"clusters{name}", partial(draw_clusters, run)
-        yield f"traffic{name}", partial(draw_traffic, run)
-    yield "accuracy", partial(draw_accuracy, runs)
-    yield "fairness", partial(draw_fairness, runs)
+            yield "timeline", f"timeline-first-rounds{name}", partial(timeline, rounds=(0, _CLOSE_UP))
+        yield "stragglers", f"stragglers{name}", partial(draw_stragglers, run, rounds=rounds)
+        yield "clusters", f"clusters{name}", partial(draw_clusters, run)
+        yield "membership", f"membership{name}", partial(draw_membership, run, devices=devices)
+        yield "similarity", f"similarity{name}", partial(draw_similarity, run)
+        yield "embedding", f"embedding{name}", partial(draw_embedding, run)
+        yield "split-tree", f"split-tree{name}", partial(draw_split_tree, run)
+        yield "traffic", f"traffic{name}", partial(draw_traffic, run)
+    yield "accuracy", "accuracy", partial(draw_accuracy, runs)
+    yield "fairness", "fairness", partial(draw_fairness, runs)
     if len(runs) > 1:
-        yield "traffic-compared", partial(draw_traffic_compared, runs)
+        yield "costs", "costs", partial(draw_costs, runs)
+        yield "traffic", "traffic-compared", partial(draw_traffic_compared, runs)
+        yield "traffic", "traffic-purposes", partial(draw_purposes_compared, runs)
 
 
 def _as_file(name: str) -> str:
@@ -84,6 +109,15 @@ def _formats(text: str) -> list[str]:
         if kind not in FORMATS:
             raise PictureError(f"--format is {text!r}; allowed are {', '.join(FORMATS)}{nearest(kind, FORMATS)}")
     return kinds
+
+
+def _kinds(text: str | None) -> list[str]:
+    """The kinds of pictures that are wanted; all of them if nothing is said."""
+    wanted = list(KINDS) if text is None else [kind.strip().lower() for kind in text.split(",")]
+    for kind in wanted:
+        if kind not in KINDS:
+            raise PictureError(f"--only is {text!r}; allowed are {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    return wanted
 
 
 def _rounds(text: str | None) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
         NothingToDrawError: none of the runs was evaluated.
         RunFolderError: a folder is damaged.
     """
-    curves = [_curve(run) for run in runs]
+    curves = [read_curve(run) for run in runs]
     if all(curve.empty for curve in curves):
         raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
     time = style.time_unit(max(curve["time"].max() for curve in curves if len(curve)))
@@ -47,7 +47,7 @@ def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
     return figure
 
 
-def _curve(run: RunFolder) -> pd.DataFrame:
+def read_curve(run: RunFolder) -> pd.DataFrame:
     """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes`` and ``accuracy`` (0..1)."""
     table = run.table(ROUNDS).to_pandas()
     moved = (table["bytes_down"] + table["bytes_up"]).cumsum()

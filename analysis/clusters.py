@@ -166,7 +166,7 @@ def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
     for group, counts in enumerate(members.T):
         line: dict[str, Any] = {"color": _colour(group), "linewidth": 1.8, "linestyle": "-" if group < len(_PALETTE) else "--"}
         panel.step([*times, end], [*counts, counts[-1]], where="post", gid=f"members-{group}", **line)
-    for group, y in zip(range(members.shape[1]), _spread(members[-1], 0.035 * max(members.max(), 1)), strict=True):
+    for group, y in zip(range(members.shape[1]), style.spread(members[-1], 0.035 * max(members.max(), 1)), strict=True):
         label = f"{groupings[0].word} {group}"
         panel.annotate(
             label, (end, y), (5, 0), textcoords="offset points", va="center", color=_colour(group), annotation_clip=False
@@ -177,15 +177,6 @@ def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
     panel.set(xlabel="round", ylabel="devices")
     panel.set_title(f"members over {len(groupings)} clusterings", fontsize=11, loc="left")
     panel.grid(color=style.PALE, linewidth=1)
-
-
-def _spread(values: Any, apart: float) -> style.Floats:
-    """The values, moved up as little as it takes to lie so far apart that their labels do not touch."""
-    placed = np.array(values, dtype=float)
-    below = -np.inf
-    for place in np.argsort(placed, kind="stable"):
-        below = placed[place] = max(placed[place], below + apart)
-    return placed
 
 
 def _handles(first: Grouping, last: Grouping, samples: Any, changed: bool) -> list[Artist]:

@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind
 dark ones for work that is thrown away.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
@@ -14,7 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE}
 OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 FORMATS = ("png", "svg")
+GROUPS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, "#332288", YELLOW, "#882255", "#999933")  # the last from Tol's muted
+SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 WIDTH_IN, DPI = 13.0, 120
 _FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
@@ -126,6 +129,21 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
+def group_colour(group: int) -> str:
+    """The colour of a group of devices, the same in all pictures; from the eleventh group on the colours come again, paler."""
+    turn, place = divmod(group, len(GROUPS))
+    return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
+
+
+def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
+    """The values, moved up as little as it takes to lie so far apart that their labels do not touch."""
+    placed = np.array(values, dtype=float)
+    below = -np.inf
+    for place in np.argsort(placed, kind="stable"):
+        below = placed[place] = max(placed[place], below + apart)
+    return placed
+
+
 def short(name: str, most: int = 40) -> str:
     """A name fit to be drawn: one line, no characters that the font lacks, the middle left out when it is long."""
     font = get_font(findfont(FontProperties(family=_FONT)))
@@ -147,6 +165,18 @@ def run_names(runs: Iterable[RunFolder]) -> list[str]:
         short(long if names.count(name) > 1 and longer.count(long) == 1 else name)
         for name, long in zip(names, longer, strict=True)
     ]
+
+
+def counted(count: int, word: str) -> str:
+    """``"1 group"``, ``"2 groups"``, ``"no groups"``."""
+    return f"{f'{count:,}' if count else 'no'} {word}{'' if count == 1 else 's'}"
+
+
+def step_for(count: int, most: int) -> int:
+    """Take every so many-th of ``count`` things to have at most ``most``: 1, 2, 5, 10, 20, 50 ..."""
+    least = max(count / most, 1.0)
+    power = 10 ** math.floor(math.log10(least))
+    return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
 def headline(run: RunFolder) -> str:

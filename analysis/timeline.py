@@ -3,7 +3,6 @@
 Under the lanes stands how each round's tasks ended, and beside them how each device's did.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artis
     A round that closed before its deadline has no deadline line: it would fall into the next round.
     """
     rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
-    every = _step(len(rounds), _MOST_LINES)
+    every = style.step_for(len(rounds), _MOST_LINES)
     which, shade = ("", 1.0) if every == 1 else (f" (of every {every}th round)", 0.5)
     handles: list[Artist] = []
     for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
@@ -113,18 +112,11 @@ def _number_rounds(lanes: Axes, view: View, unit: float) -> None:
     ends = view.rounds["end"].to_numpy()
     middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / unit
     numbers = view.rounds["round"].to_numpy()
-    shown = numbers % _step(len(numbers), _MOST_NUMBERS) == 0
+    shown = numbers % style.step_for(len(numbers), _MOST_NUMBERS) == 0
     above = lanes.secondary_xaxis("top")
     above.set_xticks(middles[shown], [str(number) for number in numbers[shown]])
     above.tick_params(length=0, pad=1)
     above.set_xlabel("round", fontsize=10)
-
-
-def _step(count: int, most: int) -> int:
-    """Take every so many-th of ``count`` things to have at most ``most``: 1, 2, 5, 10, 20, 50 ..."""
-    least = max(count / most, 1.0)
-    power = 10 ** math.floor(math.log10(least))
-    return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
 def _draw_strip(strip: Axes, view: View, unit: float) -> None:

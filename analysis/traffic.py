@@ -1,7 +1,8 @@
 """Where the bytes went: by direction and purpose, over simulated time and in total, with what was wasted.
 
 A byte is wasted when the task that moved it did not end as ``done``: the same rule, and the same split of a message into its
-purposes, as the ledger's (``fedsim.records.ledger``).
+purposes, as the ledger's (``fedsim.records.ledger``). What parts of the server's side send each other belongs to no task, is
+never wasted, and is drawn as a direction of its own; the ledger counts it as up.
 """
 
 import json
@@ -11,20 +12,27 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis import style
 from analysis.activity import read_activity
 from fedsim.records.folder import TRANSFERS
-from fedsim.records.ledger import split_by_purpose
+from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
 from fedsim.units import show_bytes
 
-_HUES = {"down": (style.SKY, style.PURPLE, style.YELLOW), "up": (style.BLUE, style.GREEN, style.ORANGE)}
-_ARROWS = {"down": "↓", "up": "↑"}
+_HUES = {
+    "down": (style.SKY, style.PURPLE, style.YELLOW, "#882255"),
+    "up": (style.BLUE, style.GREEN, style.ORANGE, "#999933"),
+    "server": ("#332288", "#AA8866"),
+}
+_ARROWS = {"down": "↓", "up": "↑", "server": "↔"}
+_PAPER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
 _WASTED_MEANING = "wasted: its task was late, lost or cut off"
 _POINTS = 800  # more points than pixels only make the SVG large
@@ -33,6 +41,8 @@ _POINTS = 800  # more points than pixels only make the SVG large
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
     """Cumulative bytes over simulated time, stacked, and beside it each kind's total with its wasted part.
+
+    A broken line is the ledger's ``paper`` view: without what papers leave out, in the whole, wasted or not.
 
     Raises:
         NothingToDrawError: the run moved no bytes.
@@ -47,15 +57,19 @@ def draw_traffic(run: RunFolder) -> Figure:
     _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
     figure.suptitle(style.headline(run))
-    handles = [Patch(facecolor=colour) for colour in colours.values()]
+    handles: list[Artist] = [Patch(facecolor=colour) for colour in colours.values()]
     labels = [_label(*kind) for kind in colours]
+    if parts["purpose"].isin(NOT_IN_PAPER).any():
+        paper = show_bytes(float(parts.loc[~parts["purpose"].isin(NOT_IN_PAPER), "bytes"].sum()))
+        handles.append(Line2D([], [], **_PAPER))
+        labels.append(f"all as the papers count it: models and updates, {paper}")
     style.legend_below(figure, [*handles, Patch(**_WASTED)], [*labels, _WASTED_MEANING])
     return figure
 
 
 @style.styled
 def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
-    """A bar a run: what it moved down and up and was of use, and what was wasted.
+    """A bar a run: what it moved down, up and within the server's side and was of use, and what was wasted.
 
     Raises:
         NothingToDrawError: none of the runs moved any bytes.
@@ -66,16 +80,19 @@ def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
     if not any(totals):
         raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
     unit = style.bytes_unit(max(totals))
+    ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
     figure = Figure(figsize=(style.WIDTH_IN, 1.6 + 0.55 * len(runs)))
     panel = figure.subplots()
     for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
         useful = parts[~parts["wasted"]].groupby("direction")["bytes"].sum()
-        down, up = (float(useful.get(way, 0.0)) / unit.size for way in _HUES)
         wasted = float(parts.loc[parts["wasted"], "bytes"].sum()) / unit.size
-        panel.barh(place, down, color=_HUES["down"][0], height=0.6)
-        panel.barh(place, up, left=down, color=_HUES["up"][0], height=0.6)
+        base = 0.0
+        for way in ways:
+            moved = float(useful.get(way, 0.0)) / unit.size
+            panel.barh(place, moved, left=base, color=_HUES[way][0], height=0.6)
+            base += moved
         if wasted:
-            panel.barh(place, wasted, left=down + up, height=0.6, **_WASTED)
+            panel.barh(place, wasted, left=base, height=0.6, **_WASTED)
         panel.annotate(
             _amount(total, wasted * unit.size), (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
         )
@@ -83,20 +100,26 @@ def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
     panel.set_ylim(len(runs) - 0.5, -0.5)
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
-    handles = [*(Patch(facecolor=hues[0]) for hues in _HUES.values()), Patch(**_WASTED)]
-    style.legend_below(figure, handles, [*(f"{arrow} {way}" for way, arrow in _ARROWS.items()), _WASTED_MEANING])
+    handles = [*(Patch(facecolor=_HUES[way][0]) for way in ways), Patch(**_WASTED)]
+    style.legend_below(figure, handles, [*(_way(way) for way in ways), _WASTED_MEANING])
     return figure
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """One row a part of a message: ``end`` (s), ``direction``, ``purpose``, ``bytes`` delivered, ``wasted`` or not."""
+    """One row a part of a message: ``end`` (s), ``direction`` (down, up, server), ``purpose``, ``bytes``, ``wasted``."""
     rows = run.table(TRANSFERS).to_pandas()
     done = set(read_activity(run).tasks.query("outcome == 'done'")["task"])
     payloads = cache(json.loads)
     parts = [
-        (end, direction, purpose, size, task not in done)
-        for end, direction, delivered, task, text in zip(
-            rows["end"], rows["direction"], rows["delivered"], rows["task"], rows["payloads"], strict=True
+        (end, direction if of_device else "server", purpose, size, of_device and task not in done)
+        for end, direction, delivered, task, of_device, text in zip(
+            rows["end"],
+            rows["direction"],
+            rows["delivered"],
+            rows["task"],
+            rows["device"].notna(),
+            rows["payloads"],
+            strict=True,
         )
         for purpose, size in split_by_purpose(payloads(text), delivered).items()
     ]
@@ -115,7 +138,11 @@ def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def _label(direction: str, purpose: str) -> str:
-    return f"{_ARROWS[direction]} {direction}: {style.short(purpose, 24)}"
+    return f"{_way(direction)}: {style.short(purpose, 24)}"
+
+
+def _way(direction: str) -> str:
+    return f"{_ARROWS[direction]} {'within the server' if direction == 'server' else direction}"
 
 
 def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
@@ -136,6 +163,9 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
         base = base + layer
     panel.fill_between(grid / time.size, base / size.size, (base + wasted) / size.size, **_WASTED)
     panel.plot(grid / time.size, (base + wasted) / size.size, color=style.BLACK, linewidth=1.2)
+    in_paper = ~parts["purpose"].isin(NOT_IN_PAPER)
+    if not in_paper.all():
+        panel.plot(grid / time.size, _moved_by(grid, parts[in_paper]) / size.size, gid="paper", **_PAPER)
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
     panel.set_xlim(0, end / time.size)
     panel.set_ylim(bottom=0)

@@ -77,3 +77,35 @@ def roundless(small: dict[str, Any], tmp_path: Path) -> RunFolder:
     folder = tmp_path / "roundless"
     fedsim.run(fedsim.Scenario(**small | changes), folder, executor="inline")
     return RunFolder(folder)
+
+
+@pytest.fixture(scope="session")
+def grouped_scenario() -> dict[str, Any]:
+    """FlexCFL among devices that come, go, and exchange their data; its groups' models meet at an auxiliary server."""
+    return {
+        "name": "grouped",
+        "seed": 2,
+        "data": {"source": "digits", "partition": {"kind": "label-groups", "groups": 2}},
+        "training": {"lr": 0.1, "batch_size": 10},
+        "population": {
+            "devices": 24,
+            "speed": {"kind": "lognormal", "median": "100 samples/s", "spread": 2.0},
+            "arrivals": {"kind": "poisson", "rate": "0.1 /s", "newcomers": 6},
+            "departures": {"kind": "exponential", "mean_stay": "60 s", "share": 0.3},
+        },
+        "network": {"kind": "star", "server": {"down": "1 Mbit/s", "up": "400 kbit/s"}},
+        "strategy": {"kind": "flexcfl", "groups": 2, "alpha": 6, "clients_per_round": 6, "local_epochs": 2, "eta_g": 0.1},
+        "drift": {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 4}},
+        "stop": {"rounds": 12},
+    }
+
+
+@pytest.fixture(scope="session")
+def grouped(grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("grouped") / "flexcfl"
+    fedsim.run(fedsim.Scenario(**grouped_scenario), folder, executor="inline")
+    run = RunFolder(folder)
+    kinds = {event["kind"] for event in run.events}
+    assert {"arrival", "departure", "shift", "shift-test", "clustering", "server-transfer"} <= kinds
+    assert any(event["kind"] == "assign" and event["data"]["before"] is not None for event in run.events)
+    return run

@@ -47,8 +47,15 @@ def test_several_runs(run: RunFolder, renamed: RunFolder, unlearned: RunFolder, 
     assert result.exit_code == 0, result.output
     names = [path.stem for path in (tmp_path / "out").iterdir()]
     assert {"accuracy", "traffic-compared", "timeline-1-run", "traffic-3-unlearned"} < set(names)
-    assert {"stragglers-1-run", "fairness"} < set(names)
-    assert len(names) == 12
+    assert {"stragglers-1-run", "fairness", "traffic-purposes"} < set(names)
+    assert len(names) == 13
+
+
+def test_groups_are_drawn_and_only_what_is_asked_for(grouped: RunFolder, tmp_path: Path) -> None:
+    result = call(grouped.path, "--out", tmp_path, "--format", "png", "--only", "membership, similarity,embedding,split-tree")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"membership.png", "similarity.png", "embedding.png"}
+    assert "no split-tree: " in result.stderr
 
 
 def test_what_does_not_apply_is_left_out_and_said(unlearned: RunFolder, tmp_path: Path) -> None:
@@ -62,6 +69,7 @@ def test_what_does_not_apply_is_left_out_and_said(unlearned: RunFolder, tmp_path
     ("options", "message"),
     [
         (["--format", "pgn"], "--format is 'pgn'; allowed are png, svg (did you mean 'png'?)"),
+        (["--only", "membership,acuracy"], "(did you mean 'accuracy'?)"),
         (["--rounds", "5"], "--rounds is '5'"),
         (["--rounds", "7:99"], None),
         (["--rounds", "99:100"], "rounds 0 to 7"),

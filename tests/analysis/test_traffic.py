@@ -50,3 +50,20 @@ def test_a_run_that_moved_nothing_is_said(small: dict[str, Any], tmp_path: Path)
         draw_traffic(alone)
     with pytest.raises(NothingToDrawError, match="moved any bytes"):
         draw_traffic_compared([alone, alone])
+
+
+def test_what_parts_of_the_server_exchange_is_apart_and_never_wasted(grouped: RunFolder) -> None:
+    parts, moved = read_parts(grouped), grouped.summary["bytes"]
+    between = parts[parts["direction"] == "server"]
+    assert between["bytes"].sum() == pytest.approx(
+        sum(row["delivered"] for row in grouped.transfers if row["sender"] is not None)
+    )
+    assert 0 < between["bytes"].sum() < moved["up"]
+    assert parts.loc[parts["direction"] != "down", "bytes"].sum() == pytest.approx(moved["up"])
+    assert parts.loc[parts["wasted"], "bytes"].sum() == pytest.approx(moved["wasted"])
+    over_time, totals = draw_traffic(grouped).axes
+    widths = sum(patch.get_width() for patch in totals.patches)  # type: ignore[attr-defined]
+    assert widths * 1e3 == pytest.approx(moved["down"] + moved["up"])
+    (paper,) = [line for line in over_time.lines if line.get_gid() == "paper"]
+    top = over_time.lines[0].get_ydata()
+    assert paper.get_ydata()[-1] / top[-1] == pytest.approx(moved["paper"] / (moved["down"] + moved["up"]))  # type: ignore[index]

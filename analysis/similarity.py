@@ -1,0 +1,135 @@
+"""How like each other devices were when they were put into groups: the matrix that the server saw, ordered by group."""
+
+import math
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.records.reading import RunFolder
+from fedsim.units import show_seconds
+
+_MOST = 6  # clusterings in one picture
+_NAMED = 40  # with more devices, rows are too thin to be named
+_STRIP = 0.035  # the groups' colours beside the matrix, in its width
+_WORDS = {"edc": "EDC", "madc": "MADC"}
+
+
+@style.styled
+def draw_similarity(run: RunFolder) -> Figure:
+    """A panel a clustering: similarities (or distances) of every two devices, ordered by the groups that were found.
+
+    Within a group those most like it stand first. Beside the matrix are the groups' colours, above it the mean within groups
+    and across them, without the diagonal, which is not drawn either. All panels have one scale. Of more than six clusterings
+    the first, the last and some between are drawn.
+
+    Raises:
+        NothingToDrawError: no similarities and no distances were recorded.
+        RunFolderError: the folder is damaged.
+    """
+    found = [clustering for clustering in read_clusterings(run) if clustering.matrix is not None]
+    if not found:
+        raise style.NothingToDrawError(f"{str(run.path)!r} has recorded no similarity of devices, so there is none to draw")
+    distances = found[0].similarity is None
+    kind = [clustering for clustering in found if (clustering.similarity is None) == distances]
+    chosen = [kind[place] for place in np.unique(np.linspace(0, len(kind) - 1, min(_MOST, len(kind))).round().astype(int))]
+    columns = min(3, len(chosen))
+    rows = math.ceil(len(chosen) / columns)
+    width = {1: 8.6, 2: 12.0, 3: style.WIDTH_IN}[columns]
+    side = (width - 1.7) / columns - 0.25  # beside the matrices there are a colour bar and labels
+    figure = Figure(figsize=(width, rows * (side + 1.0) + 0.4))
+    panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    look = _scale([_off_diagonal(clustering) for clustering in chosen], distances)
+    for panel, clustering in zip(panels, chosen, strict=False):
+        image = _draw_matrix(panel, clustering, look)
+    for panel in panels[len(chosen) :]:
+        panel.set_axis_off()
+    bar = figure.colorbar(image, ax=list(panels), shrink=0.75, aspect=30, pad=0.02)
+    bar.ax.set_ylim(*_range(chosen))
+    bar.set_label(f"{'distance' if distances else 'similarity'} of two devices{_measure(chosen[0])}")
+    part = f": {len(chosen)} of {len(kind)} clusterings" if len(chosen) < len(kind) else ""
+    figure.suptitle(style.headline(run) + part, fontsize=12)
+    return figure
+
+
+def _measure(clustering: Clustering) -> str:
+    name = clustering.measure
+    if clustering.similarity is not None:
+        return " (cosine of their updates)" + (f", grouped by {style.short(_WORDS.get(name, name), 20)}" if name else "")
+    return f" ({style.short(_WORDS.get(name, name), 30)})" if name else ""
+
+
+def _off_diagonal(clustering: Clustering) -> Matrix:
+    """The matrix in the order of the groups, [n, n], NaN on the diagonal, which says nothing."""
+    assert clustering.matrix is not None
+    order = clustering.order()
+    matrix = clustering.matrix[np.ix_(order, order)].copy()
+    np.fill_diagonal(matrix, np.nan)
+    return matrix
+
+
+def _scale(matrices: list[Matrix], distances: bool) -> dict[str, Any]:
+    """Similarities on a scale with white at 0, distances on one from 0 on; both are safe for the colour-blind."""
+    values = np.concatenate([np.abs(matrix[np.isfinite(matrix)]) for matrix in matrices])
+    most = float(values.max(initial=0.0)) or 1.0
+    colours = matplotlib.colormaps["cividis" if distances else "RdBu_r"].with_extremes(bad="#BBBBBB")  # bad is the diagonal
+    return {"cmap": colours, "vmin": 0.0 if distances else -most, "vmax": most}
+
+
+def _range(chosen: list[Clustering]) -> tuple[float, float]:
+    """From the smallest value to the largest one, 0 among them: what of the scale the colour bar shows."""
+    values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in map(_off_diagonal, chosen)])
+    return float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0
+
+
+def _draw_matrix(panel: Axes, clustering: Clustering, look: dict[str, Any]) -> Any:
+    matrix, order = _off_diagonal(clustering), clustering.order()
+    groups, n = clustering.groups[order], len(order)
+    image = panel.imshow(matrix, interpolation="nearest" if n <= 400 else "antialiased", gid="matrix", **look)
+    borders = np.flatnonzero(np.diff(groups)) + 0.5
+    panel.hlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
+    panel.vlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
+    _draw_strips(panel, groups)
+    same = groups[:, None] == groups[None]
+    known = np.isfinite(matrix)
+    within, across = matrix[same & known], matrix[~same & known]
+    parts = [f"{word} {values.mean():.2g}" for word, values in (("within", within), ("across", across)) if len(values)]
+    when = f"round {clustering.round}" if clustering.round is not None else f"after {show_seconds(clustering.time)}"
+    panel.set_title(
+        f"{when}: {n} devices in {style.counted(len(np.unique(groups)), 'group')}\nmean {', '.join(parts)}", fontsize=11
+    )
+    if n <= _NAMED:
+        names = [str(device) for device in clustering.devices[order]]
+        panel.set_yticks(range(n), names, fontsize=7)
+        panel.set_xticks(range(n), names, fontsize=7, rotation=90)
+    else:
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    panel.set_xlabel("device" if n <= _NAMED else "devices, ordered by group")
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+    return image
+
+
+def _draw_strips(panel: Axes, groups: Any) -> None:
+    """The groups' colours and numbers left of the matrix and above it."""
+    n = len(groups)
+    wide = n * _STRIP
+    for group in np.unique(groups):
+        own = np.flatnonzero(groups == group)
+        low, high = np.array([own[0] - 0.5]), np.array([own[-1] + 0.5])
+        near, far = np.array([-0.5 - wide / 5]), np.array([-0.5 - wide])
+        colour = style.group_colour(int(group)) if group >= 0 else style.GREY
+        panel.add_collection(style.rectangles(far, near, low, high, facecolor=colour, clip_on=False), autolim=False)
+        panel.add_collection(style.rectangles(low, high, far, near, facecolor=colour, clip_on=False), autolim=False)
+        if len(own) >= n / 30:
+            name = f"group\n{group}" if group >= 0 else "none"
+            panel.text(n - 0.5 + wide / 2, own.mean(), name, va="center", ha="left", fontsize=9)
+    panel.set_xlim(-0.5 - wide, n - 0.5)
+    panel.set_ylim(n - 0.5, -0.5 - wide)
+    panel.set_xticks([])

@@ -1,0 +1,143 @@
+"""How a server split its clusters, as a tree over the rounds, above the accuracy of all devices in the same rounds."""
+
+import math
+from typing import Any
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from analysis.splits import Node, SplitTree, read_splits
+from fedsim.records.folder import ROUNDS
+from fedsim.records.reading import RunFolder
+from fedsim.units import show_seconds
+
+_LEAF_IN, _LEAST_IN, _MOST_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
+_ACCURACY_IN, _FRAME_IN = 2.0, 1.6
+_CROWDED = 12  # with more leaves there is no room for what is written at each split
+_OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
+_SPLIT: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (4, 3))}
+
+
+@style.styled
+def draw_split_tree(run: RunFolder) -> Figure:
+    """CFL's bipartitions (Sattler et al. 2020): each cluster from its making to its split, and the clusters of the end.
+
+    A line is as thick as its cluster has members. At a split stand its round and time, and the two norms that decided it: of
+    the cluster's mean update, and of its members' largest update. At the end of each leaf stand its devices and the mean of
+    their accuracies. Below it is the accuracy over all devices: a cluster's own is known at the end only.
+
+    Raises:
+        NothingToDrawError: no cluster was split.
+        RunFolderError: the folder is damaged.
+    """
+    tree = read_splits(run)
+    if not tree.roots:
+        raise style.NothingToDrawError(f"{str(run.path)!r} never splits a cluster, so there is no tree to draw")
+    leaves = [leaf for root in tree.roots for leaf in root.leaves()]
+    height = float(np.clip(len(leaves) * _LEAF_IN, _LEAST_IN, _MOST_IN))
+    curve = run.table(ROUNDS).select(["round", "accuracy"]).to_pandas().dropna()
+    heights = [height, _ACCURACY_IN] if len(curve) else [height]
+    figure = Figure(figsize=(style.WIDTH_IN, sum(heights) + _FRAME_IN))
+    panels = np.atleast_1d(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+    _draw_tree(panels[0], tree, leaves, height)
+    splits = [node for root in tree.roots for node in root.nodes() if node.split_round is not None]
+    if len(curve):
+        panels[1].plot(curve["round"] + 1, curve["accuracy"], color=style.BLACK, linewidth=1.4, gid="accuracy")
+        panels[1].set_ylabel("test accuracy,\nall devices (0 to 1)")
+        panels[1].grid(color=style.PALE, linewidth=1)
+        times = sorted({float(node.split_round or 0) for node in splits})
+        panels[1].vlines(times, 0, 1, transform=panels[1].get_xaxis_transform(), gid="splits", **_SPLIT)
+        key = [Line2D([], [], color=style.BLACK, linewidth=1.4), Line2D([], [], **_SPLIT)]
+        style.legend_below(figure, key, ["accuracy over all devices", "a cluster splits"])
+    panels[-1].set_xlabel("rounds that have ended")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    panels[-1].set_xlim(0, tree.rounds)
+    counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
+    figure.suptitle(f"{style.headline(run)}\n{counts}", fontsize=12)
+    return figure
+
+
+def _draw_tree(panel: Axes, tree: SplitTree, leaves: list[Node], height: float) -> None:
+    places = {id(leaf): float(place) for place, leaf in enumerate(leaves)}
+    most = max(root.members for root in tree.roots)
+    for root in tree.roots:
+        _draw_node(panel, tree, root, places, most, len(leaves) > _CROWDED)
+    panel.set_ylim(len(leaves) - 0.4, -0.75)
+    panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
+    panel.grid(axis="x", color=style.PALE, linewidth=1)
+    size = float(np.clip(height / len(leaves) * 30, 6, 10))
+    for leaf in leaves:
+        count, accuracy = tree.final(leaf)
+        told = f"accuracy {accuracy:.3f}" if math.isfinite(accuracy) else "not tested"
+        panel.annotate(
+            f"group {leaf.group}: {style.counted(count, 'device')}{chr(10) if size > 8 else ', '}{told}",
+            (1, places[id(leaf)]),
+            (10, 0),
+            xycoords=panel.get_yaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            fontsize=size,
+            annotation_clip=False,
+            gid="leaf",
+        )
+
+
+def _draw_node(panel: Axes, tree: SplitTree, node: Node, places: dict[int, float], most: int, crowded: bool) -> float:
+    """Draw a cluster and all below it; returns where it lies, in leaves from the top."""
+    if not node.children:
+        y = places[id(node)]
+        _draw_line(panel, node, y, tree.rounds, most, style.group_colour(node.group), crowded)
+        return y
+    ys = [_draw_node(panel, tree, child, places, most, crowded) for child in node.children]
+    y, end = sum(ys) / 2, float(node.split_round or 0)
+    for child, below in zip(node.children, ys, strict=True):
+        width = _width(child, most)
+        panel.plot([end, end], [y, below], color="#BBBBBB", linewidth=min(width, 2.5), solid_capstyle="butt", zorder=1)
+    _draw_line(panel, node, y, end, most, style.GREY, crowded)
+    panel.plot([end], [y], marker="o", color=style.BLACK, markersize=6, zorder=4, gid="split")
+    if not crowded:
+        when = f"round {end - 1:.0f}" + (f", {show_seconds(node.split_time)}" if node.split_time is not None else "")
+        norms = [
+            f"{word} {value:.3g}"
+            for word, value in (("mean norm", node.mean_norm), ("max", node.max_norm))
+            if value is not None
+        ]
+        panel.annotate(
+            "\n".join([when, *([", ".join(norms)] if norms else [])]),
+            (end, y),
+            (-8, 8),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8.5,
+            path_effects=_OUTLINE,
+            gid="told",
+        )
+    return y
+
+
+def _draw_line(panel: Axes, node: Node, y: float, end: float, most: int, colour: str, crowded: bool) -> None:
+    width = _width(node, most)
+    panel.plot(
+        [node.born, end], [y, y], color=colour, linewidth=width, solid_capstyle="butt", zorder=2, gid=f"cluster-{node.group}"
+    )
+    panel.annotate(
+        f"{node.members:,}" if crowded else style.counted(node.members, "device"),
+        (node.born, y),
+        (4, -width / 2 - 3),
+        textcoords="offset points",
+        va="top",
+        fontsize=9,
+        path_effects=_OUTLINE,
+        gid="members",
+    )
+
+
+def _width(node: Node, most: int) -> float:
+    return 1.5 + 12.5 * node.members / most

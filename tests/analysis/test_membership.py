@@ -1,0 +1,123 @@
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+
+from analysis.membership import draw_membership
+from analysis.moves import NO_GROUP, Membership, read_membership
+from analysis.style import NothingToDrawError, PictureError, save
+from fedsim.records.reading import RunFolder
+
+
+@pytest.fixture
+def membership(grouped: RunFolder) -> Membership:
+    return read_membership(grouped)
+
+
+def replay(run: RunFolder, time: float) -> dict[int, int]:
+    """The group of every device that is there just after ``time``, event by event."""
+    here = {device["device"]: NO_GROUP for device in run.devices if device["arrival"] <= time < device["departure"]}
+    for event in run.events:
+        if event["time"] <= time and event["kind"] == "assign" and event["device"] in here:
+            here[event["device"]] = event["group"]
+    return here
+
+
+def at(membership: Membership, time: float) -> dict[int, int]:
+    stays = membership.stays[(membership.stays["start"] <= time) & (time < membership.stays["end"])]
+    assert stays["device"].is_unique
+    return dict(zip(stays["device"].tolist(), stays["group"].tolist(), strict=True))
+
+
+def bars(panel: Axes, prefix: str) -> dict[str, list[np.ndarray[Any, Any]]]:
+    """The corners of the rectangles of each kind."""
+    found = [item for item in panel.collections if str(item.get_gid()).startswith(prefix)]
+    return {str(item.get_gid()): [np.asarray(path.vertices) for path in item.get_paths()] for item in found}
+
+
+def test_who_is_where_at_any_time(grouped: RunFolder, membership: Membership) -> None:
+    times = np.unique([event["time"] for event in grouped.events])
+    for time in np.concatenate([times[:-1:7], (times[1:] + times[:-1])[::5] / 2]):
+        here = replay(grouped, time)
+        assert at(membership, time) == here
+        for group in (NO_GROUP, 0, 1):
+            when, members = membership.sizes(group)
+            assert members[np.searchsorted(when, time, side="right") - 1] == list(here.values()).count(group)
+
+
+def test_devices_end_in_the_groups_of_their_table(grouped: RunFolder, membership: Membership) -> None:
+    recorded = {row["device"]: NO_GROUP if row["group"] is None else row["group"] for row in grouped.devices}
+    assert {device: recorded[device] for device in membership.final.index} == membership.final.to_dict()
+
+
+def test_rows_are_in_order(membership: Membership) -> None:
+    order = membership.order()
+    assert sorted(order.tolist()) == sorted(membership.final.index)
+    groups = membership.final[order].replace(NO_GROUP, 99).to_numpy()
+    first = membership.moves.groupby("device")["time"].min().reindex(order).fillna(np.inf).to_numpy()
+    keys = list(zip(groups, first, order, strict=True))
+    assert keys == sorted(keys)
+
+
+def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, membership: Membership, tmp_path: Path) -> None:
+    figure = draw_membership(grouped)
+    rows, strip, sizes, agreement = figure.axes[:4]
+    drawn = bars(rows, "group-")
+    for group in (NO_GROUP, *membership.groups):
+        own = membership.stays[membership.stays["group"] == group]
+        widths = sorted(np.ptp(corners[:, 0]) for corners in drawn.get(f"group-{group}", []))
+        np.testing.assert_allclose(widths, sorted(own["end"] - own["start"]))
+    marks = {item.get_gid(): np.asarray(item.get_offsets()) for item in rows.collections}
+    place = {device: row for row, device in enumerate(membership.order())}
+    for name, table in (
+        ("moves", membership.migrations),
+        ("shifts", membership.shifts),
+        ("noticed", membership.noticed),
+        ("arrivals", membership.arrivals),
+        ("departures", membership.departures),
+    ):
+        there = table[table["device"].isin(list(place))]
+        assert len(there) == len(table) > 0, name
+        np.testing.assert_allclose(marks[name], np.column_stack([there["time"], there["device"].map(place)]))
+    heights = {name: sum(np.ptp(corners[:, 1]) for corners in parts) for name, parts in bars(strip, "").items()}
+    assert heights == {"moved": len(membership.migrations), "shifted": len(membership.shifts)}
+    assert sizes.lines[-1].get_ydata()[-1] == len(replay(grouped, membership.end))
+    known = [row for row in grouped.rounds if row["ari"] is not None]
+    np.testing.assert_array_equal(agreement.lines[1].get_ydata(), [row["ari"] for row in known])
+    for path in save(figure, tmp_path / "membership"):
+        assert path.stat().st_size > 20_000
+    ElementTree.parse(tmp_path / "membership.svg")
+
+
+def test_a_move_belongs_to_the_round_in_which_it_was_recorded(grouped: RunFolder, membership: Membership) -> None:
+    ended, expected = 0, []
+    for event in grouped.events:
+        ended += event["kind"] == "round"
+        if event["kind"] == "assign":
+            expected.append(ended)
+    assert membership.moves["round"].tolist() == expected
+
+
+def test_few_of_the_rows(grouped: RunFolder) -> None:
+    figure = draw_membership(grouped, devices=5)
+    assert len(figure.axes[0].get_yticks()) == 5
+    assert "5 of " in figure.get_suptitle()
+    with pytest.raises(PictureError, match="allowed is 1 or more"):
+        draw_membership(grouped, devices=0)
+
+
+def test_a_device_that_leaves_before_it_has_a_group_comes_last() -> None:
+    stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
+    moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2], "round": 0, "group": [1, 0], "before": NO_GROUP, "why": ""})
+    none = moves.iloc[:0]
+    made = Membership(stays, moves, none, none, none, none, np.array([]), np.array([5.0]), 9.0)
+    assert made.order().tolist() == [2, 0, 1]
+
+
+def test_no_groups_is_said(run: RunFolder) -> None:
+    with pytest.raises(NothingToDrawError, match="never puts a device into a group"):
+        draw_membership(run)

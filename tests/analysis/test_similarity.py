@@ -1,0 +1,85 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fedsim
+from analysis.clusterings import Clustering, read_clusterings
+from analysis.similarity import draw_similarity
+from analysis.style import NothingToDrawError, save
+from fedsim.errors import RunFolderError
+from fedsim.records.reading import RunFolder
+
+
+def with_clusterings(run: RunFolder, folder: Path, changes: list[dict[str, Any]]) -> RunFolder:
+    """A copy of a run whose clustering record comes once for each of the changes, and is changed so."""
+    shutil.copytree(run.path, folder)
+    table = pq.read_table(folder / "events.parquet")
+    rows = []
+    for row in table.to_pylist():
+        if row["kind"] == "clustering":
+            rows += [row | {"data": json.dumps(json.loads(row["data"]) | change)} for change in changes]
+        else:
+            rows.append(row)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "events.parquet")
+    return RunFolder(folder)
+
+
+def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder, tmp_path: Path) -> None:
+    (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
+    figure = draw_similarity(grouped)
+    drawn = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
+    (clustering,) = read_clusterings(grouped)
+    order = clustering.order()
+    groups = np.array(event["data"]["groups"])[order]
+    assert groups.tolist() == sorted(event["data"]["groups"])
+    off = ~np.eye(len(order), dtype=bool)
+    assert np.isnan(drawn[~off]).all()
+    expected = np.array(event["data"]["similarity"])[order][:, order]
+    np.testing.assert_array_equal(drawn[off], expected[off])
+    same = groups[:, None] == groups[None]
+    assert expected[same & off].mean() > expected[~same].mean() + 0.2  # what the picture is there to show
+    assert f"within {expected[same & off].mean():.2g}, across {expected[~same].mean():.2g}" in figure.axes[0].get_title()
+    save(figure, tmp_path / "similarity")
+
+
+def test_who_is_most_like_its_group_comes_first_and_distances_count_the_other_way() -> None:
+    near = np.array([[1.0, 0.9, 0.0, 0.5], [0.9, 1.0, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0], [0.5, 0.8, 0.0, 1.0]])
+    devices, groups = np.arange(4), np.array([1, 1, 0, 1])
+    assert Clustering(0.0, 0, "", devices, groups, near, None, None).order().tolist() == [2, 1, 0, 3]
+    assert Clustering(0.0, 0, "", devices, groups, None, 1 - near, None).order().tolist() == [2, 1, 0, 3]
+
+
+def test_lcfl_has_distances(grouped_scenario: dict[str, Any], tmp_path: Path) -> None:
+    strategy = {"kind": "lcfl", "groups": 2, "local_epochs": 1}
+    plain = {key: value for key, value in grouped_scenario.items() if key != "drift"}
+    scenario = plain | {"strategy": strategy, "population": {"devices": 8}, "stop": {"rounds": 7}}
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "lcfl", executor="inline")
+    figure = draw_similarity(RunFolder(tmp_path / "lcfl"))
+    assert figure.axes[0].images[0].norm.vmin == 0
+    assert "distance" in figure.axes[-1].get_ylabel()
+
+
+def test_of_many_clusterings_six_are_drawn_on_one_scale(grouped: RunFolder, tmp_path: Path) -> None:
+    many = with_clusterings(grouped, tmp_path / "many", [{"measure": f"no {place}"} for place in range(9)])
+    figure = draw_similarity(many)
+    panels = [panel for panel in figure.axes if panel.images]
+    assert len(panels) == 6
+    assert len({panel.images[0].norm.vmax for panel in panels}) == 1
+    assert "6 of 9 clusterings" in figure.get_suptitle()
+
+
+def test_a_matrix_that_does_not_fit_is_damage(grouped: RunFolder, tmp_path: Path) -> None:
+    damaged = with_clusterings(grouped, tmp_path / "damaged", [{"similarity": [[1.0]]}])
+    with pytest.raises(RunFolderError, match=r"does not fit its \d+ devices"):
+        draw_similarity(damaged)
+
+
+def test_no_similarity_is_said(run: RunFolder) -> None:
+    with pytest.raises(NothingToDrawError, match="no similarity"):
+        draw_similarity(run)
