@@ -45,9 +45,7 @@ class Run:
         self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample)
         availability = bounded(spec.availability.build(streams, spec.devices, root), self.population)
         self._bounded = bool(self.population.arrival.any() or (self.population.departure < np.inf).any())
-        self.instrument = Instrument(
-            self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth)
-        )
+        self.instrument = Instrument(self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth))
         self.server = Server(
             simulation,
             self.population,

@@ -21,7 +21,7 @@ from fedsim.runner import Job
 from fedsim.server import Server, TaskEnd, Train
 from fedsim.simulation import Simulation
 from fedsim.strategies.base import Strategy, StrategyParams
-from tests.test_simulation import Delayed
+from fedsim.testing import Delayed
 
 
 class EveryArrivalParams(StrategyParams):
@@ -67,11 +67,15 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fedprox", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
     {"kind": "local", "clients_per_round": 7},
     {"kind": "cata-fed", "clients_per_round": 4, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
+    {"kind": "cfl", "local_epochs": 2, "deadline": "30 s", "split_rounds": [1, 3]},
     {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
     {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
     {"kind": "tifl", "clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
     {"kind": "lcfl", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
     {"kind": "rfedavg", "clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
+    {"kind": "fesem", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "flexcfl", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "alpha": 3, "eta_g": 0.1, "deadline": "30 s"},
+    {"kind": "ifca-mig", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 
@@ -82,12 +86,11 @@ def fingerprints(sections: dict[str, Any], executor: Executor, simulation: type[
     return summary["events_sha256"], summary["models_sha256"]
 
 
-@pytest.mark.parametrize("model", [{"kind": "logistic"}, {"kind": "mlp", "hidden": [13]}], ids=lambda model: model["kind"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
-def test_workers_executors_and_real_delays_change_nothing(
-    small: dict[str, Any], strategy: dict[str, Any], model: dict[str, Any]
-) -> None:
-    small |= {"strategy": strategy, "model": model, "stop": {"rounds": 5}}
+@pytest.mark.parametrize("kind", ["fedavg", "fedbuff", "ifca-mig"])
+def test_workers_executors_and_real_delays_change_nothing(small: dict[str, Any], kind: str) -> None:
+    """With another model than in the contract that every strategy passes."""
+    strategy = next(strategy for strategy in STRATEGIES if strategy["kind"] == kind)
+    small |= {"strategy": strategy, "model": {"kind": "mlp", "hidden": [13]}, "stop": {"rounds": 5}}
     reference = fingerprints(small, Inline())
     for workers in (1, 2, 4):
         assert fingerprints(small, Threads(workers)) == reference
@@ -106,12 +109,6 @@ def test_evaluating_less_often_changes_no_model(small: dict[str, Any]) -> None:
     seldom = fingerprints(small, Inline())
     assert seldom[1] == often[1]
     assert seldom[0] != often[0]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
-def test_the_audit_passes_for_every_strategy(small: dict[str, Any], strategy: dict[str, Any], tmp_path: Path) -> None:
-    fedsim.run(fedsim.Scenario(**small | {"strategy": strategy}), tmp_path / "run")
-    assert not any(audit(tmp_path / "run").values())
 
 
 def test_the_same_world_for_every_strategy(small: dict[str, Any], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from fedsim.errors import SimulationError
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.simulation import Simulation, on_grid, on_grid_after
+from fedsim.testing import Delayed
 
 
 def run(simulation: Simulation) -> str:
@@ -182,27 +182,6 @@ class TestJoin:
 def _slowly(value: int, delay_s: float) -> int:
     time.sleep(delay_s)
     return value
-
-
-class Delayed:
-    """An executor with random real delays (the randomness is real on purpose: a run must not depend on it)."""
-
-    def __init__(self, inner: Threads) -> None:
-        self.workers = inner.workers
-        self._inner = inner
-        self._random = random.Random()
-
-    def submit(self, function: Any, *args: Any) -> "Future[Any]":
-        delay_s = self._random.random() * 0.003
-
-        def late() -> Any:
-            time.sleep(delay_s)
-            return function(*args)
-
-        return self._inner.submit(late)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class NaiveBridge(Simulation):

@@ -5,6 +5,7 @@ is named by its import path, ``package.module:Class``.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 REGISTRY: Mapping[str, str] = {
     "cata-fed": "fedsim.strategies.cata_fed.strategy:CataFed",
+    "cfl": "fedsim.strategies.cfl.strategy:CFL",
     "fedasync": "fedsim.strategies.fedasync:FedAsync",
     "fedavg": "fedsim.strategies.fedavg:FedAvg",
     "fedbuff": "fedsim.strategies.fedbuff:FedBuff",
@@ -56,5 +58,14 @@ def strategy_class(kind: str) -> "type[Strategy[Any]]":
 
 
 def params_class(kind: str) -> "type[StrategyParams]":
-    """The parameters that a strategy takes."""
-    return strategy_class(kind).Params
+    """The parameters that a strategy takes.
+
+    A class of the user's own may inherit those of one of ours, whose ``kind`` is that one's name; here it may be the path.
+    """
+    found = strategy_class(kind).Params
+    return found if kind in REGISTRY else _with_any_kind(found)
+
+
+@cache
+def _with_any_kind(found: "type[StrategyParams]") -> "type[StrategyParams]":
+    return type(found)(found.__name__, (found,), {"__module__": found.__module__, "__annotations__": {"kind": str}})

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 _ID = Payload("id", 4.0)
+_MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training, and there is no round yet
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
@@ -28,7 +29,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
     (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the
-    mean of their updates, which never changes again. Who came back makes the groups; with fewer than m it is repeated.
+    mean of their updates, which never changes again. Who came back makes the groups; with fewer than m it is repeated,
+    up to 100 times.
 
     Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions
     (d + m d parameters), pre-trains, joins the group with the least dissimilarity (1 - cos) / 2 of dw and direction, and says
@@ -47,7 +49,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         initial: w0.
         directions: each group's direction.
         pretraining: tasks of the group cold start that run, task -> device; ``pretrained``: what came back, (device, update).
-        attempts: how many group cold starts there were.
+        attempts: how many group cold starts there were; ``failures``: those that brought back too few devices.
         informed: for each device whether it has w0 and the directions.
         fresh: whether the device that is being asked has just been pre-trained in this round.
     """
@@ -57,7 +59,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def __init__(self, params: FlexCFLParams, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "fresh": False}
+        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0, "fresh": False}
         self.state |= {"informed": [False] * server.devices}
 
     # Group cold start.
@@ -97,8 +99,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if state["pretraining"]:
             return
         self.server.cancel_timer("pre-training-deadline")
-        if len(state["pretrained"]) < self.params.groups:
-            self.server.look_again("pre-training", self.params.retry, at_least=self.params.groups)
+        groups = self.params.groups
+        if len(state["pretrained"]) < groups:
+            state["failures"] += 1
+            if state["failures"] == _MOST_FAILURES:
+                self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
+            else:
+                self.server.look_again("pre-training", self.params.retry, at_least=groups)
         else:
             await self._make_groups()
             self._open_round()

@@ -1,0 +1,356 @@
+"""CFL: recursive bipartition of clusters whose clients pull in different directions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.server import Download, Payload, Server, Step, Train, Upload
+from fedsim.strategies.cfl.criteria import Lengths, Thresholds, is_incongruent, length, lengths, nearest
+from fedsim.strategies.cfl.params import CFLParams
+from fedsim.strategies.clustering.linkage import bipartition
+from fedsim.strategies.clustering.similarity import cosine_matrix
+from fedsim.strategies.grouped import Grouped
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+Entries = list[dict[str, Any]]
+
+_SHOWN_UP_TO = 200  # clients whose similarities are recorded, one by one
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """What came from a cluster in a round: updates that are finite, where they were looked at.
+
+    Attributes:
+        group: which.
+        entries: of ``received``.
+        weights: of each in the mean.
+        updates: what each has changed in the model, float32 [d]; empty with ``learning = "off"``.
+        lengths: of the updates; None with ``learning = "off"``.
+    """
+
+    group: int
+    entries: Entries
+    weights: list[float]
+    updates: list[NDArray[np.float32]]
+    lengths: Lengths | None
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A cluster, and its clients on both sides of the cut.
+
+    Attributes:
+        cluster: what is cut.
+        sides: positions in its ``entries``, ascending.
+        record: what is worth recording about it.
+        cosines: of all pairs of its updates, [k, k]; None with ``learning = "off"``.
+    """
+
+    cluster: _Cluster
+    sides: tuple[list[int], list[int]]
+    record: dict[str, Any]
+    cosines: NDArray[np.float64] | None
+
+
+class CFL(Grouped[CFLParams]):
+    """Clustered federated learning.
+
+    Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2; where the published code
+    differs, the parameters name both.
+
+    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
+    had receive their cluster's model (d parameters), train, and send their update (d parameters): the traffic of FedAvg. A
+    cluster's model moves by the mean of its updates, weighted by training samples. When that mean has become shorter than
+    ``eps1`` while some client's update is still at least ``eps2`` long, the cluster is cut in two such that the largest cosine
+    of updates across the cut is as small as possible (Eq. 6), and both parts go on from its model. The paper trains one
+    cluster after another to its end; here, as in the published code, all of them advance in the same rounds.
+
+    The paper has every client take part in every round. Else, both criteria and the cut are about the updates of the round:
+    an old one says nothing of where the model stands now, and one that resembles no other would be cut off alone. A client of
+    the cluster that did not take part goes to the side whose mean update has the larger cosine with the last update that it
+    sent. One that has never sent any leaves the cluster, and is a newcomer at this node of the tree.
+
+    A newcomer joins the root when it is selected, as long as that is whole. Else it goes down the tree, on arrival or when it
+    is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains as in a round,
+    sends its update (d parameters), and goes to the side whose mean update at the split is most like it. Its round's task
+    follows at the leaf.
+
+    Clients never change clusters else; data that shift move nobody. With ``learning = "off"`` nothing is ever split but by
+    ``split_rounds``, then at random, and newcomers choose sides at random.
+
+    Records besides ``Grouped``'s, where ``norm`` is a length: ``cluster-criteria`` for each cluster that was looked at,
+    ``cluster-split``, and with it ``clustering``, the cosines.
+
+    Parameters: ``CFLParams``. ``eps1`` and ``eps2`` are in the unit of the model's weights.
+
+    State besides ``Grouped``'s (``models`` has one for each node of the tree; a node that was split keeps the model from which
+    its clients trained last or, with ``split_step = "parent"``, the one that came of it):
+        children: for each node its two children, or None for a leaf.
+        directions: for each node the mean update of its clients in the round in which it was cut out; None for the root.
+        down: newcomers that are on their way down the tree, device -> node.
+        last: what each client sent last, device -> (update, the model from which it trained).
+        scale: mean length of the updates of the first round; None before.
+        scheduled: how many splits of ``split_rounds`` are done.
+    """
+
+    Params: ClassVar[type[CFLParams]] = CFLParams
+    params: CFLParams
+
+    def __init__(self, params: CFLParams, server: Server) -> None:
+        super().__init__(params, server)
+        self.state |= {"children": [None], "directions": [None], "down": {}, "last": {}, "scale": None, "scheduled": 0}
+
+    async def on_start(self) -> None:
+        """Begin with one cluster."""
+        self.state["models"] = [self.server.initial()]
+        await super().on_start()
+
+    def select(self) -> list[int]:
+        """All clients that can be had, or some drawn at random."""
+        if self.params.clients_per_round is not None:
+            return super().select()
+        return self.server.online()
+
+    async def before_asking(self) -> None:
+        """Who is new joins the root while it is whole."""
+        for device in self.state["cohort"]:
+            if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
+                self._join(device, self._node(device), "start")
+
+    # Splits.
+
+    async def aggregate(self) -> None:
+        """Look which clusters must be split, and move their models."""
+        cuts = await self._cuts()
+        self.state["last"] |= {entry["device"]: (entry["update"], entry["start"]) for entry in self.state["received"]}
+        if self.params.split_step == "parent":
+            await super().aggregate()
+        for cut in cuts:
+            await self._split(cut)
+        if self.params.split_step == "children":
+            await super().aggregate()
+
+    async def _cuts(self) -> list[_Cut]:
+        state, params = self.state, self.params
+        number, schedule = state["round"], params.split_rounds
+        may_split = number >= params.first_split_round and (schedule is None or self._is_due(schedule))
+        if not may_split and (schedule is not None or state["scale"] is not None):
+            return []
+        if not self.server.learns:
+            return self._random_cut() if may_split and schedule is not None else []
+        clusters = await self._clusters()
+        if state["scale"] is None and clusters:
+            norms = [length(update) for cluster in clusters for update in cluster.updates]
+            state["scale"] = sum(norms) / len(norms)
+        self._record_criteria(clusters)
+        found = self._to_split(clusters) if may_split else []
+        if schedule is not None:
+            state["scheduled"] += len(found)
+        return [self._bipartition(cluster) for cluster in found]
+
+    def _is_due(self, schedule: list[int]) -> bool:
+        """Whether fewer splits are done than should be by now: one that was impossible is made up for."""
+        now, done = int(self.state["round"]), int(self.state["scheduled"])
+        return sum(number <= now for number in schedule) > done
+
+    async def _clusters(self) -> list[_Cluster]:
+        """The clusters from which finite updates came, with these."""
+        models, received = self.state["models"], self.state["received"]
+        groups = sorted({entry["group"] for entry in received})
+        known = await self.server.values([*(models[group] for group in groups), *(entry["update"] for entry in received)])
+        starts = dict(zip(groups, known[: len(groups)], strict=True))
+        updates = {
+            entry["task"]: value - starts[entry["group"]] for entry, value in zip(received, known[len(groups) :], strict=True)
+        }
+        clusters = []
+        for group in groups:
+            entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
+            if entries:
+                own = [updates[entry["task"]] for entry in entries]
+                weights = [weight for _, weight in self._parts(entries)]
+                clusters.append(_Cluster(group, entries, weights, own, lengths(own, weights)))
+        return clusters
+
+    def _from(self, group: int) -> Entries:
+        return [entry for entry in self.state["received"] if entry["group"] == group]
+
+    @property
+    def _thresholds(self) -> Thresholds:
+        params = self.params
+        eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
+        return Thresholds(eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2)
+
+    def _record_criteria(self, clusters: Sequence[_Cluster]) -> None:
+        limits = self._thresholds._asdict() if self.params.split_rounds is None and clusters else {}
+        for cluster in clusters:
+            self.server.emit("cluster-criteria", round=self.state["round"], group=cluster.group, **_norms(cluster), **limits)
+
+    def _to_split(self, clusters: Sequence[_Cluster]) -> list[_Cluster]:
+        """The clusters that the criteria, or the schedule, split now."""
+        able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
+        if self.params.split_rounds is None:
+            return [cluster for cluster in able if cluster.lengths and is_incongruent(cluster.lengths, self._thresholds)]
+        return [max(able, key=lambda cluster: cluster.lengths.longest if cluster.lengths else 0.0)] if able else []
+
+    def _bipartition(self, cluster: _Cluster) -> _Cut:
+        cosines = cosine_matrix(np.stack(cluster.updates))
+        first, second, cross = bipartition(cosines, self.params.split)
+        return _Cut(cluster, (first, second), _norms(cluster) | {"similarity": cross}, cosines)
+
+    def _random_cut(self) -> list[_Cut]:
+        """With nothing to go by: one of the clusters that could be split, in two halves."""
+        least = self.params.min_cluster_size
+        able = [group for group in range(len(self.state["models"])) if len(self._from(group)) >= least]
+        if not able:
+            return []
+        generator = self.server.rng("split", self.state["round"])
+        group = able[int(generator.integers(len(able)))]
+        entries = self._from(group)
+        order = [int(place) for place in generator.permutation(len(entries))]
+        half = len(order) // 2
+        self.state["scheduled"] += 1
+        cluster = _Cluster(group, entries, [weight for _, weight in self._parts(entries)], [], None)
+        return [_Cut(cluster, (sorted(order[:half]), sorted(order[half:])), {}, None)]
+
+    async def _split(self, cut: _Cut) -> None:
+        """Two leaves instead of one, and a place in them for all clients of the cluster."""
+        state, parent = self.state, cut.cluster.group
+        children = self._grow(parent, cut)
+        if self.server.learns:
+            await self.server.values(state["directions"][-2:])  # or else each would keep all updates that it is the mean of
+        side = await self._sides(cut, children)
+        members = [[device for device in self.members(parent) if side.get(device) == child] for child in children]
+        record = {"children": children, "members": members} | cut.record
+        self.server.emit("cluster-split", round=state["round"], group=parent, **record)
+        self._record_cosines(cut, side)
+        for device in self.members(parent):
+            if device in side:
+                self.move(device, side[device], "split")
+            else:
+                self._leave(device, parent)
+        for entry in self._from(parent):
+            entry["group"] = side[entry["device"]]
+
+    def _grow(self, parent: int, cut: _Cut) -> list[int]:
+        """Add two children, with the parent's model, and the directions in which their clients pull."""
+        state, server = self.state, self.server
+        children = [len(state["models"]), len(state["models"]) + 1]
+        for positions in cut.sides:
+            entries = [cut.cluster.entries[position] for position in positions]
+            parts = [(entry["update"], 1 / len(entries)) for entry in entries]
+            state["directions"].append(server.mix([*parts, (entries[0]["start"], -1.0)], rescale=False))
+            state["models"].append(state["models"][parent])
+            state["children"].append(None)
+        state["children"][parent] = children
+        return children
+
+    async def _sides(self, cut: _Cut, children: Sequence[int]) -> dict[int, int]:
+        """The child of each client that has ever sent an update: as it was cut, else by its last one."""
+        entries = cut.cluster.entries
+        side = {
+            entries[position]["device"]: child
+            for child, positions in zip(children, cut.sides, strict=True)
+            for position in positions
+        }
+        last = self.state["last"]
+        others = [device for device in self.members(cut.cluster.group) if device not in side and device in last]
+        found = await self._most_like([last[device] for device in others], children)
+        return side | dict(zip(others, found, strict=True))
+
+    def _record_cosines(self, cut: _Cut, side: dict[int, int]) -> None:
+        devices = [entry["device"] for entry in cut.cluster.entries]
+        if cut.cosines is not None and len(devices) <= _SHOWN_UP_TO:
+            order = sorted(range(len(devices)), key=lambda position: devices[position])
+            ordered = [devices[position] for position in order]
+            similarity = np.round(cut.cosines[np.ix_(order, order)], _DIGITS).tolist()
+            groups = [side[device] for device in ordered]
+            self.server.emit("clustering", measure="cosine", devices=ordered, groups=groups, similarity=similarity)
+
+    async def _most_like(self, trained: "Sequence[tuple[Ref, Ref]]", children: Sequence[int]) -> list[int]:
+        """For each update and the model from which it was trained the child whose direction is most like it."""
+        server, state = self.server, self.state
+        if not trained:
+            return []
+        if not server.learns:
+            generator = server.rng("newcomer", state["round"], len(state["last"]), *children)
+            return [children[int(choice)] for choice in generator.integers(2, size=len(trained))]
+        wanted = [*(state["directions"][child] for child in children), *(ref for pair in trained for ref in pair)]
+        known = await server.values(wanted)
+        directions, updates, starts = known[: len(children)], known[len(children) :: 2], known[len(children) + 1 :: 2]
+        return [children[nearest(update - start, directions)] for update, start in zip(updates, starts, strict=True)]
+
+    # The tree.
+
+    def _is_leaf(self, node: int) -> bool:
+        children: list[int] | None = self.state["children"][node]
+        return children is None
+
+    def _node(self, device: int) -> int:
+        """Where in the tree a device without a cluster stands."""
+        node: int = self.state["down"].get(device, 0)
+        return node
+
+    def _join(self, device: int, leaf: int, why: str) -> None:
+        self.state["down"].pop(device, None)
+        self.move(device, leaf, why)
+
+    def _leave(self, device: int, node: int) -> None:
+        """A client that has never sent an update is at no side of the cut."""
+        self.state["group"][device] = -1
+        self.state["down"][device] = node
+        self.server.emit("assign", device=device, group=None, before=node, why="split")
+
+    # Newcomers.
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer goes down the tree at once, if there is one."""
+        if not self._is_leaf(0):
+            self.must_prepare(device)
+
+    def preparation(self, device: int) -> tuple[Step, ...] | None:
+        """Train from the model at which the newcomer's node was split."""
+        node = self._node(device)
+        if self.state["group"][device] >= 0 or self._is_leaf(node):
+            return None
+        epochs = self.params.local_epochs
+        training = Train(self.state["models"][node], epochs, budget=self.training_limit, at_least=epochs)
+        down, up = Payload("cold-start", self.server.download_bytes), Payload("cold-start", self.server.upload_bytes)
+        return (Download((down,)), training, Upload((up,)))
+
+    def _ask(self, device: int, *, continues: bool = False) -> None:
+        """A newcomer goes on down the tree until it is at a leaf; all that belongs to one selection."""
+        steps = self.preparation(device) if continues else None
+        if steps is None:
+            super()._ask(device, continues=continues)
+            return
+        task = self.server.ask(device, steps, round=self.state["round"], continues=True)
+        self.state["preparing"][task] = (device, True)
+        self.state["open"][task] = device
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        """One step down the tree for each."""
+        for entry in prepared:
+            device = entry["device"]
+            children = self.state["children"][self._node(device)]
+            (child,) = await self._most_like([(entry["update"], entry["start"])], children)
+            self.state["down"][device] = child
+            if self._is_leaf(child):
+                self._join(device, child, "cold-start")
+
+    async def _assign(self) -> None:
+        aside = [entry["device"] for entry in self.state["prepared"] if not entry["in_round"]]
+        await super()._assign()
+        for device in aside:
+            if self.state["group"][device] < 0:
+                self.must_prepare(device)
+
+
+def _norms(cluster: _Cluster) -> dict[str, float]:
+    return {} if cluster.lengths is None else {"mean_norm": cluster.lengths.mean, "max_norm": cluster.lengths.longest}

@@ -1,0 +1,227 @@
+"""The checks that every strategy must pass, for those of fedsim and for your own.
+
+With pytest, one class is enough::
+
+    from fedsim.testing import StrategyContract
+
+
+    class TestMine(StrategyContract):
+        strategy = {"kind": "mypackage.mine:Mine", "clients_per_round": 5}
+
+The worlds are small, and made of scikit-learn's digits; nothing is downloaded. A strategy whose parameters fit 24 devices fits
+all of them. Without pytest, call the methods with an empty folder each.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.executors.base import Executor
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.runner import Job
+
+Sections = dict[str, Any]
+
+TABLES = ("events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "scenario.toml")
+"""Files of a run folder that two equal runs have alike, byte for byte."""
+
+FIGURES = ("events_sha256", "models_sha256", "events", "simulated_s", "bytes", "accuracy", "rounds", "stopped", "status")
+"""Entries of ``summary.json`` that two equal runs have alike."""
+
+_STAR = {
+    "kind": "star",
+    "server": {"down": "2 Mbit/s", "up": "1 Mbit/s"},
+    "device": {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"},
+}
+
+
+def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) -> Sections:
+    """A scenario's sections: 24 devices of unequal speed that are always there, four rotations of digits."""
+    return {
+        "seed": seed,
+        "data": {"source": "digits", "partition": "rotations"},
+        "training": {"lr": 0.05, "batch_size": 8},
+        "population": {"devices": 24, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2},
+        "network": _STAR,
+        "strategy": dict(strategy),
+        "stop": {"rounds": rounds, "simulated_time": "1 day"},
+    }
+
+
+def eventful_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8) -> Sections:
+    """The same with all that can happen: lost devices, newcomers, leavers, shifts of data, jitter, checkpoints."""
+    sections = quiet_world(strategy, seed=seed, rounds=rounds)
+    sections["population"] |= {
+        "availability": {"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"},
+        "arrivals": {"kind": "poisson", "rate": "300 /h", "newcomers": 6},
+        "departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.3},
+    }
+    return sections | {"drift": {"kind": "swap-all", "probability": 0.3}, "checkpoint": {"time": "7 s"}}
+
+
+class Delayed:
+    """An executor with random real delays. The randomness is real on purpose: a run must not depend on it."""
+
+    def __init__(self, inner: Threads) -> None:
+        self.workers = inner.workers
+        self._inner = inner
+        self._random = random.Random()
+
+    def submit(self, function: Any, *args: Any) -> "Future[Any]":
+        """Carry out ``function(*args)`` some time."""
+        delay_s = self._random.random() * 0.003
+
+        def late() -> Any:
+            time.sleep(delay_s)
+            return function(*args)
+
+        return self._inner.submit(late)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._inner.close()
+
+
+def run(sections: Sections, folder: Path | None = None, executor: Executor | None = None) -> dict[str, Any]:
+    """Run a scenario to its end; its summary."""
+    job = Job(fedsim.Scenario(**sections), folder, Inline() if executor is None else executor)
+    return asyncio.run(job.execute()).summary
+
+
+def run_until(sections: Sections, folder: Path, records: int, *, resume: bool = False) -> str:
+    """Run a scenario, or go on with it, and interrupt it after so many records; its status."""
+    job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume)
+    seen = 0
+
+    def watch(record: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == records:
+            job.interrupt()
+
+    job.simulation.listen(watch)
+    status: str = asyncio.run(job.execute()).summary["status"]
+    return status
+
+
+def go_on(sections: Sections, folder: Path) -> dict[str, Any]:
+    """Resume a run and let it come to its end; its summary."""
+    return asyncio.run(Job(fedsim.Scenario(**sections), folder, Inline(), resume=True).execute()).summary
+
+
+def assert_sound(folder: Path) -> RunFolder:
+    """A run folder that passes its audit."""
+    problems = {name: found for name, found in audit(folder).items() if found}
+    assert not problems, problems
+    return RunFolder(folder)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Two run folders hold the same run, to the bit."""
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    for name in FIGURES:
+        assert summaries[0][name] == summaries[1][name], f"{name}: {summaries[0][name]} and {summaries[1][name]}"
+    for name in TABLES:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
+
+
+class StrategyContract:
+    """The checks, as a class for pytest. A subclass says which ``strategy``: the table ``[strategy]`` of a scenario."""
+
+    strategy: Mapping[str, Any]
+
+    def test_workers_executors_and_real_delays_change_nothing(self) -> None:
+        """The events and the models are the same to the bit, however the learning is computed."""
+        sections = quiet_world(self.strategy)
+        executors = (Threads(1), Delayed(Threads(2)), Threads(4))
+        reference = run(sections)
+        assert reference["status"] == "done"
+        for executor in executors:
+            summary = run(sections, executor=executor)
+            assert [summary[name] for name in FIGURES] == [reference[name] for name in FIGURES]
+
+    def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
+        """Stopped at any two instants and continued, a run is the run that was never stopped."""
+        sections = eventful_world(self.strategy, seed=5)
+        events = run(sections, tmp_path / "whole")["events"]
+        assert_sound(tmp_path / "whole")
+        draw = random.Random(str(sorted(self.strategy.items())))
+        for number in range(2):
+            folder = tmp_path / f"cut-{number}"
+            status = run_until(sections, folder, draw.randrange(1, events))
+            if status == "interrupted":
+                status = run_until(sections, folder, draw.randrange(1, events), resume=True)
+            if status == "interrupted":
+                go_on(sections, folder)
+            assert_same_run(tmp_path / "whole", folder)
+            assert_sound(folder)
+
+    def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
+        """Who arrives early takes part; who has left is not at work any more."""
+        sections = eventful_world(self.strategy, seed=7, rounds=25)
+        sections["population"] |= {"availability": {"kind": "always"}}
+        early = {"kind": "schedule", "times": ["1 s", "2 s", "3 s", "4 s"], "devices": [3, 8, 13, 18]}
+        sections["population"]["arrivals"] = early
+        run(sections, tmp_path / "run")
+        folder = assert_sound(tmp_path / "run")
+        asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
+        assert asked & {3, 8, 13, 18}, "no newcomer was ever asked for anything"
+
+    def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
+        """With phases shorter than a task no run hangs, and no book is left out of balance."""
+        for seed, (on, off) in enumerate([("2 s", "2 s"), ("500 ms", "20 s"), ("20 s", "1 min")]):
+            sections = eventful_world(self.strategy, seed=seed, rounds=6)
+            sections["population"]["availability"] = {"kind": "renewal", "mean_on": on, "mean_off": off}
+            sections |= {"stop": {"rounds": 6, "simulated_time": "2 h"}}
+            run(sections, tmp_path / str(seed))
+            assert_sound(tmp_path / str(seed))
+
+    def test_an_hour_with_nobody(self, tmp_path: Path) -> None:
+        """A population that is empty for its first hour: the run waits, and then goes on."""
+        sections = quiet_world(self.strategy, rounds=2)
+        late = [f"{3600 + device} s" for device in range(24)]
+        sections["population"]["arrivals"] = {"kind": "schedule", "times": late, "devices": list(range(24))}
+        summary = run(sections, tmp_path / "run")
+        assert_sound(tmp_path / "run")
+        assert summary["rounds"] == 2, summary["stopped"]
+        assert summary["simulated_s"] > 3600
+
+    def test_everybody_leaves(self, tmp_path: Path) -> None:
+        """When nobody is left the run ends before its time, and says why."""
+        sections = quiet_world(self.strategy, rounds=100_000)
+        sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
+        summary = run(sections, tmp_path / "run")
+        assert_sound(tmp_path / "run")
+        assert summary["simulated_s"] < 86_400
+        assert summary["stopped"]
+
+    def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
+        """``learning = "off"`` works, moves bytes, and measures nothing."""
+        summary = run(eventful_world(self.strategy) | {"learning": "off"}, tmp_path / "run")
+        assert_sound(tmp_path / "run")
+        assert summary["events"] > 20
+        assert summary["accuracy"] == {"final": None, "best": None}
+
+    def test_training_that_diverges(self, tmp_path: Path) -> None:
+        """Updates that are not finite are never averaged in: the run goes on, or ends with an error that says what is wrong."""
+        sections = quiet_world(self.strategy, rounds=3)
+        sections["training"] |= {"lr": 1e30}
+        try:
+            run(sections, tmp_path / "run")
+        except fedsim.SimulationError as error:
+            if "finite" not in str(error):
+                raise
+            return
+        folder = assert_sound(tmp_path / "run")
+        for tensors in folder.models().values():
+            for name, values in tensors.items():
+                assert (values == values).all(), f"{name} has values that are no numbers"
