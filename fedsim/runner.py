@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from fedsim.assembly import Run
     from fedsim.scenario import Scenario
 
-EXECUTORS = ("inline", "threads")
+EXECUTORS = {
+    "inline": "all work in one thread",
+    "threads": "a thread a core of this machine",
+    "ray": "processes on this machine, or on all machines of a Ray cluster (needs fedsim-des[ray])",
+}
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,34 @@ class Result:
     folder: Path | None
 
 
-def make_executor(name: str, workers: int | None = None) -> Executor:
-    """An executor by name; ``workers`` defaults to the number of cores.
+def make_executor(name: str, workers: int | None = None, address: str | None = None, device: str = "cpu") -> Executor:
+    """An executor by name.
+
+    Args:
+        name: which one.
+        workers: how many threads or processes; by default one a core.
+        address: of a Ray cluster that is there: ``HOST:PORT``, or ``auto``. It has its own number of workers.
+        device: where the arithmetic is to be done.
 
     Raises:
-        ScenarioError: there is no such executor, or the number of workers is below 1.
+        ScenarioError: there is no such executor or cluster, or it cannot do what is asked.
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
+    if address is not None and name in EXECUTORS and name != "ray":
+        raise ScenarioError(f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address")
     if name == "inline":
         return Inline()
     if name == "threads":
         return Threads(workers or os.cpu_count() or 1)
+    if name == "ray":
+        if address is not None and workers is not None:
+            raise ScenarioError(f"--workers is {workers}, but the cluster at --address {address!r} has its own number of them")
+        if device != "cpu":
+            raise ScenarioError(f"training.device is {device!r}, but --executor is 'ray', whose workers use CPUs alone")
+        from fedsim.executors.ray import Ray  # loads Ray, which takes its time
+
+        return Ray(address, workers)
     raise ScenarioError(f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}")
 
 
@@ -117,13 +138,15 @@ class Job:
         return result
 
     async def _close(self, status: str) -> Result:
-        self.recorder.close(keep_parts=status != "done")
+        self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
         if self.out is not None:
             files.write_models(self.out, tensors)
             files.write_devices(self.out, self.run.device_columns())
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out)})
+            if status == "done":  # only now: until there was a summary, a killed run could have gone on
+                self.recorder.drop_parts()
         return Result(summary, self.recorder.rounds, self.out)
 
     def _summary(self, status: str, models_sha256: str) -> dict[str, Any]:
@@ -156,11 +179,13 @@ async def run_async(
     *,
     executor: str = "threads",
     workers: int | None = None,
+    address: str | None = None,
     resume: bool = False,
 ) -> Result:
     """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
     place = None if out is None else Path(out)
-    return await Job(scenario, place, make_executor(executor, workers), resume=resume).execute()
+    with closing(make_executor(executor, workers, address, scenario.training.device)) as where:
+        return await Job(scenario, place, where, resume=resume).execute()
 
 
 def run(
@@ -169,6 +194,7 @@ def run(
     *,
     executor: str = "threads",
     workers: int | None = None,
+    address: str | None = None,
     resume: bool = False,
 ) -> Result:
     """Run a scenario to its end.
@@ -176,8 +202,9 @@ def run(
     Args:
         scenario: what to run.
         out: the run folder to make; None keeps only what is returned.
-        executor: ``inline`` or ``threads``: where the learning is computed. It has no influence on the result.
-        workers: how many threads; by default one a core.
+        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed. It has no influence on the result.
+        workers: how many threads or processes; by default one a core.
+        address: of the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on this machine for this run.
         resume: go on with the run in ``out`` where its newest checkpoint left it; the result is that of a run never stopped.
 
     Raises:
@@ -187,4 +214,4 @@ def run(
     """
     if asyncio._get_running_loop() is not None:
         raise SimulationError("an event loop is running here already (a notebook?): use 'await fedsim.run_async(...)'")
-    return asyncio.run(run_async(scenario, out, executor=executor, workers=workers, resume=resume))
+    return asyncio.run(run_async(scenario, out, executor=executor, workers=workers, address=address, resume=resume))

@@ -198,6 +198,26 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.95])
+def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float) -> None:
+    """The system refuses every file beyond a size: the run fails without a traceback, and goes on when there is room again."""
+    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=40)
+    run(scenario, tmp_path / "whole")
+    path, out = tmp_path / "scenario.toml", tmp_path / "cut"
+    path.write_text(fedsim.Scenario(**scenario).to_toml())
+    most_bytes = int(share * max(file.stat().st_size for file in (tmp_path / "whole").rglob("*") if file.is_file()))
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
+    command = ["from fedsim.cli import main; main()", "run", str(path), "--out", str(out), "--quiet"]
+    failed = subprocess.run([sys.executable, "-c", limit + command[0], *command[1:]], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "File too large" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    if any((out / store.FOLDER).glob("*")):
+        go_on(scenario, out)
+        assert_same_run(tmp_path / "whole", out)
+        assert_sound(out)
+
+
 def test_checkpoints_change_nothing(tmp_path: Path) -> None:
     scenario = eventful_world({"kind": "flexcfl", "groups": 2, "clients_per_round": 5, "local_epochs": 1}, seed=4)
     often = run(scenario | {"checkpoint": {"rounds": 1}}, tmp_path / "often")

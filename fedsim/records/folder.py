@@ -86,8 +86,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
-    """sha256 of every file of the folder but the summary, by its path within."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMMARY)
+    """sha256 of every file of the folder but the summary and the parts of tables, by its path within."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMMARY and ".part-" not in path.name)
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

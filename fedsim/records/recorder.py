@@ -57,10 +57,15 @@ class Recorder:
             case "round":
                 self._take_round(record.time, record.fields)
 
-    def close(self, *, keep_parts: bool = False) -> None:
-        """Bring the tables into their final files. With ``keep_parts`` the run may be resumed some time."""
+    def close(self) -> None:
+        """Bring the tables into their final files."""
         for table in self._tables.values():
-            table.close(keep_parts=keep_parts)
+            table.close()
+
+    def drop_parts(self) -> None:
+        """The run is done and will never be resumed."""
+        for table in self._tables.values():
+            table.drop_parts()
 
     def snapshot(self) -> dict[str, Any]:
         """Where the books stand; ``restore`` takes it back. All rows are in parts on disk by then."""

@@ -58,8 +58,8 @@ class TableWriter:
             if path not in self._parts:
                 path.unlink()
 
-    def close(self, *, keep_parts: bool = False) -> None:
-        """Join everything into the table's file. With ``keep_parts`` the run may go on some time."""
+    def close(self) -> None:
+        """Join everything into the table's file. The parts stay until ``drop_parts``: a run that is killed now can go on."""
         beside = self._path.with_suffix(".writing")
         with pq.ParquetWriter(beside, self._schema, compression="zstd") as writer:
             waiting = self._schema.empty_table()
@@ -70,9 +70,11 @@ class TableWriter:
                     waiting = waiting.slice(_ROWS_A_PART)
             writer.write_table(waiting.combine_chunks())
         beside.replace(self._path)
-        if not keep_parts:
-            for part in self._parts:
-                part.unlink()
+
+    def drop_parts(self) -> None:
+        """The run is done: the table's file is all that is needed."""
+        for part in self._parts:
+            part.unlink()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Every row so far, in order, as it was appended (equal up to the types of the schema)."""

@@ -68,4 +68,6 @@ def params_class(kind: str) -> "type[StrategyParams]":
 
 @cache
 def _with_any_kind(found: "type[StrategyParams]") -> "type[StrategyParams]":
-    return type(found)(found.__name__, (found,), {"__module__": found.__module__, "__annotations__": {"kind": str}})
+    from pydantic import create_model
+
+    return create_model(found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...))

@@ -6,6 +6,7 @@ round prepares beside it. All who are prepared in one instant are assigned toget
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -171,8 +172,10 @@ class Grouped(Synchronous[P]):
     def _prepare_aside(self, device: int) -> None:
         """Prepare a device now if it is free and not about to be asked; it is tried again when its task ends or it returns."""
         state = self.state
+        if device not in state["unprepared"] or self.is_preparing(device):
+            return
         about_to_be_asked = device in state["cohort"] and not state["open"]
-        if device in state["unprepared"] and not about_to_be_asked and self.server.idle(device):
+        if not about_to_be_asked and self.server.idle(device):
             steps = self.preparation(device)
             if steps is None:
                 self.state["unprepared"].remove(device)
@@ -181,13 +184,23 @@ class Grouped(Synchronous[P]):
 
     def _prepare(self, device: int, steps: tuple[Step, ...], *, in_round: bool) -> None:
         number = self.state["round"] if in_round else None
+        steps = self.within_limit(steps) if in_round else steps
         task = self.server.ask(device, steps, round=number, group=self.group_of(device))
         self.state["preparing"][task] = (device, in_round)
         if in_round:
             self.state["open"][task] = device
 
-    def _is_preparing(self, device: int) -> bool:
-        return any(device == own for own, _ in self.state["preparing"].values())
+    def within_limit(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """``steps`` under the deadline that counts from each client's download, if there is one."""
+        if self.training_limit is None:
+            return steps
+        return tuple(replace(step, budget=self.training_limit) if isinstance(step, Train) else step for step in steps)
+
+    def is_preparing(self, device: int) -> bool:
+        """Whether the device's preparation runs, or has ended in this very instant."""
+        state = self.state
+        running = any(device == own for own, _ in state["preparing"].values())
+        return running or any(device == entry["device"] for entry in state["prepared"])
 
     async def on_return(self, device: int) -> None:
         """A device that could not be prepared is there again."""
@@ -197,7 +210,7 @@ class Grouped(Synchronous[P]):
         """A device has been prepared, or has trained, or neither."""
         if message.task not in self.state["preparing"]:
             self._prepare_aside(message.device)
-            if message.device in self.state["unprepared"] and not self._is_preparing(message.device):
+            if message.device in self.state["unprepared"] and not self.is_preparing(message.device):
                 self.server.await_return(message.device)
             await super().on_task_end(message)
             return
@@ -224,7 +237,8 @@ class Grouped(Synchronous[P]):
     async def on_timer(self, name: str) -> None:
         """Assign who has been prepared in this instant; what was asked of them only now can end at a deadline only then."""
         if name == "assign":
-            await self._assign()
+            if self.state["prepared"]:  # else another timer of this instant has seen to them
+                await self._assign()
         elif name in ("ask", "deadline") and self.state["prepared"]:
             self.server.cancel_timer("assign")
             await self._assign()

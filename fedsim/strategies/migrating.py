@@ -48,9 +48,9 @@ class Migrating(Grouped[P]):
         self.state["reference"] = {}
 
     async def on_shift(self, device: int) -> None:
-        """The device tests itself, if it has a group that it could leave."""
+        """The device tests itself, if it has a group that it could leave and does not look for one already."""
         params, group = self.params, self.state["group"][device]
-        if not params.dynamic or group < 0:
+        if not params.dynamic or group < 0 or self.is_preparing(device):
             return
         facts = self.server.facts(device)
         first = facts.first_label_counts

@@ -58,10 +58,11 @@ def is_incongruent(found: Lengths, thresholds: Thresholds) -> bool:
 
 def nearest(update: NDArray[np.floating], directions: Updates) -> int:
     """The direction with the largest cosine with an update, the first of equals; it is 0 with what is 0 or not finite."""
-    own = length(update)
     cosines = []
-    for direction in directions:
-        both = own * length(direction)
-        product = float((update.astype(np.float64) * direction).sum())
-        cosines.append(product / both if 0 < both < np.inf and np.isfinite(product) else 0.0)
+    with np.errstate(all="ignore"):  # what is not finite is seen below
+        own = length(update)
+        for direction in directions:
+            both = own * length(direction)
+            product = float((update.astype(np.float64) * direction).sum())
+            cosines.append(product / both if 0 < both < np.inf and np.isfinite(product) else 0.0)
     return int(np.argmax(cosines))

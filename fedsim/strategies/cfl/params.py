@@ -19,8 +19,9 @@ class CFLParams(GroupedParams):
         eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5).
         eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates.
         eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``.
-        split_rounds: split exactly once in each of these rounds (from 0), whatever the lengths: the cluster with the longest
-            update, which violates Eq. 5 most. So 50 lets 50 rounds pass before the first split (Fig. 3). None: by the criteria.
+        split_rounds: split one cluster in each of these rounds (from 0), whatever the lengths: that with the longest update,
+            which violates Eq. 5 most. So 50 lets 50 rounds pass before the first split (Fig. 3). A split that is impossible
+            then is made up for in a later round. None: by the criteria.
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
         split_step: in the round of a split the models move by the mean update of each new cluster (``children``, as in the
             published code), or by that of the old one before they part (``parent``, as in the paper).

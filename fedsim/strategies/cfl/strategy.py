@@ -1,62 +1,25 @@
 """CFL: recursive bipartition of clusters whose clients pull in different directions."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.server import Download, Payload, Server, Step, Train, Upload
-from fedsim.strategies.cfl.criteria import Lengths, Thresholds, is_incongruent, length, lengths, nearest
+from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, length, lengths, nearest
+from fedsim.strategies.cfl.cuts import Cluster, Cut, Entries, bisect
 from fedsim.strategies.cfl.params import CFLParams
-from fedsim.strategies.clustering.linkage import bipartition
-from fedsim.strategies.clustering.similarity import cosine_matrix
 from fedsim.strategies.grouped import Grouped
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
-Entries = list[dict[str, Any]]
+Pull = tuple["Ref", "Ref"]
+"""A trained model, and that from which it was trained."""
 
 _SHOWN_UP_TO = 200  # clients whose similarities are recorded, one by one
 _DIGITS = 6
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    """What came from a cluster in a round: updates that are finite, where they were looked at.
-
-    Attributes:
-        group: which.
-        entries: of ``received``.
-        weights: of each in the mean.
-        updates: what each has changed in the model, float32 [d]; empty with ``learning = "off"``.
-        lengths: of the updates; None with ``learning = "off"``.
-    """
-
-    group: int
-    entries: Entries
-    weights: list[float]
-    updates: list[NDArray[np.float32]]
-    lengths: Lengths | None
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """A cluster, and its clients on both sides of the cut.
-
-    Attributes:
-        cluster: what is cut.
-        sides: positions in its ``entries``, ascending.
-        record: what is worth recording about it.
-        cosines: of all pairs of its updates, [k, k]; None with ``learning = "off"``.
-    """
-
-    cluster: _Cluster
-    sides: tuple[list[int], list[int]]
-    record: dict[str, Any]
-    cosines: NDArray[np.float64] | None
 
 
 class CFL(Grouped[CFLParams]):
@@ -74,13 +37,14 @@ class CFL(Grouped[CFLParams]):
 
     The paper has every client take part in every round. Else, both criteria and the cut are about the updates of the round:
     an old one says nothing of where the model stands now, and one that resembles no other would be cut off alone. A client of
-    the cluster that did not take part goes to the side whose mean update has the larger cosine with the last update that it
-    sent. One that has never sent any leaves the cluster, and is a newcomer at this node of the tree.
+    the cluster that did not take part goes to the side that has the update with the largest cosine with the last one that it
+    sent to this cluster. One that has not sent any yet leaves it, and is a newcomer at this node of the tree.
 
     A newcomer joins the root when it is selected, as long as that is whole. Else it goes down the tree, on arrival or when it
     is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains as in a round,
-    sends its update (d parameters), and goes to the side whose mean update at the split is most like it. Its round's task
-    follows at the leaf.
+    sends its update (d parameters), and goes to the side that had the update with the largest cosine with it at the split:
+    there it adds least to what Eq. 6 minimises. Its round's task follows at the leaf. For this the server keeps the updates
+    of every split, d parameters a client and level of the tree.
 
     Clients never change clusters else; data that shift move nobody. With ``learning = "off"`` nothing is ever split but by
     ``split_rounds``, then at random, and newcomers choose sides at random.
@@ -93,9 +57,9 @@ class CFL(Grouped[CFLParams]):
     State besides ``Grouped``'s (``models`` has one for each node of the tree; a node that was split keeps the model from which
     its clients trained last or, with ``split_step = "parent"``, the one that came of it):
         children: for each node its two children, or None for a leaf.
-        directions: for each node the mean update of its clients in the round in which it was cut out; None for the root.
+        pulls: for each node the updates by which its clients were cut out, each with the model from which it was trained.
         down: newcomers that are on their way down the tree, device -> node.
-        last: what each client sent last, device -> (update, the model from which it trained).
+        last: what each client sent last to the cluster that it is in, device -> (update, the model from which it trained).
         scale: mean length of the updates of the first round; None before.
         scheduled: how many splits of ``split_rounds`` are done.
     """
@@ -105,7 +69,7 @@ class CFL(Grouped[CFLParams]):
 
     def __init__(self, params: CFLParams, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {"children": [None], "directions": [None], "down": {}, "last": {}, "scale": None, "scheduled": 0}
+        self.state |= {"children": [None], "pulls": [[]], "down": {}, "last": {}, "scale": None, "scheduled": 0}
 
     async def on_start(self) -> None:
         """Begin with one cluster."""
@@ -137,7 +101,7 @@ class CFL(Grouped[CFLParams]):
         if self.params.split_step == "children":
             await super().aggregate()
 
-    async def _cuts(self) -> list[_Cut]:
+    async def _cuts(self) -> list[Cut]:
         state, params = self.state, self.params
         number, schedule = state["round"], params.split_rounds
         may_split = number >= params.first_split_round and (schedule is None or self._is_due(schedule))
@@ -153,33 +117,30 @@ class CFL(Grouped[CFLParams]):
         found = self._to_split(clusters) if may_split else []
         if schedule is not None:
             state["scheduled"] += len(found)
-        return [self._bipartition(cluster) for cluster in found]
+        return [bisect(cluster, params.split) for cluster in found]
 
     def _is_due(self, schedule: list[int]) -> bool:
         """Whether fewer splits are done than should be by now: one that was impossible is made up for."""
         now, done = int(self.state["round"]), int(self.state["scheduled"])
         return sum(number <= now for number in schedule) > done
 
-    async def _clusters(self) -> list[_Cluster]:
+    async def _clusters(self) -> list[Cluster]:
         """The clusters from which finite updates came, with these."""
-        models, received = self.state["models"], self.state["received"]
-        groups = sorted({entry["group"] for entry in received})
-        known = await self.server.values([*(models[group] for group in groups), *(entry["update"] for entry in received)])
-        starts = dict(zip(groups, known[: len(groups)], strict=True))
-        updates = {
-            entry["task"]: value - starts[entry["group"]] for entry, value in zip(received, known[len(groups) :], strict=True)
-        }
+        received = self.state["received"]
+        changes = await self._changes([(entry["update"], entry["start"]) for entry in received])
+        updates = {entry["task"]: change for entry, change in zip(received, changes, strict=True)}
         clusters = []
-        for group in groups:
+        for group in sorted({entry["group"] for entry in received}):
             entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
             if entries:
                 own = [updates[entry["task"]] for entry in entries]
                 weights = [weight for _, weight in self._parts(entries)]
-                clusters.append(_Cluster(group, entries, weights, own, lengths(own, weights)))
+                clusters.append(Cluster(group, entries, weights, own, lengths(own, weights)))
         return clusters
 
     def _from(self, group: int) -> Entries:
-        return [entry for entry in self.state["received"] if entry["group"] == group]
+        """What came from a cluster, in order of the devices' numbers."""
+        return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
     @property
     def _thresholds(self) -> Thresholds:
@@ -187,24 +148,19 @@ class CFL(Grouped[CFLParams]):
         eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
         return Thresholds(eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2)
 
-    def _record_criteria(self, clusters: Sequence[_Cluster]) -> None:
+    def _record_criteria(self, clusters: Sequence[Cluster]) -> None:
         limits = self._thresholds._asdict() if self.params.split_rounds is None and clusters else {}
         for cluster in clusters:
-            self.server.emit("cluster-criteria", round=self.state["round"], group=cluster.group, **_norms(cluster), **limits)
+            self.server.emit("cluster-criteria", round=self.state["round"], group=cluster.group, **cluster.norms, **limits)
 
-    def _to_split(self, clusters: Sequence[_Cluster]) -> list[_Cluster]:
+    def _to_split(self, clusters: Sequence[Cluster]) -> list[Cluster]:
         """The clusters that the criteria, or the schedule, split now."""
         able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
         if self.params.split_rounds is None:
             return [cluster for cluster in able if cluster.lengths and is_incongruent(cluster.lengths, self._thresholds)]
         return [max(able, key=lambda cluster: cluster.lengths.longest if cluster.lengths else 0.0)] if able else []
 
-    def _bipartition(self, cluster: _Cluster) -> _Cut:
-        cosines = cosine_matrix(np.stack(cluster.updates))
-        first, second, cross = bipartition(cosines, self.params.split)
-        return _Cut(cluster, (first, second), _norms(cluster) | {"similarity": cross}, cosines)
-
-    def _random_cut(self) -> list[_Cut]:
+    def _random_cut(self) -> list[Cut]:
         """With nothing to go by: one of the clusters that could be split, in two halves."""
         least = self.params.min_cluster_size
         able = [group for group in range(len(self.state["models"])) if len(self._from(group)) >= least]
@@ -216,15 +172,13 @@ class CFL(Grouped[CFLParams]):
         order = [int(place) for place in generator.permutation(len(entries))]
         half = len(order) // 2
         self.state["scheduled"] += 1
-        cluster = _Cluster(group, entries, [weight for _, weight in self._parts(entries)], [], None)
-        return [_Cut(cluster, (sorted(order[:half]), sorted(order[half:])), {}, None)]
+        cluster = Cluster(group, entries, [weight for _, weight in self._parts(entries)], [], None)
+        return [Cut(cluster, (sorted(order[:half]), sorted(order[half:])), {}, None)]
 
-    async def _split(self, cut: _Cut) -> None:
+    async def _split(self, cut: Cut) -> None:
         """Two leaves instead of one, and a place in them for all clients of the cluster."""
         state, parent = self.state, cut.cluster.group
         children = self._grow(parent, cut)
-        if self.server.learns:
-            await self.server.values(state["directions"][-2:])  # or else each would keep all updates that it is the mean of
         side = await self._sides(cut, children)
         members = [[device for device in self.members(parent) if side.get(device) == child] for child in children]
         record = {"children": children, "members": members} | cut.record
@@ -235,56 +189,54 @@ class CFL(Grouped[CFLParams]):
                 self.move(device, side[device], "split")
             else:
                 self._leave(device, parent)
+        for device in side:
+            del state["last"][device]
         for entry in self._from(parent):
             entry["group"] = side[entry["device"]]
 
-    def _grow(self, parent: int, cut: _Cut) -> list[int]:
-        """Add two children, with the parent's model, and the directions in which their clients pull."""
-        state, server = self.state, self.server
+    def _grow(self, parent: int, cut: Cut) -> list[int]:
+        """Add two children, with the parent's model, and the updates by which they were told apart."""
+        state = self.state
         children = [len(state["models"]), len(state["models"]) + 1]
         for positions in cut.sides:
             entries = [cut.cluster.entries[position] for position in positions]
-            parts = [(entry["update"], 1 / len(entries)) for entry in entries]
-            state["directions"].append(server.mix([*parts, (entries[0]["start"], -1.0)], rescale=False))
+            state["pulls"].append([(entry["update"], entry["start"]) for entry in entries])
             state["models"].append(state["models"][parent])
             state["children"].append(None)
         state["children"][parent] = children
         return children
 
-    async def _sides(self, cut: _Cut, children: Sequence[int]) -> dict[int, int]:
-        """The child of each client that has ever sent an update: as it was cut, else by its last one."""
-        entries = cut.cluster.entries
+    async def _sides(self, cut: Cut, children: Sequence[int]) -> dict[int, int]:
+        """The child of each client that has sent an update to the cluster: as it was cut, else by its last one."""
+        devices = cut.cluster.devices
         side = {
-            entries[position]["device"]: child
-            for child, positions in zip(children, cut.sides, strict=True)
-            for position in positions
+            devices[position]: child for child, positions in zip(children, cut.sides, strict=True) for position in positions
         }
         last = self.state["last"]
-        others = [device for device in self.members(cut.cluster.group) if device not in side and device in last]
-        found = await self._most_like([last[device] for device in others], children)
-        return side | dict(zip(others, found, strict=True))
+        others = {device: last[device] for device in self.members(cut.cluster.group) if device not in side and device in last}
+        return side | await self._most_like(others, children)
 
-    def _record_cosines(self, cut: _Cut, side: dict[int, int]) -> None:
-        devices = [entry["device"] for entry in cut.cluster.entries]
+    def _record_cosines(self, cut: Cut, side: dict[int, int]) -> None:
+        devices = cut.cluster.devices
         if cut.cosines is not None and len(devices) <= _SHOWN_UP_TO:
-            order = sorted(range(len(devices)), key=lambda position: devices[position])
-            ordered = [devices[position] for position in order]
-            similarity = np.round(cut.cosines[np.ix_(order, order)], _DIGITS).tolist()
-            groups = [side[device] for device in ordered]
-            self.server.emit("clustering", measure="cosine", devices=ordered, groups=groups, similarity=similarity)
+            similarity = np.round(cut.cosines, _DIGITS).tolist()
+            groups = [side[device] for device in devices]
+            self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, similarity=similarity)
 
-    async def _most_like(self, trained: "Sequence[tuple[Ref, Ref]]", children: Sequence[int]) -> list[int]:
-        """For each update and the model from which it was trained the child whose direction is most like it."""
-        server, state = self.server, self.state
-        if not trained:
-            return []
-        if not server.learns:
-            generator = server.rng("newcomer", state["round"], len(state["last"]), *children)
-            return [children[int(choice)] for choice in generator.integers(2, size=len(trained))]
-        wanted = [*(state["directions"][child] for child in children), *(ref for pair in trained for ref in pair)]
-        known = await server.values(wanted)
-        directions, updates, starts = known[: len(children)], known[len(children) :: 2], known[len(children) + 1 :: 2]
-        return [children[nearest(update - start, directions)] for update, start in zip(updates, starts, strict=True)]
+    async def _most_like(self, trained: "Mapping[int, Pull]", children: Sequence[int]) -> dict[int, int]:
+        """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
+        if not self.server.learns:
+            return {device: children[int(self.server.rng("newcomer", device, *children).integers(2))] for device in trained}
+        pulls = [(child, pull) for child in children for pull in self.state["pulls"][child]]
+        changes = await self._changes([*(pull for _, pull in pulls), *trained.values()]) if trained else []
+        told, own = changes[: len(pulls)], changes[len(pulls) :]
+        return {device: pulls[nearest(change, told)][0] for device, change in zip(trained, own, strict=True)}
+
+    async def _changes(self, trained: "Sequence[Pull]") -> list[NDArray[np.float32]]:
+        """What training has changed, float32 [d] each."""
+        known = await self.server.values([ref for pair in trained for ref in pair])
+        with np.errstate(invalid="ignore"):  # of a device that has diverged
+            return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
 
     # The tree.
 
@@ -302,7 +254,7 @@ class CFL(Grouped[CFLParams]):
         self.move(device, leaf, why)
 
     def _leave(self, device: int, node: int) -> None:
-        """A client that has never sent an update is at no side of the cut."""
+        """A client that has not sent the cluster an update is on no side of the cut."""
         self.state["group"][device] = -1
         self.state["down"][device] = node
         self.server.emit("assign", device=device, group=None, before=node, why="split")
@@ -339,7 +291,7 @@ class CFL(Grouped[CFLParams]):
         for entry in prepared:
             device = entry["device"]
             children = self.state["children"][self._node(device)]
-            (child,) = await self._most_like([(entry["update"], entry["start"])], children)
+            child = (await self._most_like({device: (entry["update"], entry["start"])}, children))[device]
             self.state["down"][device] = child
             if self._is_leaf(child):
                 self._join(device, child, "cold-start")
@@ -350,7 +302,3 @@ class CFL(Grouped[CFLParams]):
         for device in aside:
             if self.state["group"][device] < 0:
                 self.must_prepare(device)
-
-
-def _norms(cluster: _Cluster) -> dict[str, float]:
-    return {} if cluster.lengths is None else {"mean_norm": cluster.lengths.mean, "max_norm": cluster.lengths.longest}

@@ -81,14 +81,14 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if self.round_limit is not None:
             server.timer("pre-training-deadline", server.now + self.round_limit)
         for device in devices:
-            task = server.ask(device, (Download((down,)), self.pretraining(), Upload((up,))))
+            task = server.ask(device, self.within_limit((Download((down,)), self.pretraining(), Upload((up,)))))
             state["pretraining"][task] = device
 
     def pretraining(self) -> Train:
         """A little training from the initial model, for the direction that it takes."""
         initial, params = self.state["initial"], self.params
         if params.pretrain_iterations is None:
-            return Train(initial, params.pretrain_epochs)
+            return Train(initial, params.pretrain_epochs, at_least=params.pretrain_epochs)
         return self.server.iterate(initial, params.pretrain_iterations)
 
     async def _end_pretraining(self, message: TaskEnd) -> None:

@@ -1,0 +1,89 @@
+"""Runs killed with SIGKILL at random moments and resumed: how many come to the same events and models?
+
+    python -m tests.benchmarks.kills --runs 100
+
+Each run is a random strategy in a random eventful world, saved every few simulated seconds, and killed up to three times at
+moments of real time that nobody chose. Prints a line a run, and at the end JSON with how many agree.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.checkpoint import store
+from fedsim.testing import TABLES, eventful_world
+from tests.test_runs import STRATEGIES
+
+_MAIN = "from fedsim.cli import main; main()"
+_COMPARED = ("events_sha256", "models_sha256")
+_MOST_KILLS = 3
+
+
+def main() -> int:
+    """Kill, resume, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    results = []
+    for number in range(options.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(kill_one(random.Random(f"{options.seed}/{number}"), Path(folder)))
+        print(json.dumps(results[-1]), flush=True)
+    same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)
+    print(json.dumps({"runs": len(results), "same": same, "kills": kills, "hit": sum(result["kills"] > 0 for result in results)}))
+    return 0 if same == len(results) else 1
+
+
+def kill_one(draw: random.Random, folder: Path) -> dict[str, Any]:
+    """One run that is never stopped, and one that is killed now and then."""
+    strategy = draw.choice(STRATEGIES)
+    sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=60)
+    sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])
+    path = folder / "scenario.toml"
+    path.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
+    whole, cut = folder / "whole", folder / "cut"
+    began = time.perf_counter()
+    _start(path, whole).wait()
+    length_s = time.perf_counter() - began
+    kills, process = 0, _start(path, cut)
+    while True:
+        try:
+            status = process.wait(draw.uniform(0, 1.2 * length_s) if kills < _MOST_KILLS else None)
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            if (cut / "summary.json").exists():  # it was done before it was killed
+                status = 0
+                break
+            process = _start(path, cut, resume=any((cut / store.FOLDER).glob("[0-9]*[0-9]")))
+    same = status == 0 and _alike(whole, cut)
+    return {"strategy": strategy["kind"], "kills": kills, "status": status, "same": same}
+
+
+def _start(path: Path, out: Path, *, resume: bool = False) -> "subprocess.Popen[bytes]":
+    if not resume and out.exists():  # killed before its first checkpoint: it can only begin anew
+        subprocess.run(["rm", "-r", str(out)], check=True)
+    options = ["--resume"] if resume else []
+    return subprocess.Popen([sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", *options])
+
+
+def _alike(one: Path, other: Path) -> bool:
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    if any(summaries[0][name] != summaries[1][name] for name in _COMPARED):
+        return False
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in TABLES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""CCS and RFedAvg against known answers, through whole simulated runs."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.simulation import Record, Simulation
+from fedsim.strategies.clustering.greedy import threshold
+from fedsim.strategies.rfedavg.clusters import cluster_gradients
+from fedsim.strategies.rfedavg.params import RFedAvgParams
+from tests.strategies.clustered import Sections, Weights, file_data, of_kind, played, ran, weights, world
+
+FEATURES, CLASSES = 5, 3
+BY_CLASS = {"theta": 0.3, "least_loss": 1e6}
+"""What is alike stays the same, however far training gets: in ``one_class`` worlds that is one cluster a class."""
+
+Vector = NDArray[np.float64]
+
+
+def rfedavg(clients: int, **others: Any) -> Sections:
+    return {"kind": "rfedavg", "clients_per_round": clients} | others
+
+
+def one_class(folder: Path, sizes: Sequence[int], classes: int = CLASSES, seed: int = 1) -> Sections:
+    """Device d holds samples of class d mod ``classes`` alone, which differ little."""
+    draw = np.random.default_rng(seed)
+    shards = []
+    for device, size in enumerate(sizes):
+        x = draw.uniform(0.4, 0.6, size=(size, FEATURES))
+        x[:, device % classes] += 1.0
+        shards.append((x, [device % classes] * size))
+    return file_data(folder, shards)
+
+
+def final(run: Run) -> Weights:
+    (model,) = weights(run, [run.strategy.state["model"]])
+    return model
+
+
+def initial(sections: Sections) -> Weights:
+    run: Run = Simulation(fedsim.Scenario(**sections)).installed
+    (model,) = weights(run, [run.learner.initial()])
+    return model
+
+
+def told(records: Sequence[Record], kind: str) -> list[dict[str, Any]]:
+    return [record.fields for record in records if record.kind == kind]
+
+
+class Round:
+    """One round of the paper by hand, in float64, on logistic regression: gradients, CCS, weights, the step of Eq. 5."""
+
+    def __init__(self, data: Sections, sizes: Sequence[int], theta: float) -> None:
+        with np.load(Path(data["root"]) / "data.npz") as file:
+            ends = np.cumsum(sizes)
+            self.x = np.split(file["x_train"].astype(np.float64), ends[:-1])
+            self.y = np.split(file["y_train"], ends[:-1])
+        self.sizes, self.theta = np.array(sizes), theta
+        self.first_loss: float | None = None
+
+    def gradient(self, flat: Vector, device: int) -> tuple[float, Vector]:
+        kernel, bias = flat[: CLASSES * FEATURES].reshape(CLASSES, FEATURES), flat[CLASSES * FEATURES :]
+        x, y = self.x[device], self.y[device]
+        logits = x @ kernel.T + bias
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        error = (np.exp(logits) - np.eye(CLASSES)[y]) / len(y)
+        return -logits[np.arange(len(y)), y].mean(), np.concatenate([(error.T @ x).ravel(), error.sum(axis=0)])
+
+    def step(self, flat: Vector, lr: float, imbalance: str) -> tuple[Vector, list[list[int]], list[float]]:
+        devices = range(len(self.sizes))
+        losses, gradients = zip(*(self.gradient(flat, device) for device in devices), strict=True)
+        loss = float(self.sizes @ np.array(losses) / self.sizes.sum())
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        eps = math.cos(self.theta + (math.pi / 2 - self.theta) * (self.first_loss - loss) / self.first_loss)
+        left, clusters = set(devices), []
+        while left:
+            near = {
+                k: [j for j in sorted(left) if j == k or self.cosine(gradients[k], gradients[j]) >= eps] for k in sorted(left)
+            }
+            clusters.append(max(near.values(), key=len))
+            left -= set(clusters[-1])
+        p = np.array([1 / self.imbalance(cluster, imbalance) for cluster in clusters])
+        p /= p.sum()
+        total = np.zeros_like(flat)
+        for weight, cluster in zip(p, clusters, strict=True):
+            size = sum(self.sizes[k] for k in cluster)
+            total += weight * sum(self.sizes[k] * gradients[k] for k in cluster) / size
+        return flat - lr * total, clusters, p.tolist()
+
+    def cosine(self, one: Vector, other: Vector) -> float:
+        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+    def imbalance(self, cluster: Sequence[int], how: str) -> float:
+        own = []
+        for device in cluster:
+            mean = (self.sizes.sum() if how == "global" else self.sizes[device]) / CLASSES
+            own.append(sum(abs(mean - int((self.y[device] == label).sum())) for label in range(CLASSES)))
+        worst = cluster[own.index(max(own))]
+        return max(max(own) - sum(int(self.sizes[device]) for device in cluster if device != worst), 1.0)
+
+
+@pytest.mark.parametrize("imbalance", ["global", "local"])
+@pytest.mark.parametrize("theta", [0.1, 0.7, math.pi / 2])
+def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: str) -> None:
+    """The gradient form of Eq. 5 by hand is what the means of models come to."""
+    sizes, lr, rounds = [40, 7, 12, 25, 9, 5, 6], 0.5, 6
+    data = one_class(tmp_path, sizes)
+    sections = world(data, 7, rfedavg(7, theta=theta, imbalance=imbalance), rounds, training={"lr": lr})
+    run, records = played(sections)
+    by_hand, flat = Round(data, sizes, theta), initial(sections).astype(np.float64)
+    for reweighting in told(records, "reweighting"):
+        flat, clusters, p = by_hand.step(flat, lr, imbalance)
+        assert reweighting["clusters"] == [len(cluster) for cluster in clusters]
+        assert reweighting["weights"] == pytest.approx(p, rel=1e-9)
+    assert len(told(records, "reweighting")) == rounds
+    assert final(run) == pytest.approx(flat, abs=2e-6)
+
+
+def test_clusters_of_equal_size_take_the_steps_of_fedavg(tmp_path: Path) -> None:
+    data = one_class(tmp_path, [30, 25, 20, 10, 15, 20])
+    reweighted, records = played(world(data, 6, rfedavg(6, **BY_CLASS), 6))
+    assert [event["clusters"] for event in told(records, "reweighting")] == [[2, 2, 2]] * 6
+    assert all(event["weights"] == pytest.approx([1 / 3] * 3) for event in told(records, "reweighting"))
+    fedavg, _ = played(world(data, 6, {"kind": "fedavg", "clients_per_round": 6}, 6, training={"batch_size": 1000}))
+    assert final(reweighted) == pytest.approx(final(fedavg), abs=1e-6)
+
+
+@pytest.mark.parametrize("clustering", ["ccs", "kmeans"])
+def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clustering: str) -> None:
+    """The same cohorts too: the paper's FedAvg can be run either way."""
+    data = one_class(tmp_path, [30, 5, 20, 10, 15, 2, 44, 9])
+    by_data, _ = played(world(data, 8, rfedavg(4, weights="uniform-by-data", clustering=clustering), 8))
+    fedavg, _ = played(world(data, 8, {"kind": "fedavg", "clients_per_round": 4}, 8, training={"batch_size": 1000}))
+    reweighted, _ = played(world(data, 8, rfedavg(4), 8))
+    assert final(by_data) == pytest.approx(final(fedavg), abs=1e-6)
+    assert np.abs(final(reweighted) - final(fedavg)).max() > 1e-3
+
+
+def test_the_same_data_everywhere_are_one_cluster(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(2).normal(size=(12, 4)), [0, 1] * 6
+    alike = world(file_data(tmp_path / "a", [(x, y)] * 5), 5, rfedavg(5, least_loss=1e6), 3)
+    _, records = played(alike)
+    assert [(event["clusters"], event["weights"]) for event in told(records, "reweighting")] == [([5], [1.0])] * 3
+
+
+def test_gradients_at_right_angles_are_all_apart(tmp_path: Path) -> None:
+    shards = [(10 * np.eye(6)[[device] * 4], [0, 1] * 2) for device in range(6)]
+    _, records = played(world(file_data(tmp_path, shards), 6, rfedavg(6), 1))
+    (event,) = told(records, "reweighting")
+    assert event["clusters"] == [1] * 6
+    assert event["weights"] == pytest.approx([1 / 6] * 6)
+
+
+def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
+    data = one_class(tmp_path, [60, 10, 5, 40, 10, 5])
+    by_data = {}
+    for kind in ("optimal", "rfedavg", "uniform-by-data"):
+        _, records = played(world(data, 6, rfedavg(6, weights=kind, **BY_CLASS), 4))
+        for event in told(records, "reweighting"):
+            assert event["clusters"] == [2, 2, 2]
+            before, after = event["balance"]["beta"]
+            assert before == pytest.approx(10.0)
+            by_data[kind] = after
+            if kind == "optimal":
+                assert event["weights"] == pytest.approx([1 / 3] * 3)
+                shares = np.array([100, 20, 10]) / 130
+                assert event["balance"]["distance"] == pytest.approx([((shares - 1 / 3) ** 2).sum(), 0.0], abs=1e-12)
+    assert by_data["optimal"] == pytest.approx(1.0)
+    assert by_data["uniform-by-data"] == pytest.approx(10.0)
+    assert by_data["optimal"] < by_data["rfedavg"] < by_data["uniform-by-data"]
+
+
+def test_a_class_that_is_missing_has_no_ratio(tmp_path: Path) -> None:
+    data = one_class(tmp_path, [20, 20, 20, 20])
+    _, records = played(world(data, 4, rfedavg(1), 2))
+    for event in told(records, "reweighting"):
+        assert event["balance"]["beta"] == [None, None]
+        assert event["balance"]["distance"] == pytest.approx([2 / 3, 2 / 3])
+
+
+def test_the_threshold_follows_the_reported_losses(tmp_path: Path) -> None:
+    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 2])
+    run = ran(world(data, 6, rfedavg(6, theta=0.3, least_loss=0.2), 12, training={"lr": 0.5}), tmp_path / "run")
+    losses = [row["train_loss"] for row in run.rounds]
+    found = [event["data"]["eps"] for event in of_kind(run, "reweighting")]
+    assert found == [threshold(loss, losses[0], 0.2, 0.3) for loss in losses]
+    assert found[0] == pytest.approx(math.cos(0.3))
+    assert found[0] > found[5] > found[-1]
+
+
+def test_several_gradient_steps(tmp_path: Path) -> None:
+    data = file_data(tmp_path, [(np.random.default_rng(4).normal(size=(20, 4)), [0, 1] * 10)])
+    one = played(world(data, 1, rfedavg(1), 6))[0]
+    three = played(world(data, 1, rfedavg(1, local_epochs=3), 2))[0]
+    assert final(three) == pytest.approx(final(one), abs=1e-6)
+
+
+# What is recorded.
+
+
+def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
+    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 2])
+    run = ran(world(data, 6, rfedavg(5, **BY_CLASS), 10), tmp_path / "run")
+    events = of_kind(run, "clustering")
+    assert [event["round"] for event in events] == [0, 1, 2, 4, 8]
+    for event in events:
+        found = event["data"]
+        similarity = np.array(found["similarity"])
+        assert found["measure"] == "ccs"
+        assert similarity.shape == (5, 5)
+        for one, left in enumerate(found["devices"]):
+            for other, right in enumerate(found["devices"]):
+                alike = left % CLASSES == right % CLASSES
+                assert (similarity[one, other] >= math.cos(0.3)) == alike == (found["groups"][one] == found["groups"][other])
+
+
+def test_groups_are_the_last_rounds_clusters(tmp_path: Path) -> None:
+    data = {"source": "digits", "partition": {"kind": "class-imbalance", "classes_per_device": 1, "largest": 20}}
+    run = ran(world(data, 20, rfedavg(8, **BY_CLASS), 5), tmp_path)
+    last = of_kind(run, "reweighting")[-1]["data"]["clusters"]
+    groups = [row["group"] for row in run.devices if row["group"] is not None]
+    assert sorted(groups.count(number) for number in set(groups)) == sorted(last)
+    assert all(row["purity"] > 0.8 for row in run.rounds)
+    assert all(event["group"] is None for event in of_kind(run, "task-start"))
+
+
+# Bytes.
+
+
+@pytest.mark.parametrize("learning", ["on", "off"])
+@pytest.mark.parametrize(
+    ("strategy", "scalars", "counts", "reports"),
+    [
+        ({}, 3, 0, True),
+        ({"clustering": "kmeans"}, 2, 0, True),
+        ({"clustering": "kmeans", "kmeans_clusters": "ccs"}, 3, 0, True),
+        ({"imbalance": "local"}, 3, 0, False),
+        ({"weights": "optimal"}, 2, CLASSES, False),
+        ({"weights": "uniform-by-data", "clustering": "kmeans"}, 1, 0, False),
+    ],
+)
+def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: int, reports: bool, learning: str) -> None:
+    devices, clients, rounds, model = 6, 4, 5, 4 * (CLASSES * FEATURES + CLASSES)
+    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 2])
+    run = ran(world(data, devices, rfedavg(clients, **strategy), rounds, learning=learning), tmp_path / "run")
+    moved = run.summary["bytes"]
+    asked = clients * rounds
+    met = sum(row["selected"] > 0 for row in run.devices)
+    expected = {"model": asked * model, "update": asked * model, "control": 4 * (asked * scalars + met * reports)}
+    expected |= {"class-counts": 4 * counts * asked} if counts else {}
+    expected |= {"size-report": 4 * devices} if reports else {}
+    assert moved["by_purpose"] == expected
+    assert moved["paper"] == 2 * asked * model
+    assert moved["down"] == asked * model + 4 * met * reports
+    assert run.summary["rounds"] == rounds
+
+
+# Who is late, lost, new or broken.
+
+
+def test_who_is_late_is_not_clustered(tmp_path: Path) -> None:
+    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 200])
+    sections = world(data, 6, rfedavg(6, deadline="10 s"), 3, population={"speed": "10 samples/s"})
+    run = ran(sections, tmp_path / "run")
+    for event in of_kind(run, "reweighting"):
+        assert sum(event["data"]["clusters"]) == 5
+        assert sum(event["data"]["weights"]) == pytest.approx(1)
+    assert [row["slow"] for row in run.rounds] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("learning", ["on", "off"])
+def test_devices_that_come_and_go(small: dict[str, Any], tmp_path: Path, learning: str) -> None:
+    small["strategy"] = rfedavg(6, deadline="30 s")
+    run = ran(small | {"learning": learning}, tmp_path / "run")
+    assert run.summary["rounds"] == 8
+    assert sum(row["disconnected"] + row["slow"] for row in run.rounds) > 0
+    reported = {event["device"]: event["time"] for event in of_kind(run, "task-end") if event["round"] is None}
+    first = of_kind(run, "round-start")[0]["time"]
+    assert min(reported.values()) <= first < max(reported.values())
+    assert all(event["time"] >= reported[event["device"]] for event in of_kind(run, "task-start") if event["round"] is not None)
+
+
+def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path: Path) -> None:
+    data = one_class(tmp_path / "data", [30, 5, 20, 10])
+    population = {"speed": "10 samples/s", "arrivals": {"kind": "schedule", "times": ["7 s"], "devices": [2]}}
+    run = ran(world(data, 4, rfedavg(3), 6, population=population), tmp_path / "run")
+    told: dict[int, list[int]] = {}
+    for row in run.transfers:
+        if row["direction"] == "down":
+            told.setdefault(row["round"], []).append(len(row["payloads"]) - 1)
+    (arrival,) = of_kind(run, "arrival")
+    later = [event["round"] for event in of_kind(run, "round-start") if event["time"] > arrival["time"]]
+    assert later[0] == 3  # rounds of 3 s: the slowest of those who are there at first has 30 samples
+    assert [sum(told[number]) for number in range(6)] == [3, 0, 0, 3, 1, 0]
+    for number in range(6):
+        asked = {row["device"] for row in run.transfers if row["round"] == number}
+        assert (2 in asked) <= (number in later)
+
+
+def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    shards = [(draw.uniform(1, 2, size=(8, 4)) * (1e38 if device == 2 else 1.0), [device % 2] * 8) for device in range(5)]
+    run = ran(world(file_data(tmp_path / "data", shards), 5, rfedavg(5), 2, training={"lr": 20.0}), tmp_path / "run")
+    for aggregation, reweighting in zip(of_kind(run, "aggregate"), of_kind(run, "reweighting"), strict=True):
+        given = aggregation["data"]["weights"]
+        assert sorted(given)[0] == 0.0 < sorted(given)[1]
+        assert sum(given) == pytest.approx(1.0)
+        assert sum(reweighting["data"]["clusters"]) == 4
+    assert {event["device"] for event in of_kind(run, "non-finite")} == {2}
+
+
+def test_when_no_update_is_finite_the_model_stays(tmp_path: Path) -> None:
+    shards = [(np.full((4, 3), 1e38) * [1, -1, 1], [1, 0, 1, 1]), (np.full((4, 3), -1e38), [0, 0, 1, 0])]
+    sections = world(file_data(tmp_path, shards), 2, rfedavg(2), 2, training={"lr": 100.0})
+    run, records = played(sections)
+    assert (final(run) == initial(sections)).all()
+    assert [event["weights"] for event in told(records, "aggregate")] == [[0.0] * 2] * 2
+    assert not told(records, "reweighting")
+
+
+# K-means.
+
+
+@pytest.mark.parametrize("dimensions", [3, 50])
+def test_k_means_finds_blobs_in_any_number_of_dimensions(dimensions: int) -> None:
+    draw = np.random.default_rng(dimensions)
+    owner = np.arange(12) % 4
+    centers = 10 * draw.normal(size=(4, dimensions))
+    rows = (centers[owner] + 0.1 * draw.normal(size=(12, dimensions))).astype(np.float32)
+    params = RFedAvgParams(clustering="kmeans")
+    found = cluster_gradients(params, rows, np.eye(12), None, 4, np.random.default_rng(1))
+    assert found == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+
+
+def test_k_means_makes_as_many_clusters_as_ccs_where_it_is_told_to() -> None:
+    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
+    params = RFedAvgParams(clustering="kmeans", kmeans_clusters="ccs")
+    similarity = (rows @ rows.T).astype(np.float64)
+    assert len(cluster_gradients(params, rows, similarity, 0.5, 10, np.random.default_rng(1))) == 4
+
+
+def test_k_means_makes_no_more_clusters_than_there_are_gradients() -> None:
+    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
+    params = RFedAvgParams(clustering="kmeans")
+    found = cluster_gradients(params, rows, np.eye(12), None, 10, np.random.default_rng(1))
+    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
