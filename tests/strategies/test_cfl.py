@@ -1,0 +1,491 @@
+"""CFL against known answers: its criteria, its cuts, its tree, its bytes, and clients that are late, absent or new."""
+
+import tempfile
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths, nearest
+from fedsim.strategies.clustering.linkage import bipartition
+from fedsim.strategies.clustering.similarity import cosine_matrix
+from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
+from tests.test_runs import availabilities, networks, refused_for_its_deadline
+
+ALWAYS = {"eps1": 1e9, "eps2": 0.0}
+"""Thresholds by which every cluster is split in every round."""
+
+
+class Centre(nn.Module):
+    """r(w) = |w - c|^2 / 2, where c is the sample; begins at (3, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([3.0, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w - x
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.square().sum(dim=1) / 2
+
+
+class Valley(Centre):
+    """r(w) = (w'x)^2 / 2, least at w = 0 whatever the sample; curved along x alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.w)[:, None]
+
+
+def quadratics(
+    centres: Any, folder: Path, rounds: int, sizes: list[int] | None = None, module: str = "Centre", **strategy: Any
+) -> Sections:
+    """Device i has ``centres[i]`` as its only sample, ``sizes[i]`` times; a local epoch is a gradient step of length ``lr``."""
+    sizes = sizes or [1] * len(centres)
+    shards = [(np.tile(np.float32(centre), (size, 1)), [0, 1][:1] * size) for centre, size in zip(centres, sizes, strict=True)]
+    shards[0][1][:] = [1] * len(shards[0][1])  # two classes, which nobody looks at
+    lr = strategy.pop("lr", 0.5)
+    population = strategy.pop("population", {}) | {"speed": "1 samples/s"}
+    return world(
+        file_data(folder, shards),
+        len(centres),
+        {"kind": "cfl", "local_epochs": 1} | strategy,
+        rounds,
+        training={"lr": lr, "batch_size": 1000},
+        model={"kind": "module", "factory": f"{__name__}:{module}"},
+        population=population,
+    )
+
+
+def splits(run: RunFolder) -> list[dict[str, Any]]:
+    return [{"round": event["round"], "group": event["group"]} | event["data"] for event in of_kind(run, "cluster-split")]
+
+
+def leaves(run: Run) -> dict[int, list[int]]:
+    """The leaves of the tree, and their clients."""
+    strategy: Any = run.strategy
+    return {node: strategy.members(node) for node, below in enumerate(strategy.state["children"]) if below is None}
+
+
+# The decision, as numbers.
+
+A = np.array([2.0, -1.0])
+
+
+def steps_of(hessians: Any, centres: Any, w: Any) -> list[Any]:
+    """Negative gradients of r_i(w) = (w - c_i)' H_i (w - c_i) / 2."""
+    return [-(hessian @ (w - centre)) for hessian, centre in zip(hessians, centres, strict=True)]
+
+
+def test_two_opposite_pairs_are_stationary_together_and_not_alone() -> None:
+    """|w -+ a|^2 / 2: at their common minimum 0 the mean update is 0, each is |a| long, and cosines are +-1 (Eq. 4)."""
+    updates = np.array(steps_of([np.eye(2)] * 4, [A, A, -A, -A], np.zeros(2)))
+    found = lengths(updates, [0.25] * 4)
+    assert found.mean == 0
+    assert found.longest == pytest.approx(np.linalg.norm(A))
+    assert is_incongruent(found, Thresholds(1e-9, 1.0))
+    assert not is_incongruent(found, Thresholds(1e-9, 2.3))
+    cosines = cosine_matrix(updates)
+    assert cosines == pytest.approx(np.kron([[1, -1], [-1, 1]], np.ones((2, 2))))
+    assert bipartition(cosines) == ([0, 1], [2, 3], pytest.approx(-1))
+
+
+def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
+    """Converged: less than eps1. Congruent, so not to be split: less than eps2."""
+    found = lengths(np.array([[3.0, 4.0], [-3.0, 4.0]]), [0.5, 0.5])
+    assert found == (4.0, 5.0)
+    assert not is_incongruent(found, Thresholds(4.0, 5.0))
+    assert is_incongruent(found, Thresholds(4.000001, 5.0))
+    assert not is_incongruent(found, Thresholds(4.000001, 5.000001))
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 9), (7, 2)])
+def test_where_the_objective_is_stationary_the_groups_gradients_balance(first: int, second: int) -> None:
+    """grad R1 = -(a2 / a1) grad R2 (Eq. 3)."""
+    a1, a2 = first / (first + second), second / (first + second)
+    one, two = steps_of([np.eye(2)] * 2, [A, -A], a1 * A - a2 * A)
+    assert one == pytest.approx(-(a2 / a1) * two)
+    assert lengths([one, two], [first, second]).mean == pytest.approx(0, abs=1e-15)
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0.1, 3.0)] * 2, st.floats(0.0, 3.0)), min_size=2, max_size=6),
+    st.floats(1e-6, 1.0),
+)
+def test_clients_with_a_common_minimum_are_never_split_however_they_curve(
+    shapes: list[tuple[float, float, float]], eps2: float
+) -> None:
+    """When the mean has become small enough for all that curve least, every update has become shorter than any eps2."""
+    hessians = [turned(a, b, angle) for a, b, angle in shapes]
+    mean_hessian = np.mean(hessians, axis=0)
+    weight = [1 / len(shapes)] * len(shapes)
+    least, most = np.linalg.eigvalsh(mean_hessian)[0], max(np.linalg.norm(hessian, 2) for hessian in hessians)
+    thresholds = Thresholds(eps2 * least / most / 1.001, eps2)
+    w, stopped = np.array([2.0, -3.0]), False
+    for _ in range(2000):
+        updates = steps_of(hessians, np.zeros((len(shapes), 2)), w)
+        found = lengths(updates, weight)
+        assert not is_incongruent(found, thresholds)
+        if found.mean < thresholds.eps1:
+            stopped = True
+            break
+        w = w + np.mean(updates, axis=0) / 3.0
+    assert stopped
+
+
+def turned(a: float, b: float, angle: float) -> Any:
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    return turn @ np.diag([a, b]) @ turn.T
+
+
+def test_the_nearest_direction_is_that_of_the_largest_cosine() -> None:
+    directions = [np.float32([10, 0]), np.float32([1, 1]), np.float32([0, 0])]
+    assert nearest(np.float32([3, 0.1]), directions) == 0
+    assert nearest(np.float32([3, 3]), directions) == 1
+    assert nearest(np.float32([-1, -1]), directions) == 2  # a cosine of 0 is more than one of -1
+    assert nearest(np.float32([np.nan, 1]), directions) == 0
+    assert nearest(np.float32([1, 0]), [np.float32([5, 0]), np.float32([7, 0])]) == 0
+
+
+# The same through whole runs.
+
+
+def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Path) -> None:
+    centres = [A, A, -A, -A]
+    run = ran(quadratics(centres, tmp_path / "data", 30, eps1=0.01, eps2=0.5), tmp_path / "run")
+    (split,) = splits(run)
+    assert (split["group"], split["children"], split["members"]) == (0, [1, 2], [[0, 1], [2, 3]])
+    assert split["mean_norm"] < 0.01
+    assert split["max_norm"] == pytest.approx(0.5 * np.linalg.norm(A), abs=0.01)  # a step is lr times the gradient
+    assert split["similarity"] == pytest.approx(-1, abs=1e-3)
+    assert groups_of(run) == [1, 1, 2, 2]
+    found = run.models()["group"]
+    assert found["1/w"] == pytest.approx(A, abs=1e-5)
+    assert found["2/w"] == pytest.approx(-A, abs=1e-5)
+    assert found["0/w"] == pytest.approx(0, abs=0.03)  # the parent's model at the split is kept
+    (told,) = of_kind(run, "clustering")
+    assert told["data"]["devices"] == [0, 1, 2, 3]
+    assert told["data"]["groups"] == [1, 1, 2, 2]
+    similarity = np.array(told["data"]["similarity"])
+    assert similarity == pytest.approx(np.kron([[1, -1], [-1, 1]], np.ones((2, 2))), abs=1e-3)
+    assert max(len(repr(entry)) for entry in similarity.ravel().tolist()) <= len("-0.123456")
+
+
+def test_samples_weigh_unless_the_plain_mean_is_asked_for(tmp_path: Path) -> None:
+    """With 9 samples against 1 the common minimum is at 0.8 a, and the small client pulls 9 times as hard (Eq. 3)."""
+    for aggregation, ratio, where in (("weighted", 9.0, 0.8), ("mean", 1.0, 0.0)):
+        strategy = {"eps1": 1e-4, "eps2": 0.1, "aggregation": aggregation}
+        run = ran(quadratics([A, -A], tmp_path / aggregation, 40, sizes=[9, 1], **strategy), tmp_path / f"{aggregation}-run")
+        (split,) = splits(run)
+        parent = run.models()["group"]["0/w"]
+        assert parent == pytest.approx(where * A, abs=1e-3)
+        pulls = [np.linalg.norm(centre - parent) for centre in (A, -A)]
+        assert pulls[1] / pulls[0] == pytest.approx(ratio, rel=1e-2)
+        assert split["max_norm"] == pytest.approx(0.5 * max(pulls), rel=1e-3)
+
+
+def test_clients_that_curve_in_different_directions_with_one_minimum_are_left_together(tmp_path: Path) -> None:
+    valleys = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (1.2, 0.3)]
+    for eps2 in (0.3, 0.01, 0.0001):
+        sections = quadratics(valleys, tmp_path / f"{eps2}", 60, module="Valley", eps1=eps2 / 6, eps2=eps2)
+        run = ran(sections, tmp_path / f"{eps2}-run")
+        criteria = [event["data"] for event in of_kind(run, "cluster-criteria")]
+        assert criteria[-1]["mean_norm"] < eps2 / 6  # it has converged
+        assert not splits(run)
+
+
+def test_the_scale_is_that_of_the_first_updates(tmp_path: Path) -> None:
+    sections = quadratics([A, A, -A, -A], tmp_path / "data", 8, lr=1.0)
+    start = np.array([3.0, 1.0])
+    scale = np.mean([np.linalg.norm(centre - start) for centre in (A, A, -A, -A)])
+    for options, eps1, eps2 in (
+        ({}, 0.4 * scale, 0.64 * scale),
+        ({"eps1_relative": 0.2, "eps2_ratio": 3.0}, 0.2 * scale, 0.6 * scale),
+        ({"eps1": 0.5}, 0.5, 0.8),
+        ({"eps2": 7.0}, 0.4 * scale, 7.0),
+    ):
+        sections["strategy"] = {"kind": "cfl", "local_epochs": 1} | options
+        _, records = played(sections)
+        told = [record.fields for record in records if record.kind == "cluster-criteria"]
+        assert told
+        for fields in told:
+            assert (fields["eps1"], fields["eps2"]) == (pytest.approx(eps1), pytest.approx(eps2))
+
+
+def test_in_the_round_of_a_split_the_children_move_as_one_or_apart(tmp_path: Path) -> None:
+    """Gradient steps of full length: apart, each is at its minimum at once; as one, they wait at the mean for a round."""
+    for split_step, after in (("children", [A, -A]), ("parent", [A * 0, A * 0])):
+        sections = quadratics([A, A, -A, -A], tmp_path / split_step, 1, lr=1.0, split_step=split_step, **ALWAYS)
+        run, _ = played(sections)
+        parent, *children = weights(run)
+        assert np.array(children) == pytest.approx(np.array(after), abs=1e-6)
+        assert parent == pytest.approx(np.array([3.0, 1.0] if split_step == "children" else [0.0, 0.0]), abs=1e-6)
+
+
+ANGLES = np.radians([0, 20, 42, 66, 92])
+
+
+@pytest.mark.parametrize(("split", "members"), [("single", [[0, 1, 2, 3], [4]]), ("complete", [[0, 1], [2, 3, 4]])])
+def test_single_linkage_cuts_the_widest_gap_and_complete_linkage_elsewhere(
+    split: str, members: list[list[int]], tmp_path: Path
+) -> None:
+    centres = [(3.0 + np.cos(angle), 1.0 + np.sin(angle)) for angle in ANGLES]
+    run = ran(quadratics(centres, tmp_path / "data", 1, split=split, **ALWAYS), tmp_path / "run")
+    (found,) = splits(run)
+    assert found["members"] == members
+    gap = 26 if split == "single" else 22
+    assert found["similarity"] == pytest.approx(np.cos(np.radians(gap)), abs=1e-5)
+
+
+def test_splits_end_with_single_clients_and_refine_what_they_split(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    run = ran(quadratics(draw.normal(size=(9, 2)), tmp_path / "data", 12, **ALWAYS), tmp_path / "run")
+    found = splits(run)
+    assert len(found) == 8  # n - 1 cuts leave n clusters of one
+    members = {0: list(range(9))}
+    for split in found:
+        assert split["children"] == [len(members), len(members) + 1]
+        own = members[split["group"]]
+        for child, clients in zip(split["children"], split["members"], strict=True):
+            assert clients
+            members[child] = clients
+        assert sorted(chain(*split["members"])) == own
+    assert sorted(set(map(int, groups_of(run)))) == [node for node, clients in members.items() if len(clients) == 1]
+
+
+def test_small_clusters_and_early_rounds_can_be_spared(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    sections = quadratics(draw.normal(size=(9, 2)), tmp_path / "data", 12, min_cluster_size=3, first_split_round=4, **ALWAYS)
+    found = splits(ran(sections, tmp_path / "run"))
+    assert found[0]["round"] == 4
+    parents = {0: 9}
+    for split in found:
+        assert parents[split["group"]] >= 3
+        parents |= dict(zip(split["children"], map(len, split["members"]), strict=True))
+    inner = {split["group"] for split in found}
+    assert all(size < 3 for node, size in parents.items() if node not in inner)
+
+
+CORNERS = [(4.0, 4.0), (-4.0, 3.0), (-3.0, -4.0), (5.0, -4.0)]
+
+
+def corners(folder: Path, devices: int, rounds: int, **options: Any) -> Sections:
+    """Device d has corner d mod 4 as its minimum."""
+    return quadratics([CORNERS[device % 4] for device in range(devices)], folder, rounds, **options)
+
+
+def test_a_schedule_splits_one_cluster_a_time_and_that_which_pulls_hardest(tmp_path: Path) -> None:
+    sections = corners(tmp_path / "data", 12, 12, split_rounds=[5, 7, 9])
+    run = ran(sections, tmp_path / "run")
+    found = splits(run)
+    assert [split["round"] for split in found] == [5, 7, 9]
+    criteria = {(event["round"], event["group"]): event["data"] for event in of_kind(run, "cluster-criteria")}
+    assert sorted({number for number, _ in criteria}) == [5, 7, 9]  # nothing is looked at in other rounds
+    for split in found:
+        longest = max(data["max_norm"] for (number, _), data in criteria.items() if number == split["round"])
+        assert split["max_norm"] == longest
+    groups = groups_of(run)
+    assert [groups[device] == groups[device % 4] for device in range(12)] == [True] * 12
+    assert len(set(groups)) == 4
+
+
+def test_a_split_that_was_impossible_is_made_up_for(tmp_path: Path) -> None:
+    sections = corners(tmp_path / "data", 8, 9, split_rounds=[1, 2, 7], first_split_round=4)
+    assert [split["round"] for split in splits(ran(sections, tmp_path / "run"))] == [4, 5, 7]
+
+
+# Label permutations: the paper's experiment, small.
+
+
+def permuted(seed: int, strategy: Sections) -> Sections:
+    """Digits, 20 clients, four permutations that agree pairwise on at most two of ten labels."""
+    data = {"source": "digits", "partition": {"kind": "permutations", "groups": 4, "agree": 2}}
+    training = {"lr": 0.3, "batch_size": 10}
+    return world(data, 20, {"local_epochs": 3} | strategy, 20, training=training, seed=seed, evaluation={"every": 20})
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twice_as_good(seed: int, tmp_path: Path) -> None:
+    run = ran(permuted(seed, {"kind": "cfl"}), tmp_path / "cfl")
+    assert len(splits(run)) == 3
+    assert run.rounds[-1]["purity"] == run.rounds[-1]["ari"] == 1.0
+    fedavg = ran(permuted(seed, {"kind": "fedavg", "clients_per_round": 20}), tmp_path / "fedavg")
+    assert run.rounds[-1]["accuracy"] > 0.9
+    assert run.rounds[-1]["accuracy"] >= 2 * fedavg.rounds[-1]["accuracy"]
+    for split in splits(run):
+        told = next(
+            event["data"]
+            for event in of_kind(run, "clustering")
+            if set(event["data"]["devices"]) == set(chain(*split["members"]))
+        )
+        cosines, own = np.array(told["similarity"]), np.array(told["groups"])
+        assert cosines[own[:, None] != own[None]].max() == pytest.approx(split["similarity"], abs=1e-6)
+
+
+@pytest.mark.parametrize("learning", ["on", "off"])
+def test_the_traffic_is_that_of_fedavg_with_all_clients(learning: str, tmp_path: Path) -> None:
+    moved, times = [], []
+    for strategy in ({"kind": "cfl", "split_rounds": [2, 4, 6]}, {"kind": "fedavg", "clients_per_round": 20}):
+        folder = tmp_path / strategy["kind"]
+        run = ran(permuted(1, strategy) | {"learning": learning, "stop": {"rounds": 8}}, folder)
+        assert len(splits(run)) == (3 if strategy["kind"] == "cfl" else 0)
+        moved.append(run.summary["bytes"])
+        times.append([row["time"] for row in run.rounds])
+    assert moved[0] == moved[1]
+    assert moved[0]["down"] == moved[0]["up"] == 8 * 20 * 650 * 4
+    assert times[0] == times[1]
+
+
+def test_what_is_never_split_is_fedavg(tmp_path: Path) -> None:
+    sections = permuted(1, {"kind": "cfl", "eps1": 0.0}) | {"stop": {"rounds": 6}}
+    cfl, _ = played(sections)
+    fedavg, _ = played(sections | {"strategy": {"kind": "fedavg", "clients_per_round": 20, "local_epochs": 3}})
+    state: Any = fedavg.strategy.state
+    (expected,) = weights(fedavg, [state["model"]])
+    assert weights(cfl)[0] == pytest.approx(expected, abs=1e-5)
+
+
+# Clients that are late, absent, broken or new.
+
+
+def test_an_absent_client_is_on_the_side_of_the_last_update_that_it_sent_to_the_cluster(tmp_path: Path) -> None:
+    """Devices 5 and 6 leave before the first split: it puts them with their like. The next splits know nothing of them."""
+    population = {"departures": {"kind": "schedule", "times": ["5500 ms", "6500 ms"], "devices": [5, 6]}}
+    run = ran(corners(tmp_path / "data", 12, 14, split_rounds=[8, 9, 10], population=population), tmp_path / "run")
+    first, *others = splits(run)
+    for clients in first["members"]:
+        assert {device % 4 for device in clients} == {device % 4 for device in clients if device not in (5, 6)}
+        assert {device for device in range(12) if device % 4 in {client % 4 for client in clients}} == set(clients)
+    told = of_kind(run, "clustering")[0]["data"]
+    assert told["devices"] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]  # the cut is about those that were there
+    for split in others:
+        assert not {5, 6} & set(chain(*split["members"]))
+    groups = groups_of(run)
+    assert [groups[device] == groups[device % 4] for device in range(12) if device not in (5, 6)] == [True] * 10
+
+
+def test_who_has_never_sent_anything_is_on_no_side(tmp_path: Path) -> None:
+    """Device 3 has so much data that it is always late: it counts with its cluster until that is split."""
+    sections = quadratics([A, -A, A, -A], tmp_path / "data", 8, sizes=[1, 1, 1, 50], deadline="10 s", split_rounds=[2])
+    run = ran(sections, tmp_path / "run")
+    (split,) = splits(run)
+    assert split["members"] == [[0, 2], [1]]
+    assert groups_of(run) == [1, 2, 1, None]
+    (left,) = [event for event in moves(run, "split") if event["device"] == 3]
+    assert (left["group"], left["data"]["before"]) == (None, 0)
+    tries = [event for event in of_kind(run, "task-start") if event["device"] == 3 and event["round"] > 2]
+    assert tries
+    assert {row["slow"] for row in run.rounds} == {1}
+    downs = [row for row in run.transfers if row["device"] == 3 and row["round"] > 2]
+    assert {row["purpose"] for row in downs} == {"cold-start"}
+
+
+def test_an_update_that_is_not_finite_is_left_out_of_the_cut(tmp_path: Path) -> None:
+    centres = [A, -A, A, -A, (3e38, -3e38)]
+    run = ran(quadratics(centres, tmp_path / "data", 6, lr=1.9, split_rounds=[2]), tmp_path / "run")
+    (split,) = splits(run)
+    assert split["members"] == [[0, 2, 4], [1, 3]]
+    (told,) = of_kind(run, "clustering")
+    assert told["data"]["devices"] == [0, 1, 2, 3]
+    assert {event["device"] for event in of_kind(run, "non-finite")} == {4}
+    models = run.models()["group"]
+    assert all(np.isfinite(values).all() for values in models.values())
+
+
+def test_newcomers_go_down_the_tree_to_their_like(tmp_path: Path) -> None:
+    """Four arrive after the splits; each makes as many models' journeys as its leaf is deep, then trains in rounds."""
+    population = {"arrivals": {"kind": "schedule", "times": ["20 s", "21 s", "23 s", "25 s"], "devices": [8, 9, 10, 11]}}
+    sections = corners(tmp_path / "data", 12, 40, split_rounds=[6, 7, 8], population=population)
+    run = ran(sections, tmp_path / "run")
+    groups = groups_of(run)
+    assert [groups[device] for device in range(8, 12)] == groups[:4]
+    parent = {child: split["group"] for split in splits(run) for child in split["children"]}
+    joined = {event["device"]: event["group"] for event in moves(run, "cold-start")}
+    assert sorted(joined) == [8, 9, 10, 11]
+    for device, leaf in joined.items():
+        depth, node = 0, leaf
+        while node:
+            depth, node = depth + 1, parent[node]
+        walked = [row for row in run.transfers if row["device"] == device and row["purpose"] == "cold-start"]
+        assert [row["direction"] for row in walked] == ["down", "up"] * depth
+        assert {row["bytes"] for row in walked} == {8.0}
+        assert any(row["device"] == device and row["purpose"] == "update" for row in run.transfers)
+
+
+def test_a_newcomer_joins_the_root_while_it_is_whole(tmp_path: Path) -> None:
+    population = {"arrivals": {"kind": "schedule", "times": ["2 s"], "devices": [7]}}
+    run = ran(corners(tmp_path / "data", 8, 12, split_rounds=[6, 7, 8], population=population), tmp_path / "run")
+    assert not [row for row in run.transfers if row["purpose"] == "cold-start"]
+    (start,) = [event for event in moves(run, "start") if event["device"] == 7]
+    assert start["group"] == 0
+    assert groups_of(run)[7] == groups_of(run)[3]
+
+
+def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_selected(tmp_path: Path) -> None:
+    sections = corners(tmp_path / "data", 16, 40, split_rounds=[4, 7, 10], clients_per_round=8)
+    run = ran(sections, tmp_path / "run")
+    assert {row["selected"] for row in run.rounds} == {8}
+    continued = [event for event in of_kind(run, "task-start") if "continues" in event["data"]]
+    assert continued
+    groups = groups_of(run)
+    assert [groups[device] == groups[device % 4] for device in range(16)] == [True] * 16
+    assert len(splits(run)) == 3
+
+
+# The scenario.
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"split_rounds": [5, 5]}, "split_rounds"),
+        ({"split_rounds": [9, 5]}, "ascending"),
+        ({"split_rounds": [-1]}, "from 0 on"),
+        ({"groups": 3}, "groups"),
+        ({"aggregation": "first"}, "aggregation"),
+        ({"over_selection": 1.5}, "over_selection"),
+        ({"sweep": True}, "sweep"),
+        ({"clients_per_round": 21}, "clients_per_round"),
+        ({"min_cluster_size": 1}, "min_cluster_size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(small: dict[str, Any], strategy: Sections, message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(**small | {"strategy": {"kind": "cfl"} | strategy})
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    network=networks,
+    availability=availabilities,
+    deadline=st.sampled_from([None, "60 s", "10 min"]),
+    cohort=st.sampled_from([None, 5]),
+    split_step=st.sampled_from(["children", "parent"]),
+)
+def test_in_any_world_its_books_are_sound(
+    seed: int, network: Any, availability: Any, deadline: Any, cohort: Any, split_step: str
+) -> None:
+    strategy = {"kind": "cfl", "retry": "10 s", "split_rounds": [0, 1, 3], "split_step": split_step}
+    strategy |= {"deadline": deadline} if deadline else {}
+    strategy |= {"clients_per_round": cohort} if cohort else {}
+    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "availability": availability}
+    population |= {"arrivals": {"kind": "poisson", "rate": "1 /min", "newcomers": 5}}
+    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
+    scenario |= {"stop": {"rounds": 8, "simulated_time": "1 day"}}
+    if refused_for_its_deadline(scenario):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        found = audit(Path(folder) / "run")
+        assert not any(found.values()), found
