@@ -1,4 +1,4 @@
-"""Whatever a scenario says: it is refused with a message that names the key, or it runs and passes the audit. Never a traceback.
+"""Whatever a scenario says: it is refused with a message that names the key, or runs and passes the audit. No traceback ever.
 
 200 scenarios here; ``FEDSIM_SCENARIOS=5000 pytest tests/test_any_scenario.py`` tries more.
 """
@@ -21,17 +21,40 @@ from tests.test_runs import STRATEGIES
 
 MANY = int(os.environ.get("FEDSIM_SCENARIOS", "200"))
 
-NUMBERS = [0, 1, 2, 3, 7, 30, -1, 0.0, 0.5, 1.5, -0.1, 1e30, float("inf"), float("nan"), "many", True, [], {}, "3 s", "1e400 s"]
+NUMBERS = [0, 1, 2, 3, 7, 30, -1, 0.0, 0.5, 1.5, -0.1, 1e30, float("inf"), float("nan"), "many", True, [], {}, "3 s"]
 TIMES = ["0 s", "1 s", "20 s", "3 min", "1 h", "-1 s", "3", 5, 0, -2, "5 apples", "nan s", "inf s", "", [], "1 s "]
 RATES = ["1 Mbit/s", "8 kbit/s", "0 bit/s", "-1 bit/s", "1 GB/s", "fast", 1000, "inf bit/s", {"kind": "constant"}, "5 s"]
-KINDS = ["fedavg", "fedbuff", "star", "renewal", "swap-all", "swap-part", "digits", "iid", "nonsense", "", "a:b", 7, "\x00", "é"]
+KINDS = [
+    "fedavg",
+    "fedbuff",
+    "star",
+    "renewal",
+    "swap-all",
+    "swap-part",
+    "digits",
+    "iid",
+    "nonsense",
+    "",
+    "a:b",
+    7,
+    "\x00",
+    "é",
+]
 KEYS = {
     "seed": NUMBERS,
     "name": ["x", "", "a" * 300, "<b>\n'\"", 5, "\x1b[31m"],
     "learning": ["on", "off", "maybe", 1],
     "data.source": ["digits", "mnist", "nonsense", {"kind": "synthetic"}, 5, {"kind": "npz", "file": "../../etc/passwd"}],
-    "data.partition": ["iid", "rotations", "nonsense", {"kind": "label-groups", "groups": 3}, {"kind": "dirichlet", "alpha": 0.0}]
-    + [{"kind": "power-law"}, {"kind": "permutations"}, {"kind": "class-imbalance"}, {"kind": "file", "file": "none.json"}, {}],
+    "data.partition": [
+        *("iid", "rotations", "nonsense", {"kind": "label-groups", "groups": 3}, {"kind": "dirichlet", "alpha": 0.0}),
+        *(
+            {"kind": "power-law"},
+            {"kind": "permutations"},
+            {"kind": "class-imbalance"},
+            {"kind": "file", "file": "no.json"},
+            {},
+        ),
+    ],
     "data.normalise": ["pixel", "standardise", "none", "x"],
     "data.root": ["/nowhere", "", 5],
     "model.kind": ["logistic", "mlp", "cnn", "size", "module", *KINDS],
@@ -80,13 +103,18 @@ KEYS = {
     "nonsense.key": [1],
 }
 
-changes = st.lists(
-    st.sampled_from(sorted(KEYS)).flatmap(lambda key: st.tuples(st.just(key), st.sampled_from(KEYS[key]))), min_size=1, max_size=4
-)
+change = st.sampled_from(sorted(KEYS)).flatmap(lambda key: st.tuples(st.just(key), st.sampled_from(KEYS[key])))
+changes = st.lists(change, min_size=1, max_size=4)
+SECTIONS = ("strategy.", "population.", "data.", "drift.", "network.", "stop.", "training.")
 
 
 @settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 99), changes=changes, learning=st.sampled_from(["off", "off", "on"]))
+@given(
+    strategy=st.sampled_from(STRATEGIES),
+    seed=st.integers(0, 99),
+    changes=changes,
+    learning=st.sampled_from(["off", "off", "on"]),
+)
 @example(strategy=STRATEGIES[0], seed=1, changes=[("strategy.kind", "a:b")], learning="off")
 @example(strategy=STRATEGIES[0], seed=1, changes=[("name", "\x1b[31m")], learning="off")
 def test_it_runs_or_is_refused(strategy: dict[str, Any], seed: int, changes: list[tuple[str, Any]], learning: str) -> None:
@@ -105,9 +133,8 @@ def test_it_runs_or_is_refused(strategy: dict[str, Any], seed: int, changes: lis
         elif told.exit_code == 2:
             assert not out.exists(), "something was written before it was refused"
             assert told.output.startswith("fedsim: ")
-            assert any(path.rpartition(".")[2] in told.output or path.split(".")[0] in told.output for path, _ in changes) or any(
-                key in told.output for key in ("strategy.", "population.", "data.", "drift.", "network.", "stop.", "training.")
-            ), told.output
+            names = {part for path, _ in changes for part in (path.rpartition(".")[2], path.split(".")[0])}
+            assert any(name in told.output for name in (*names, *SECTIONS)), told.output
         else:
             assert told.exit_code == 1, told.output
             assert "finite" in told.output, f"{told.exit_code}: {told.output} {told.exception!r}"  # the training diverged

@@ -208,7 +208,8 @@ def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float) ->
     most_bytes = int(share * max(file.stat().st_size for file in (tmp_path / "whole").rglob("*") if file.is_file()))
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
     command = ["from fedsim.cli import main; main()", "run", str(path), "--out", str(out), "--quiet"]
-    failed = subprocess.run([sys.executable, "-c", limit + command[0], *command[1:]], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-c", limit + command[0], *command[1:]]
+    failed = subprocess.run(words, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert "File too large" in failed.stderr
     assert "Traceback" not in failed.stderr

@@ -39,7 +39,8 @@ def main() -> int:
             results.append(kill_one(random.Random(f"{options.seed}/{number}"), Path(folder)))
         print(json.dumps(results[-1]), flush=True)
     same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)
-    print(json.dumps({"runs": len(results), "same": same, "kills": kills, "hit": sum(result["kills"] > 0 for result in results)}))
+    hit = sum(result["kills"] > 0 for result in results)
+    print(json.dumps({"runs": len(results), "same": same, "kills": kills, "hit": hit}))
     return 0 if same == len(results) else 1
 
 

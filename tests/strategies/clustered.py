@@ -1,0 +1,111 @@
+"""What the tests of strategies with groups share: small worlds, and runs that are looked into."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Record, Simulation
+
+Sections = dict[str, Any]
+Weights = NDArray[np.float32]
+
+ROTATED: Sections = {"source": "digits", "partition": "rotations"}
+"""Four true groups that hold the same labels: device d is of group d mod 4."""
+
+PAIRED: Sections = {"source": "digits", "partition": {"kind": "label-groups", "groups": 5}}
+"""Five true groups with two digits each: device d is of group d mod 5."""
+
+
+def world(data: Sections, devices: int, strategy: Sections, rounds: int, **others: Any) -> Sections:
+    """A scenario in which everybody is always there, and equally fast unless ``population`` says otherwise."""
+    population = {"devices": devices, "speed": "1000 samples/s"} | others.pop("population", {})
+    training = {"lr": 0.1, "batch_size": 10} | others.pop("training", {})
+    sections = {"seed": 3, "data": data, "training": training, "population": population, "strategy": strategy}
+    return sections | {"stop": {"rounds": rounds}} | others
+
+
+def ran(sections: Sections, folder: Path) -> RunFolder:
+    """The folder of a run, which passes its audit."""
+    fedsim.run(fedsim.Scenario(**sections), folder, executor="inline")
+    found = audit(folder)
+    assert not any(found.values()), found
+    return RunFolder(folder)
+
+
+def played(sections: Sections) -> tuple[Run, list[Record]]:
+    """A run that is over, to look into, and its records."""
+
+    async def play() -> tuple[Run, list[Record]]:
+        simulation = Simulation(fedsim.Scenario(**sections))
+        records = [record async for record in simulation]
+        return simulation.installed, records
+
+    return asyncio.run(play())
+
+
+def weights(run: Run, models: Sequence[Any] | None = None) -> list[Weights]:
+    """The values of models, by default those of the strategy's groups."""
+    return asyncio.run(run.learner.values(run.strategy.state["models"] if models is None else models))
+
+
+def of_kind(run: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.events if event["kind"] == kind]
+
+
+def groups_of(run: RunFolder) -> list[int | None]:
+    """The group of each device at the end."""
+    return [row["group"] for row in run.devices]
+
+
+def moves(run: RunFolder, why: str) -> list[dict[str, Any]]:
+    return [event for event in of_kind(run, "assign") if event["data"]["why"] == why]
+
+
+def homes(truth: Sequence[int], groups: Sequence[int | None]) -> dict[int, int]:
+    """For each true group the group that holds most of its devices."""
+    found = {}
+    for own in sorted(set(truth)):
+        inside = Counter(group for group, true in zip(groups, truth, strict=True) if true == own and group is not None)
+        found[own] = inside.most_common(1)[0][0]
+    return found
+
+
+def file_data(folder: Path, shards: Sequence[tuple[NDArray[Any], Sequence[int]]]) -> Sections:
+    """The data section of devices with the given samples [n, ...] and labels, tested on what they train on."""
+    x = np.concatenate([np.asarray(own, dtype=np.float32) for own, _ in shards])
+    y = np.concatenate([np.asarray(labels, dtype=np.int64) for _, labels in shards])
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    ends = np.cumsum([len(labels) for _, labels in shards]).tolist()
+    index = [list(range(end - len(labels), end)) for end, (_, labels) in zip(ends, shards, strict=True)]
+    entries = {str(device): {"train": own, "test": own} for device, own in enumerate(index)}
+    (folder / "who.json").write_text(json.dumps(entries))
+    return {
+        "source": {"kind": "npz", "path": "data.npz"},
+        "root": str(folder),
+        "partition": {"kind": "file", "path": "who.json"},
+    }
+
+
+def opposite_groups(folder: Path, sizes: Sequence[int], second: float = 1.0, seed: int = 1) -> Sections:
+    """Devices that label the same kind of vectors by their first feature's sign, odd devices the wrong way round.
+
+    ``second`` scales the odd devices' samples: other data, of the same nature.
+    """
+    draw = np.random.default_rng(seed)
+    shards = []
+    for device, size in enumerate(sizes):
+        x = draw.normal(size=(size, 4))
+        y = (x[:, 0] > 0).astype(np.int64)
+        shards.append((x * second, 1 - y) if device % 2 else (x, y))
+    return file_data(folder, shards)

@@ -1,0 +1,113 @@
+"""FeSEM against known answers, through whole simulated runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.strategies.clustered import PAIRED, Sections, file_data, of_kind, opposite_groups, played, ran, weights, world
+from tests.strategies.test_flexcfl import STARTED
+
+
+def fesem(groups: int, clients: int, **others: Any) -> Sections:
+    return {"kind": "fesem", "groups": groups, "clients_per_round": clients, "local_epochs": 2} | others
+
+
+def asked(run: Any) -> list[tuple[int, int, int]]:
+    """(round, device, group) of every task."""
+    return [(event["round"], event["device"], event["group"]) for event in of_kind(run, "task-start")]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_all_begin_in_one_group(tmp_path: Path, seed: int) -> None:
+    """All clients count as having sent the same model, as long as they have sent none and the groups' models stay."""
+    run = ran(world(PAIRED, 20, fesem(4, 6), 1, seed=seed), tmp_path / "run")
+    assert len(asked(run)) == 6
+    assert len({group for _, _, group in asked(run)}) == 1
+
+
+def test_in_their_first_round_clients_are_where_the_initial_model_is_nearest() -> None:
+    sections = world(PAIRED, 20, fesem(4, 5), 4)
+    run, records = played(sections)
+    initial, *starts = weights(run, [run.learner.initial(count) for count in range(5)])
+    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
+    first = [record.fields["group"] for record in records if record.kind == "task-start" and record.fields["round"] == 0]
+    assert first == [nearest] * 5
+    values = weights(run)
+    for group in range(4):
+        moved = bool(np.any(values[group] != starts[group]))
+        assert moved == any(record.kind == "aggregate" and record.fields["group"] == group for record in records)
+
+
+def test_a_client_joins_the_model_nearest_to_what_it_sent_last() -> None:
+    """In a round after all have sent something: by the definition, from what the server holds."""
+    sections = world(PAIRED, 10, fesem(3, 10), 4)
+    before, _ = played(sections)
+    _, records = played(sections | {"stop": {"rounds": 5}})
+    centers, last = weights(before), weights(before, before.strategy.state["last"])
+    expected = [int(np.argmin([np.linalg.norm(own.astype(np.float64) - center) for center in centers])) for own in last]
+    found = {record.fields["device"]: record.fields["group"] for record in records if record.kind == "task-start"}
+    assert [found[device] for device in range(10)] == expected
+
+
+@pytest.mark.parametrize("kind", ["fesem", "fesem-mig"])
+def test_groups_are_found_without_a_look_at_the_data(tmp_path: Path, kind: str) -> None:
+    """Whatever happens to the data at the begin of a round, its groups are those of what was sent before."""
+    drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [5]}}
+    sections = world(PAIRED, 20, fesem(3, 8) | {"kind": kind}, 7)
+    still = ran(sections, tmp_path / "still")
+    shifted = ran(sections | {"drift": drift}, tmp_path / "shifted")
+    assert len(of_kind(shifted, "shift")) == 20
+
+    def until(rounds: int, run: Any) -> list[tuple[int, int, int]]:
+        return [entry for entry in asked(run) if entry[0] <= rounds]
+
+    assert until(5, still) == until(5, shifted)
+    assert still.summary["models_sha256"] != shifted.summary["models_sha256"]
+    assert not of_kind(shifted, "shift-test")
+
+
+@pytest.mark.parametrize("learning", ["on", "off"])
+def test_it_sends_what_fedavg_sends(tmp_path: Path, learning: str) -> None:
+    fedavg = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}
+    runs = [
+        ran(world(PAIRED, 20, strategy, 6, learning=learning), tmp_path / strategy["kind"])
+        for strategy in (fesem(3, 6), fedavg)
+    ]
+    assert runs[0].summary["bytes"] == runs[1].summary["bytes"]
+    assert runs[0].summary["bytes"]["paper"] == 2 * 6 * 6 * 650 * 4
+
+
+class TestOneGroup:
+    def test_from_its_second_round_on_it_is_an_unweighted_fedavg(self, tmp_path: Path) -> None:
+        """Devices of equal size, so FedAvg's weights are equal too; its one model is a draw of its own."""
+        data = opposite_groups(tmp_path, [14] * 5)
+        sections = world(data, 5, fesem(1, 3, sweep=False), 6, training={"batch_size": 4})
+        ours, _ = played(sections)
+        start = weights(ours, [ours.learner.initial(1)])[0].tolist()
+        fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start}
+        theirs, _ = played(sections | {"strategy": fedavg})
+        assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
+
+    def test_sizes_do_not_count_unless_asked_for(self, tmp_path: Path) -> None:
+        models = {}
+        for aggregation in ("mean", "weighted"):
+            run, records = played(world(opposite_groups(tmp_path, [5, 12, 30]), 3, fesem(1, 3, aggregation=aggregation), 1))
+            (event,) = (record for record in records if record.kind == "aggregate")
+            models[aggregation] = event.fields["weights"]
+            (model,) = weights(run)
+            updates = weights(run, run.strategy.state["last"])
+            parts = zip(event.fields["tasks"], event.fields["weights"], strict=True)  # device d has task d
+            expected = sum(weight * updates[task].astype(np.float64) for task, weight in parts)
+            assert model == pytest.approx(expected, abs=1e-6)
+        assert models["mean"] == [1 / 3] * 3
+        assert sorted(models["weighted"]) == pytest.approx([5 / 47, 12 / 47, 30 / 47])
+
+
+def test_a_group_whose_model_diverged_attracts_nobody(tmp_path: Path) -> None:
+    """One device's samples are so large that its update is not finite: the others go on in groups that are."""
+    draw = np.random.default_rng(1)
+    shards = [(draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1]) for device in range(6)]
+    run = ran(world(file_data(tmp_path / "data", shards), 6, fesem(2, 3), 6), tmp_path / "run")
+    assert all(np.isfinite(values).all() for values in run.models()["group"].values())

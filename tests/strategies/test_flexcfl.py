@@ -1,0 +1,523 @@
+"""FlexCFL and FedGroup against known answers, through whole simulated runs."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+from fedsim.strategies.fedavg import FedAvg, FedAvgParams
+from fedsim.strategies.flexcfl.cold_start import cluster_updates
+from fedsim.strategies.label_shift import distance, threshold
+from tests.strategies.clustered import (
+    PAIRED,
+    ROTATED,
+    Sections,
+    file_data,
+    groups_of,
+    homes,
+    moves,
+    of_kind,
+    opposite_groups,
+    played,
+    ran,
+    weights,
+    world,
+)
+
+FULL = {"batch_size": 10_000}  # every step on all samples: no order of batches
+
+
+def flexcfl(groups: int, clients: int, **others: Any) -> Sections:
+    return {"kind": "flexcfl", "groups": groups, "clients_per_round": clients, "local_epochs": 2} | others
+
+
+def made(sections: Sections) -> Run:
+    """A run that has not begun."""
+    run: Run = Simulation(fedsim.Scenario(**sections)).installed
+    return run
+
+
+def pretrained(sections: Sections) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+    """The initial model, and what every device makes of it in 50 steps in its first task."""
+    run = made(sections)
+    start, devices = run.learner.initial(), sections["population"]["devices"]
+    trained = [run.learner.train(start, device, key=0, iterations=50) for device in range(devices)]
+    initial, *values = weights(run, [start, *trained])
+    return initial, values
+
+
+STARTED = "tests.strategies.test_flexcfl:Started"
+
+
+class StartedParams(FedAvgParams):
+    kind: str = STARTED  # type: ignore[assignment]
+    start: list[float]
+
+
+class Started(FedAvg):
+    """FedAvg from a model that is given."""
+
+    Params = StartedParams
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.state["model"].settle(np.array(self.params.start, dtype=np.float32))  # type: ignore[attr-defined]
+
+
+class TestOneGroup:
+    """m = 1 without influence between groups."""
+
+    def trajectories(self, folder: Path, alpha: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(FlexCFL's model, that of FedAvg started from the mean of the models that were pre-trained), after six rounds."""
+        data = opposite_groups(folder, [5, 12, 30, 8, 21, 9])
+        strategy = flexcfl(1, 3, alpha=alpha, sweep=False)
+        sections = world(data, 6, strategy, 6, training=FULL)
+        run, records = played(sections)
+        (chosen,) = (record.fields["devices"] for record in records if record.kind == "clustering")
+        assert len(chosen) == alpha
+        initial, trained = pretrained(sections)
+        start = initial + np.mean([trained[device] - initial for device in chosen], axis=0, dtype=np.float64)
+        fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start.tolist()}
+        other, _ = played(sections | {"strategy": fedavg})
+        return weights(run)[0], weights(other, [other.strategy.state["model"]])[0]
+
+    @pytest.mark.parametrize("alpha", [6, 2])
+    def test_it_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(self, tmp_path: Path, alpha: int) -> None:
+        """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""
+        ours, theirs = self.trajectories(tmp_path, alpha)
+        assert ours == pytest.approx(theirs, abs=2e-6)
+        assert np.linalg.norm(ours) > 0.5
+
+    def test_it_has_nobody_to_exchange_models_with(self) -> None:
+        run, records = played(world(PAIRED, 6, flexcfl(1, 3, eta_g=1.0), 3))
+        assert not [record for record in records if record.kind == "server-transfer"]
+        apart, _ = played(world(PAIRED, 6, flexcfl(1, 3), 3))
+        assert weights(run)[0].tobytes() == weights(apart)[0].tobytes()
+
+    def test_a_round_counts_everybody_once_whether_pretrained_or_not(self, tmp_path: Path) -> None:
+        data = opposite_groups(tmp_path / "data", [5, 12, 30, 8, 21, 9])
+        run = ran(world(data, 6, flexcfl(1, 3, alpha=1, sweep=True), 4), tmp_path / "run")
+        assert [(row["selected"], row["valid"]) for row in run.rounds] == [(3, 3)] * 4
+        assert sum(row["selected"] for row in run.devices) == 12
+        assert len(moves(run, "cold-start")) == 5
+
+
+class TestGroupsApart:
+    def models(self, folder: Path, second: float, **strategy: Any) -> list[NDArray[np.float32]]:
+        data = opposite_groups(folder, [20] * 8, second)
+        run, records = played(world(data, 8, flexcfl(2, 5, **strategy), 5))
+        (made,) = (record.fields for record in records if record.kind == "clustering")
+        found = dict(zip(made["devices"], made["groups"], strict=True))
+        even, odd = {found[device] for device in range(0, 8, 2)}, {found[device] for device in range(1, 8, 2)}
+        assert (len(even), len(odd)) == (1, 1)
+        assert even != odd
+        values = weights(run)
+        return [values[even.pop()], values[odd.pop()]]
+
+    def test_without_influence_one_groups_data_are_nothing_to_the_other(self, tmp_path: Path) -> None:
+        one, other = (self.models(tmp_path / str(second), second) for second in (1.0, 1.25))
+        assert one[0].tobytes() == other[0].tobytes()
+        assert one[1].tobytes() != other[1].tobytes()
+
+    @pytest.mark.parametrize("form", ["normalised", "literal"])
+    def test_with_influence_they_are(self, tmp_path: Path, form: str) -> None:
+        one, other = (self.models(tmp_path / f"{second}", second, eta_g=0.1, inter_group=form) for second in (1.0, 1.25))
+        assert one[0].tobytes() != other[0].tobytes()
+
+
+class TestClustering:
+    """What makes the groups."""
+
+    def test_two_directions_at_any_length(self) -> None:
+        lengths, axis = [1e-3, 5.0, 0.2, 80.0, 1.0, 1.0], [0, 1, 1, 0, 1, 0]
+        updates = np.zeros((6, 9), dtype=np.float32)
+        updates[range(6), axis] = lengths
+        groups, record = cluster_updates(updates, 2, "edc", np.random.default_rng(1))
+        assert groups == record["groups"] == axis
+        assert np.linalg.norm(record["features"], axis=1) == pytest.approx([1.0] * 6)
+        scaled, again = cluster_updates(updates * np.float32(7.5), 2, "edc", np.random.default_rng(1))
+        assert scaled == groups
+        assert np.array(again["features"]) == pytest.approx(np.array(record["features"]), abs=1e-6)
+
+    def test_two_blocks_by_madc(self) -> None:
+        updates = np.zeros((4, 5), dtype=np.float32)
+        updates[[0, 1, 2, 3], [2, 4, 2, 4]] = [1.0, 3.0, 0.5, 2.0]
+        groups, record = cluster_updates(updates, 2, "madc", np.random.default_rng(1))
+        assert groups == [0, 1, 0, 1]
+        assert record["similarity"] == [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
+        assert "features" not in record
+
+    @pytest.mark.parametrize("cold_start", ["edc", "madc"])
+    def test_the_groups_of_rotated_and_of_paired_digits_are_found(self, tmp_path: Path, cold_start: str) -> None:
+        for number, (data, kinds) in enumerate([(ROTATED, 4), (PAIRED, 5)]):
+            strategy = flexcfl(kinds, 5, cold_start=cold_start)
+            run = ran(world(data, 6 * kinds, strategy, 2), tmp_path / str(number))
+            assert run.rounds[-1]["ari"] == run.rounds[-1]["nmi"] == run.rounds[-1]["purity"] == 1.0
+
+    def test_groups_begin_with_the_means_of_their_members_and_directions_never_change(self) -> None:
+        sections = world(PAIRED, 10, flexcfl(5, 4), 3)
+        run, records = played(sections)
+        (record,) = (record for record in records if record.kind == "clustering")
+        initial, trained = pretrained(sections)
+        for group, direction in enumerate(weights(run, run.strategy.state["directions"])):
+            members = [
+                device for device, own in zip(record.fields["devices"], record.fields["groups"], strict=True) if own == group
+            ]
+            mean = np.mean([trained[device].astype(np.float64) for device in members], axis=0)
+            assert direction == pytest.approx(mean - initial, abs=1e-6)
+
+
+QUADRATIC = '''
+import torch
+
+class Quadratic(torch.nn.Module):
+    """Two weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.w - x[:, :2]
+'''
+
+
+class TestBetweenGroups:
+    def mixed(self, folder: Path, monkeypatch: pytest.MonkeyPatch, members: list[int], **strategy: Any) -> list[list[float]]:
+        """Two groups at (3, 0) and (0, 4), a third at (100, 100), after one mixing."""
+        (folder / "two_weights.py").write_text(QUADRATIC)
+        monkeypatch.syspath_prepend(folder)
+        data = opposite_groups(folder, [4] * 4)
+        model = {"kind": "module", "factory": "two_weights:Quadratic"}
+        run = made(world(data, 4, flexcfl(3, 2, eta_g=1.0, **strategy), 2, model=model, training={"init": "torch"}))
+        state = run.strategy.state
+        state["models"] = [run.learner.initial() for _ in range(3)]
+        for model_ref, value in zip(state["models"], ([3, 0], [0, 4], [100, 100]), strict=True):
+            model_ref.settle(np.array(value, dtype=np.float32))
+        state["group"] = members
+        asyncio.run(run.strategy.after_aggregation())  # type: ignore[attr-defined]
+        return [value.tolist() for value in weights(run)]
+
+    def test_two_groups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And a group without devices neither gives nor takes."""
+        members = [0, 1, 0, -1]
+        assert self.mixed(tmp_path, monkeypatch, members)[:2] == [pytest.approx([2.4, 0.8]), pytest.approx([0.75, 3.0])]
+        literal = self.mixed(tmp_path, monkeypatch, members, inter_group="literal")
+        assert literal == [pytest.approx([3, 1]), pytest.approx([1, 4]), [100, 100]]
+
+    def test_a_single_group_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.mixed(tmp_path, monkeypatch, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]
+
+    @pytest.mark.parametrize("form", ["normalised", "literal"])
+    def test_norms(self, form: str) -> None:
+        """Normalised, models stay within bounds; literally, each round adds to them."""
+        norms = []
+        for rounds in (1, 9):
+            run, _ = played(world(PAIRED, 10, flexcfl(5, 5, eta_g=5.0, inter_group=form), rounds))
+            norms.append(max(float(np.linalg.norm(value)) for value in weights(run)))
+        if form == "normalised":
+            assert norms[1] < 10
+        else:
+            assert norms[0] > 15
+            assert norms[1] > norms[0] + 8 * 10
+
+    @pytest.mark.parametrize("learning", ["on", "off"])
+    def test_each_inhabited_group_sends_its_model_to_the_auxiliary_server(self, tmp_path: Path, learning: str) -> None:
+        run = ran(world(PAIRED, 10, flexcfl(5, 4, eta_g=0.1), 6, learning=learning), tmp_path / "run")
+        sent = [row for row in run.transfers if row["sender"] is not None]
+        inhabited = len({group for group in groups_of(run) if group is not None})
+        assert inhabited == 5
+        assert [row["sender"] for row in sent] == [f"group-{group}" for group in range(5)] * 6
+        assert {(row["receiver"], row["purpose"], row["direction"], row["device"]) for row in sent} == {
+            ("auxiliary", "group-exchange", "up", None)
+        }
+        assert run.summary["bytes"]["by_purpose"]["group-exchange"] == 6 * 5 * 650 * 4
+        assert all(row["start"] == row["end"] for row in sent)
+
+
+class TestShiftTest:
+    """Eq. 9 with n = 100, C = 10: tau = 2."""
+
+    def counts(self, *numbers: int) -> NDArray[np.int64]:
+        return np.array([*numbers, *([0] * (10 - len(numbers)))])
+
+    def test_labels_that_change_places_are_seen_by_the_aligned_distance_alone(self) -> None:
+        before, after = self.counts(50, 50), self.counts(50, 50)[::-1]
+        assert distance(after, before, "aligned_l1") == 20
+        assert distance(after, before, "sorted_counts") == 0
+        assert distance(before, before, "oracle") == math.inf
+
+    @pytest.mark.parametrize(("moved", "fires"), [(10, False), (11, True)])
+    def test_exactly_the_threshold_does_not_fire(self, moved: int, fires: bool) -> None:
+        before, after = self.counts(50, 50), self.counts(50 - moved, 50 + moved)
+        assert threshold(before, 0.2) == 2
+        assert distance(after, before, "aligned_l1") == pytest.approx(moved / 5)
+        assert (distance(after, before, "aligned_l1") > threshold(before, 0.2)) == fires
+
+    @pytest.mark.parametrize(("other", "fires"), [(40, False), (39, True), (60, False), (61, True)])
+    def test_nor_does_it_in_a_run(self, tmp_path: Path, other: int, fires: bool) -> None:
+        """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange their data: tau = 10."""
+        draw = np.random.default_rng(1)
+        labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
+        data = file_data(tmp_path / "data", [(draw.normal(size=(100, 4)), own) for own in labels])
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [1]}}
+        run = ran(world(data, 2, flexcfl(1, 2), 3, drift=drift), tmp_path / "run")
+        for event in of_kind(run, "shift-test"):
+            assert event["data"] == {"distance": abs(50 - other), "threshold": 10.0, "fired": fires}
+        assert len(of_kind(run, "shift-test")) == 2
+
+    def test_what_has_been_shifted_to_is_the_next_reference(self, tmp_path: Path) -> None:
+        """There and back: both shifts are seen. Without a migration the reference stays, and coming back is no shift."""
+        draw = np.random.default_rng(1)
+        for other, fires in ((10, [True, True]), (45, [False, False])):
+            labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
+            data = file_data(tmp_path / f"{other}", [(draw.normal(size=(100, 4)), own) for own in labels])
+            drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [2, 4]}}
+            run = ran(world(data, 2, flexcfl(1, 2), 6, drift=drift), tmp_path / f"run-{other}")
+            for device in (0, 1):
+                own = [event["data"] for event in of_kind(run, "shift-test") if event["device"] == device]
+                assert [test["fired"] for test in own] == fires
+                assert [test["distance"] for test in own] == ([40.0, 40.0] if fires[0] else [5.0, 0.0])
+
+    @pytest.mark.parametrize("metric", ["aligned_l1", "sorted_counts"])
+    def test_a_quarter_of_the_data_more_or_less_fires(self, metric: Any) -> None:
+        half, quarter = self.counts(25, 25), self.counts(13, 12)
+        assert distance(quarter, half, metric) == 2.5 > threshold(self.counts(50, 50), 0.2)
+
+    def test_the_sorted_distance_is_scipys_of_the_counts_as_samples(self) -> None:
+        from scipy.stats import wasserstein_distance
+
+        draw = np.random.default_rng(1)
+        for _ in range(20):
+            one, other = draw.integers(0, 40, (2, 10))
+            assert distance(one, other, "sorted_counts") == pytest.approx(wasserstein_distance(one, other))
+
+
+class TestNewcomers:
+    def test_who_moves_like_a_group_joins_it(self, tmp_path: Path) -> None:
+        """Groups of one device each; the others hold the same data as one of them, so their updates are its direction."""
+        draw = np.random.default_rng(5)
+        kinds = [(draw.normal(size=(12, 4)), draw.integers(0, 3, 12)) for _ in range(3)]
+        kinds = [(x, np.concatenate([[0, 1, 2], y[3:]])) for x, y in kinds]
+        data = file_data(tmp_path / "data", [kinds[device % 3] for device in range(12)])
+        population = {
+            "arrivals": {"kind": "schedule", "times": [f"{at} s" for at in range(1, 10)], "devices": list(range(3, 12))}
+        }
+        strategy = flexcfl(3, 3, cold_start="random-centers")
+        run = ran(world(data, 12, strategy, 400, population=population, training=FULL), tmp_path / "run")
+        found = groups_of(run)
+        assert sorted(found[:3]) == [0, 1, 2]  # type: ignore[type-var]
+        assert found == [found[device % 3] for device in range(12)]
+        assert len(moves(run, "cold-start")) == 9
+
+    def test_random_groups_for_newcomers_where_there_are_none_is_flexcfl(self, tmp_path: Path) -> None:
+        """alpha m = n: RAC is undefined in the paper's Table III for this very reason."""
+        runs = [
+            ran(world(PAIRED, 10, flexcfl(5, 4, alpha=2, newcomers=newcomers), 4), tmp_path / newcomers)
+            for newcomers in ("cosine", "random")
+        ]
+        assert runs[0].summary["models_sha256"] == runs[1].summary["models_sha256"]
+        assert [row["time"] for row in runs[0].rounds] == [row["time"] for row in runs[1].rounds]
+        assert runs[1].summary["bytes"]["by_purpose"].keys() == {"model", "update", "pre-training"}
+
+    def test_random_groups_for_newcomers_spread_them(self, tmp_path: Path) -> None:
+        run = ran(world(PAIRED, 60, flexcfl(5, 12, alpha=2, newcomers="random", sweep=True), 5), tmp_path / "run")
+        assert {event["group"] for event in moves(run, "cold-start")} == set(range(5))
+        assert run.rounds[-1]["ari"] < 0.3
+
+    def test_of_two_hundred_with_twenty_samples_each_nearly_all_join_their_rotation(self, tmp_path: Path) -> None:
+        times = [f"{5000 + 50 * number} ms" for number in range(200)]  # the groups are made in the first three seconds
+        population = {"speed": "200 samples/s", "arrivals": {"kind": "schedule", "times": times}}
+        strategy = flexcfl(4, 5, local_epochs=10, sweep=False)
+        run = ran(world(ROTATED, 280, strategy, 30, population=population, training={"lr": 0.05}), tmp_path / "run")
+        arrived = [event["device"] for event in of_kind(run, "arrival")]
+        assert (len(arrived), min(row["samples"] for row in run.devices)) == (200, 20)
+        old = [device for device in range(280) if device not in arrived]
+        home = homes([device % 4 for device in old], [groups_of(run)[device] for device in old])
+        assert len(set(home.values())) == 4
+        joined = {event["device"]: event["group"] for event in moves(run, "cold-start")}
+        right = sum(joined[device] == home[device % 4] for device in arrived)
+        assert right >= 190  # 95 %
+
+    def test_who_does_not_look_on_arrival_does_when_selected(self, tmp_path: Path) -> None:
+        population = {"arrivals": {"kind": "schedule", "times": ["2 s", "3 s"], "devices": [4, 7]}}
+        for on_arrival in (True, False):
+            strategy = flexcfl(5, 2, on_arrival=on_arrival)
+            run = ran(world(PAIRED, 20, strategy, 40, population=population), tmp_path / str(on_arrival))
+            tasks = {event["task"]: event["round"] for event in of_kind(run, "task-start") if event["device"] in (4, 7)}
+            asides = [task for task, number in tasks.items() if number is None]
+            assert len(asides) == (2 if on_arrival else 0)
+            assert groups_of(run)[4] is not None
+
+    def test_epochs_after_a_cold_start(self, tmp_path: Path) -> None:
+        for epochs, first in (("full", 3), ("less", 2)):
+            strategy = flexcfl(5, 4, local_epochs=3, alpha=1, sweep=True, epochs_after_cold_start=epochs)
+            run = ran(world(PAIRED, 20, strategy, 10), tmp_path / epochs)
+            continued = {event["task"] for event in of_kind(run, "task-start") if "continues" in event["data"]}
+            assert len(continued) == 15
+            for event in of_kind(run, "step-end"):
+                if event["step"] == "train" and event["round"] is not None and event["data"]["asked"] > 1:
+                    assert event["data"]["asked"] == (first if event["task"] in continued else 3)
+
+
+def evenly_rotated(folder: Path) -> Sections:
+    """Sixteen devices with ten digits of each class, turned by as many quarters as the device's number says."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8) / 16
+    places = [np.flatnonzero(labels == label) for label in range(10)]
+    shards = []
+    for device in range(16):
+        kind, place = device % 4, device // 4
+        index = np.concatenate([np.random.default_rng(kind).permutation(own)[10 * place : 10 * place + 10] for own in places])
+        shards.append((np.rot90(images[index], kind, axes=(1, 2))[:, None], labels[index]))
+    return file_data(folder, shards)
+
+
+class TestAfterASwap:
+    """Two devices of different groups exchange all their data."""
+
+    def swapped(
+        self, folder: Path, data: Sections, kind: str, kinds: int = 5, **strategy: Any
+    ) -> tuple[RunFolder, list[tuple[int, int]]]:
+        """The run, and the pairs that crossed over between true groups."""
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [4]}}
+        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2, "sweep": True}
+        run = ran(world(data, 4 * kinds, shape | strategy, 8, drift=drift), folder)
+        partners = {event["device"]: event["data"]["partner"] for event in of_kind(run, "shift")}
+        assert len(partners) == 4 * kinds
+        return run, [(one, other) for one, other in partners.items() if one < other and (one - other) % kinds]
+
+    def test_flexcfl_ends_with_them_exchanged(self, tmp_path: Path) -> None:
+        run, crossed = self.swapped(tmp_path / "run", PAIRED, "flexcfl")
+        before = self.before(run)
+        found = groups_of(run)
+        assert len(crossed) >= 5
+        assert len({before[device] for device in range(5)}) == 5
+        for one, other in crossed:
+            assert (found[one], found[other]) == (before[other], before[one])
+        assert run.rounds[-1]["ari"] == 1.0
+
+    def before(self, run: RunFolder) -> dict[int, int]:
+        """The group of each device before the shift."""
+        (first,) = {event["time"] for event in of_kind(run, "shift")}
+        return {event["device"]: event["group"] for event in of_kind(run, "assign") if event["time"] < first}
+
+    def test_fedgroup_does_not(self, tmp_path: Path) -> None:
+        run, crossed = self.swapped(tmp_path / "run", PAIRED, "fedgroup")
+        before = self.before(run)
+        assert len(crossed) >= 5
+        assert groups_of(run) == [before[device] for device in range(20)]
+        assert run.rounds[-1]["ari"] < 0.5
+        assert not of_kind(run, "shift-test")
+
+    def test_a_migration_is_recorded_and_costs_the_devices_four_bytes_each(self, tmp_path: Path) -> None:
+        run, crossed = self.swapped(tmp_path / "run", PAIRED, "flexcfl")
+        assert len(moves(run, "migration")) == 2 * len(crossed)
+        tests = of_kind(run, "shift-test")
+        assert len(tests) == 20
+        for event in tests:
+            assert event["data"]["fired"] == (event["data"]["distance"] > event["data"]["threshold"])
+        fired = {event["device"] for event in tests if event["data"]["fired"]}
+        assert fired >= {device for pair in crossed for device in pair}
+        (at,) = {event["time"] for event in tests}
+        ids = [row for row in run.transfers if row["purpose"] == "id" and row["start"] >= at]
+        assert (len(ids), {row["bytes"] for row in ids}) == (len(fired), {4.0})
+        directions = [row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at]
+        assert not directions
+
+    def test_labels_alone_are_looked_at(self, tmp_path: Path) -> None:
+        """Rotated digits, ten of each on every device: the test of Eq. 9 is blind to what has happened."""
+        for metric in ("aligned_l1", "oracle"):
+            data = evenly_rotated(tmp_path / "data")
+            run, crossed = self.swapped(tmp_path / metric, data, "flexcfl", kinds=4, shift_metric=metric)
+            before = self.before(run)
+            home = homes([device % 4 for device in range(16)], [before[device] for device in range(16)])
+            assert len(set(home.values())) == 4
+            assert len(crossed) >= 4
+            tests = of_kind(run, "shift-test")
+            assert len(tests) == 16
+            if metric == "aligned_l1":
+                assert {(event["data"]["fired"], event["data"]["distance"]) for event in tests} == {(False, 0.0)}
+                assert groups_of(run) == [before[device] for device in range(16)]
+            else:
+                assert all(groups_of(run)[one] == home[other % 4] for pair in crossed for one, other in (pair, pair[::-1]))
+
+    def test_without_a_shift_nobody_ever_migrates(self, tmp_path: Path) -> None:
+        run = ran(world(PAIRED, 20, flexcfl(5, 4), 60, learning="off"), tmp_path / "run")
+        assert not of_kind(run, "shift-test")
+        assert not moves(run, "migration")
+
+
+class TestTheGroupColdStart:
+    """Devices that are lost on the way."""
+
+    def schedule(self, *away: int, devices: int = 20, at: str = "300 ms") -> Sections:
+        leaves = {"kind": "schedule", "times": [at] * len(away), "devices": list(away)}
+        return {"speed": "1000 samples/s", "devices": devices, "departures": leaves}
+
+    def test_groups_are_made_from_those_who_came_back(self, tmp_path: Path) -> None:
+        """Pre-training takes half a second; three leave before."""
+        run = ran(world(PAIRED, 20, flexcfl(5, 4), 3, population=self.schedule(0, 6, 13)), tmp_path / "run")
+        (event,) = of_kind(run, "clustering")
+        assert sorted(event["data"]["devices"]) == sorted(set(range(20)) - {0, 6, 13})
+        assert run.rounds[-1]["ari"] == 1.0
+
+    def test_with_fewer_than_groups_it_is_repeated(self, tmp_path: Path) -> None:
+        """Five are asked for five groups and one leaves: four are too few, so five of the others are asked again."""
+        population = self.schedule(*range(0, 20, 2))
+        strategy = flexcfl(5, 4, alpha=1, retry="2 s")
+        run = ran(world(PAIRED, 20, strategy, 3, population=population), tmp_path / "run")
+        asked = [event for event in of_kind(run, "task-start") if event["round"] is None]
+        assert len({event["time"] for event in asked}) == 2
+        (event,) = of_kind(run, "clustering")
+        assert len(event["data"]["devices"]) == 5
+        assert all(device % 2 for device in event["data"]["devices"])
+
+    def test_when_too_few_will_ever_be_there_the_run_ends_and_says_so(self, tmp_path: Path) -> None:
+        population = self.schedule(*range(16))
+        run = ran(world(PAIRED, 20, flexcfl(5, 4), 3, population=population), tmp_path / "run")
+        assert run.summary["rounds"] == 0
+        assert run.summary["stopped"] == "fewer than 5 devices will ever be there again"
+
+    def test_a_deadline_bounds_it_too(self, tmp_path: Path) -> None:
+        population = {"speed": {"kind": "lognormal", "median": "800 samples/s", "spread": 2.0}}
+        strategy = flexcfl(5, 4, deadline="1 s", local_epochs=1)
+        run = ran(world(PAIRED, 20, strategy, 3, population=population), tmp_path / "run")
+        (event,) = of_kind(run, "clustering")
+        assert 5 <= len(event["data"]["devices"]) < 20
+        assert event["time"] == 1.0
+
+    def test_more_groups_than_devices_are_refused(self) -> None:
+        with pytest.raises(
+            fedsim.ScenarioError, match=r"strategy.groups is 21, more than the 20 devices .* allowed are 1 to 20"
+        ):
+            fedsim.Scenario(**world(PAIRED, 20, flexcfl(21, 4), 3))
+
+    def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
+        one = (np.random.default_rng(1).normal(size=(6, 4)), [0, 1, 2, 0, 1, 2])
+        sections = world(file_data(tmp_path, [one] * 6), 6, flexcfl(2, 2), 2, training=FULL)
+        with pytest.raises(
+            fedsim.SimulationError, match="2 groups needs as many distinct feature rows, and the 6 devices have 1"
+        ):
+            fedsim.run(fedsim.Scenario(**sections))
+
+    def test_updates_that_are_not_finite_are_left_out(self, tmp_path: Path) -> None:
+        draw = np.random.default_rng(1)
+        shards = [(draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1]) for device in range(6)]
+        run = ran(world(file_data(tmp_path / "data", shards), 6, flexcfl(2, 2), 3), tmp_path / "run")
+        (event,) = of_kind(run, "clustering")
+        assert sorted(event["data"]["devices"]) == [0, 1, 2, 4, 5]
+        with pytest.raises(
+            fedsim.SimulationError, match=r"6 devices gave 5 finite updates, fewer than the 6 groups .* training.lr"
+        ):
+            fedsim.run(fedsim.Scenario(**world(file_data(tmp_path / "data", shards), 6, flexcfl(6, 2), 3)))

@@ -1,0 +1,439 @@
+"""What strategies with groups have in common: the sweep, preparation beside and within rounds, and devices that vanish."""
+
+import asyncio
+import math
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim import testing
+from fedsim.assembly import Run
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+from tests.strategies.clustered import PAIRED, Sections, groups_of, moves, of_kind, opposite_groups, ran, world
+from tests.test_runs import networks, refused_for_its_deadline
+
+KINDS = ("fedgroup", "fesem", "fesem-mig", "flexcfl", "ifca", "ifca-mig")
+MIGRATING = ("flexcfl", "ifca-mig")
+
+
+def grouped(kind: str, **others: Any) -> Sections:
+    return {"kind": kind, "groups": 5, "clients_per_round": 4, "local_epochs": 2} | others
+
+
+def tasks(run: RunFolder, device: int | None = None) -> list[dict[str, Any]]:
+    """Begins of tasks, each with how it ended."""
+    ends = {event["task"]: event for event in of_kind(run, "task-end")}
+    return [
+        event | {"end": ends[event["task"]]["time"], "outcome": ends[event["task"]]["outcome"]}
+        for event in of_kind(run, "task-start")
+        if device is None or event["device"] == device
+    ]
+
+
+class TestSweep:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_devices_are_asked_in_turn_until_each_was(self, tmp_path: Path, kind: str) -> None:
+        run = ran(world(PAIRED, 20, grouped(kind, clients_per_round=6), 6, learning="off"), tmp_path / "run")
+        asked: dict[int, list[int]] = {}
+        for event in tasks(run):
+            if event["round"] is not None and "continues" not in event["data"]:
+                asked.setdefault(event["round"], []).append(event["device"])
+        in_turn = [sorted(asked[number]) for number in range(4)]
+        assert [device for cohort in in_turn[:3] for device in cohort] == list(range(18))
+        assert in_turn[3][-2:] == [18, 19]
+        assert [len(set(cohort)) for cohort in asked.values()] == [6] * 6
+        assert sorted(asked[4]) != sorted(asked[5])
+
+    def test_who_is_away_has_its_turn_later(self, tmp_path: Path) -> None:
+        population = {"arrivals": {"kind": "schedule", "times": ["400 ms"], "devices": [1]}}
+        run = ran(world(PAIRED, 20, grouped("ifca"), 5, population=population, learning="off"), tmp_path / "run")
+        asked = [sorted(event["device"] for event in tasks(run) if event["round"] == number) for number in range(5)]
+        assert asked[0] == [0, 2, 3, 4]
+        assert run.rounds[0]["time"] < 0.4 < run.rounds[2]["time"]
+        later = [cohort for cohort in asked[1:] if 1 in cohort]
+        assert later
+        assert sorted(device for cohort in asked for device in cohort) == list(range(20))
+
+    def test_without_it_cohorts_are_those_of_fedavg(self, tmp_path: Path) -> None:
+        strategies = (grouped("ifca", sweep=False), grouped("fesem", sweep=False), {"kind": "fedavg", "clients_per_round": 4})
+        cohorts = []
+        for strategy in strategies:
+            run = ran(world(PAIRED, 20, strategy, 6, learning="off"), tmp_path / strategy["kind"])
+            cohorts.append([[event["device"] for event in tasks(run) if event["round"] == number] for number in range(6)])
+        assert cohorts[0] == cohorts[1] == cohorts[2]
+
+
+def shifted_at(time: str, **others: Any) -> Sections:
+    return {"kind": "swap-all", "probability": 1.0, "at": {"times": [time]}} | others
+
+
+class TestPreparation:
+    def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(self, tmp_path: Path) -> None:
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [6]}}
+        strategy = grouped("ifca-mig", shift_metric="oracle")
+        run = ran(world(PAIRED, 20, strategy, 8, drift=drift), tmp_path / "run")
+        (at,) = {event["time"] for event in of_kind(run, "shift")}
+        prepared = [event for event in tasks(run) if event["time"] == at and event["round"] in (None, 6)]
+        within = {event["device"] for event in prepared if event["round"] == 6}
+        beside = {event["device"] for event in prepared if event["round"] is None}
+        assert (len(within), len(beside)) == (4, 16)
+        continued = {event["device"]: event for event in tasks(run) if "continues" in event["data"]}
+        assert set(continued) == within
+        for event in prepared:
+            if event["round"] == 6:
+                assert continued[event["device"]]["time"] == event["end"]  # no round is lost by it
+        row = run.rounds[6]
+        assert (row["selected"], row["valid"]) == (4, 4)
+
+    def test_who_works_when_its_data_shift_is_prepared_when_it_is_through(self, tmp_path: Path) -> None:
+        drift = shifted_at("1 s")
+        run = ran(world(PAIRED, 20, grouped("flexcfl", clients_per_round=20), 9, drift=drift), tmp_path / "run")
+        fired = [event["device"] for event in of_kind(run, "shift-test") if event["data"]["fired"]]
+        busy = [event for device in fired for event in tasks(run, device) if event["time"] < 1 < event["end"]]
+        assert len(busy) > 10
+        for event in busy:
+            (after,) = (later for later in tasks(run, event["device"]) if later["time"] == event["end"])
+            assert after["round"] is None
+        assert {event["device"] for event in moves(run, "migration")} <= set(fired)
+
+    def test_who_is_lost_while_it_prepares_beside_the_rounds_tries_again_when_it_is_back(self, tmp_path: Path) -> None:
+        """A pre-training takes half a second; phases of presence are hardly longer."""
+        population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
+        strategy = grouped("flexcfl", clients_per_round=2, shift_metric="oracle", retry="500 ms")
+        sections = world(PAIRED, 20, strategy, 40, population=population, drift=shifted_at("6 s"), seed=5)
+        run = ran(sections, tmp_path / "run")
+        built: Run = Simulation(fedsim.Scenario(**sections)).installed
+        again = 0
+        for event in tasks(run):
+            if event["round"] is None and event["time"] > 6 and event["outcome"] == "lost":
+                back = built.workforce.next_on(event["device"], event["end"])
+                if back < run.rounds[-1]["time"]:
+                    again += 1
+                    assert any(later["time"] == back for later in tasks(run, event["device"]))
+        assert again > 0
+        for test in of_kind(run, "shift-test"):
+            assert any(event["time"] >= test["time"] for event in tasks(run, test["device"]))
+
+    def test_who_is_lost_in_a_round_after_its_data_have_shifted_is_prepared_when_it_is_back(self, tmp_path: Path) -> None:
+        population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
+        strategy = grouped("flexcfl", clients_per_round=10, shift_metric="oracle", retry="500 ms", local_epochs=20)
+        sections = world(PAIRED, 20, strategy, 12, population=population, drift=shifted_at("8 s"), seed=5)
+        run = ran(sections, tmp_path / "run")
+        built: Run = Simulation(fedsim.Scenario(**sections)).installed
+        lost = [
+            event
+            for event in tasks(run)
+            if event["time"] < 8 < event["end"]
+            and event["outcome"] == "lost"
+            and any(test["device"] == event["device"] and test["time"] == 8 for test in of_kind(run, "shift-test"))
+        ]
+        assert lost
+        for event in lost:
+            back = built.workforce.next_on(event["device"], event["end"])
+            assert any(later["time"] == back for later in tasks(run, event["device"]))
+
+    def test_who_shifts_while_it_is_prepared_is_tested_again(self, tmp_path: Path) -> None:
+        """Pre-training for the groups takes half a second: in the midst of it nobody has a group that it could leave."""
+        run = ran(world(PAIRED, 20, grouped("flexcfl"), 4, drift=shifted_at("100 ms")), tmp_path / "run")
+        (made,) = {event["time"] for event in of_kind(run, "clustering")}
+        assert {event["time"] for event in of_kind(run, "shift-test")} == {made}
+        crossed = [event for event in of_kind(run, "shift") if (event["device"] - event["data"]["partner"]) % 5]
+        assert {event["device"] for event in moves(run, "migration")} == {event["device"] for event in crossed}
+        assert run.rounds[-1]["ari"] == 1.0
+
+    def test_who_shifts_again_while_it_looks_for_its_group_is_tested_once_it_has_found_it(self, tmp_path: Path) -> None:
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "3100 ms"]}}
+        strategy = grouped("flexcfl", clients_per_round=1, shift_metric="oracle")
+        run = ran(world(PAIRED, 20, strategy, 40, drift=drift), tmp_path / "run")
+        first = {event["device"]: event["end"] for event in tasks(run) if event["time"] == 3 and event["round"] is None}
+        assert len(first) >= 18
+        for device, end in first.items():
+            assert 3.1 < end < 3.6
+            assert [event["time"] for event in of_kind(run, "shift-test") if event["device"] == device] == [3.0, end]
+        assert run.rounds[-1]["ari"] == 1.0
+
+    def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(self, tmp_path: Path) -> None:
+        population = {"arrivals": {"kind": "schedule", "times": ["3 s"], "devices": [19]}}
+        drift = shifted_at("3200 ms")
+        run = ran(world(PAIRED, 20, grouped("flexcfl"), 40, population=population, drift=drift), tmp_path / "run")
+        (event,) = (event for event in of_kind(run, "shift") if event["device"] == 19)
+        assert (event["data"]["partner"] - 19) % 5
+        assert run.rounds[-1]["ari"] == 1.0
+        assert [move["data"]["why"] for move in of_kind(run, "assign") if move["device"] == 19] == ["cold-start", "migration"]
+
+    def test_lost_in_its_cold_start_a_device_repeats_it_when_it_is_selected_again(self, tmp_path: Path) -> None:
+        population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
+        strategy = grouped("flexcfl", alpha=1, retry="500 ms", clients_per_round=8)
+        run = ran(world(PAIRED, 20, strategy, 30, population=population), tmp_path / "run")
+        repeated = 0
+        for device in range(20):
+            own = tasks(run, device)
+            cold = [event for event in own if event["group"] is None and event["round"] is not None]
+            repeated += len(cold) > 1
+            assert all(event["outcome"] != "done" for event in cold[:-1])
+            for event, following in pairwise(cold):
+                assert following["round"] > event["round"]
+        assert repeated > 0
+
+    def test_enough_is_enough_even_for_who_has_just_been_prepared(self, tmp_path: Path) -> None:
+        """Over-selection closes a round with K updates; nobody who goes on after its preparation holds it up."""
+        strategy = grouped("flexcfl", alpha=1, over_selection=1.5, local_epochs=5)
+        population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 3.0}}
+        run = ran(world(PAIRED, 20, strategy, 8, population=population, learning="off"), tmp_path / "run")
+        assert [(row["selected"], row["valid"], row["slow"]) for row in run.rounds] == [(6, 4, 2)] * 8
+
+    def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(self, tmp_path: Path) -> None:
+        """A pre-training takes as long as a round's training, so all with a group come at once, and nobody else is needed."""
+        strategy = grouped("flexcfl", groups=2, alpha=5, over_selection=1.5, sweep=False)
+        strategy |= {"pretrain_iterations": None, "pretrain_epochs": 2}
+        run = ran(world(PAIRED, 20, strategy, 20, learning="off"), tmp_path / "run")
+        seen: set[int] = set()
+        for row in run.rounds:
+            own = [event for event in tasks(run) if event["round"] == row["round"]]
+            ready = sum(event["group"] is not None and "continues" not in event["data"] for event in own)
+            seen.add(ready)
+            assert (row["selected"], row["valid"]) == (6, ready if ready >= 4 else 6)
+        assert seen.intersection((4, 5))
+        assert seen.intersection((1, 2, 3))
+
+    def test_who_is_prepared_in_the_instant_in_which_a_round_asks_it_has_a_group_by_then(self, tmp_path: Path) -> None:
+        """Pre-training takes half a second, a round a whole one: newcomers find theirs when a round has just ended.
+
+        Whether they began before the round's clients or after them decides who is heard first, and nothing else.
+        """
+        population = {
+            "speed": "128 samples/s",
+            "arrivals": {"kind": "schedule", "times": ["3 s", "4500 ms"], "devices": [7, 8]},
+        }
+        epochs = {"pretrain_iterations": None, "pretrain_epochs": 1}
+        strategy = grouped("flexcfl", groups=2, clients_per_round=10) | epochs
+        run = ran(
+            world(opposite_groups(tmp_path / "data", [64] * 10), 10, strategy, 8, population=population), tmp_path / "run"
+        )
+        for device, arrival, first in ((7, 3.0, 3.5), (8, 4.5, 5.5)):
+            begins = [(event["time"], event["round"] is None, event["group"] is None) for event in tasks(run, device)]
+            assert begins[0] == (arrival, True, True)
+            assert begins[1:] == [(first + number, False, False) for number in range(len(begins) - 1)]
+            assert len(begins) > 2
+
+    def test_at_its_deadline_a_round_ends_whoever_still_prepares(self, tmp_path: Path) -> None:
+        """A cold start takes 0.7 s, the training after it 0.2 s."""
+        population = {"speed": "700 samples/s"}
+        found = {}
+        for deadline in ("800 ms", "2 s"):
+            strategy = grouped("flexcfl", alpha=1, deadline=deadline)
+            run = ran(world(PAIRED, 20, strategy, 3, population=population, learning="off"), tmp_path / deadline)
+            old = {event["device"] for event in moves(run, "pre-training")}
+            fresh = [event for event in tasks(run) if "continues" in event["data"]]
+            assert len(fresh) + len(old.intersection(range(12))) == 12
+            found[deadline] = {event["outcome"] for event in fresh}
+            assert sum(row["slow"] for row in run.rounds) == sum(event["outcome"] == "late" for event in fresh)
+        assert found == {"800 ms": {"late"}, "2 s": {"done"}}
+
+    def test_a_deadline_from_the_download_on_bounds_preparation_within_rounds_alone(self, tmp_path: Path) -> None:
+        """A cold start trains for 0.6 s, more or less. Beside the rounds nobody waits for it."""
+        speed = {"kind": "lognormal", "median": "740 samples/s", "spread": 1.1}
+        population = {"speed": speed, "arrivals": {"kind": "schedule", "times": ["2 s"] * 3, "devices": [2, 17, 19]}}
+        strategy = grouped("fedgroup", alpha=2, deadline="620 ms", deadline_from="download", retry="1 s")
+        run = ran(world(PAIRED, 20, strategy, 12, population=population, learning="off"), tmp_path / "run")
+        beside = [event for event in tasks(run) if event["round"] is None and event["time"] >= 2]
+        assert [event["device"] for event in beside] == [2, 17, 19]
+        assert all(event["outcome"] == "done" and event["end"] > event["time"] + 0.62 for event in beside)
+        slow = {event["device"] for event in tasks(run) if event["outcome"] == "late"}
+        assert {row["device"] for row in run.devices if row["speed"] < 446 / 0.62} >= slow  # 50 batches of 71 samples
+        assert len(slow) >= 5
+
+    def test_a_deadline_shorter_than_any_pretraining_ends_the_run(self, tmp_path: Path) -> None:
+        strategy = grouped("flexcfl", deadline="600 ms")
+        population = {"speed": "700 samples/s"}
+        run = ran(world(PAIRED, 20, strategy, 3, population=population, learning="off"), tmp_path / "run")
+        assert run.summary["stopped"] == "100 group cold starts brought back fewer than 5 devices each"
+
+
+class TestEmptiedGroups:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(self, tmp_path: Path, kind: str) -> None:
+        """All devices of the fifth true group leave for good after some rounds."""
+        gone = [4, 9, 14, 19]
+        population = {"departures": {"kind": "schedule", "times": ["1500 ms"] * 4, "devices": gone}}
+        run = ran(world(PAIRED, 20, grouped(kind), 20, population=population), tmp_path / "run")
+        assert run.rounds[-1]["time"] > 2
+        assert run.rounds[-1]["accuracy"] is not None
+        assert len([name for name in run.models()["group"] if name.endswith("weight")]) == 5
+        if kind in ("flexcfl", "fedgroup"):
+            group = groups_of(run)[4]
+            assert [groups_of(run)[device] for device in gone] == [group] * 4
+            late = [event for event in of_kind(run, "aggregate") if event["group"] == group and event["time"] > 1.8]
+            assert not late
+
+    def test_all_its_members_may_migrate_away(self, tmp_path: Path) -> None:
+        """Odd devices come to label as even ones do: one group keeps a model that nobody uses."""
+        data = opposite_groups(tmp_path / "data", [40] * 8)
+        drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [4]}, "among": "selected"}
+        strategy = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "local_epochs": 2, "shift_metric": "oracle"}
+        run = ran(world(data, 8, strategy, 8, drift=drift), tmp_path / "run")
+        assert {(event["device"], event["group"]) for event in moves(run, "migration")} == {
+            (device, 1 - before) for device, before in enumerate(first_groups(run))
+        }
+        from fedsim.strategies.flexcfl.strategy import FlexCFL
+
+        built: Run = Simulation(fedsim.Scenario(**world(data, 8, strategy, 8))).installed
+        assert isinstance(built.strategy, FlexCFL)
+        state = built.strategy.state
+        state |= {"models": [built.learner.initial(0), built.learner.initial(1)], "group": [1] * 8}
+        served = built.strategy.models()
+        assert [devices for _, devices in served.values()] == [[], list(range(8))]
+        evaluation = asyncio.run(built.learner.evaluate(served))  # type: ignore[arg-type]
+        assert evaluation is not None
+        assert evaluation.devices == list(range(8))
+        assert math.isnan(evaluation["group/0"].accuracy)
+
+
+def first_groups(run: RunFolder) -> list[int]:
+    found: dict[int, int] = {}
+    for event in of_kind(run, "assign"):
+        found.setdefault(event["device"], event["group"])
+    return [found[device] for device in sorted(found)]
+
+
+class TestPoorData:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_devices_with_a_single_class(self, tmp_path: Path, kind: str) -> None:
+        data = {"source": "digits", "partition": {"kind": "label-groups", "groups": 10}}
+        drift = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}}
+        strategy = grouped(kind, groups=3)
+        run = ran(world(data, 20, strategy, 8, drift=drift), tmp_path / "run")
+        assert run.summary["rounds"] == 8
+
+    @pytest.mark.parametrize("kind", MIGRATING)
+    def test_a_device_may_lose_its_only_class(self, tmp_path: Path, kind: str) -> None:
+        """It gives away all that it has, and holds what it got for it."""
+        data = {"source": "digits", "partition": {"kind": "label-groups", "groups": 10}}
+        drift = {"kind": "swap-part", "probability": 1.0, "at": {"rounds": [6]}}
+        run = ran(world(data, 20, grouped(kind, groups=3), 10, drift=drift), tmp_path / "run")
+        shifted = {event["device"] for event in of_kind(run, "shift")}
+        assert len(shifted) >= 16
+        tests = {event["device"]: event["data"] for event in of_kind(run, "shift-test")}
+        assert set(tests) == shifted
+        assert all(test["fired"] for test in tests.values())
+        assert min(row["samples"] for row in run.devices) > 0
+
+    @pytest.mark.parametrize("kind", MIGRATING)
+    def test_a_single_sample_released_is_a_shift(self, tmp_path: Path, kind: str) -> None:
+        drift = {"kind": "incremental", "shares": [1.0, 0.001, 1.0], "at": {"rounds": [0, 6, 8]}}
+        with pytest.raises(fedsim.ScenarioError, match="fall"):
+            fedsim.Scenario(**world(PAIRED, 20, grouped(kind), 10, drift=drift))
+        drift |= {"shares": [0.001, 0.5, 1.0]}
+        run = ran(world(PAIRED, 20, grouped(kind), 10, drift=drift), tmp_path / "run")
+        assert {event["data"]["fired"] for event in of_kind(run, "shift-test")} == {True}
+        assert len(of_kind(run, "shift-test")) == (60 if kind == "flexcfl" else 40)  # FlexCFL has groups before round 0
+
+
+durations = st.sampled_from(["2 s", "8 s", "30 s", "5 min"])
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 1000),
+    network=networks,
+    mean_on=durations,
+    mean_off=durations,
+    deadline=st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"])),
+    deadline_from=st.sampled_from([None, "download"]),
+    over=st.sampled_from([1.0, 1.5]),
+    lifetimes=st.booleans(),
+    every=st.sampled_from(["7 s", "100 s"]),
+    alpha=st.sampled_from([1, 20]),
+    eta_g=st.sampled_from([0.0, 0.5]),
+)
+def test_nothing_hangs_and_the_books_are_sound_whatever_devices_do(
+    kind: str,
+    seed: int,
+    network: Any,
+    mean_on: str,
+    mean_off: str,
+    deadline: str | None,
+    deadline_from: str | None,
+    over: float,
+    lifetimes: bool,
+    every: str,
+    alpha: int,
+    eta_g: float,
+) -> None:
+    strategy = {"kind": kind, "groups": 3, "clients_per_round": 6, "local_epochs": 2, "retry": "10 s", "over_selection": over}
+    strategy |= {"deadline": deadline, "deadline_from": deadline_from} if deadline else {}
+    strategy |= {"shift_metric": "oracle"} if kind in MIGRATING else {}
+    strategy |= {"alpha": alpha, "eta_g": eta_g} if kind in ("flexcfl", "fedgroup") else {}
+    population: Sections = {"devices": 16, "speed": {"kind": "lognormal", "median": "300 samples/s", "spread": 3.0}}
+    population |= {"jitter": 0.3, "availability": {"kind": "renewal", "mean_on": mean_on, "mean_off": mean_off}}
+    if lifetimes:
+        population |= {"arrivals": {"kind": "poisson", "rate": "1/min", "newcomers": 6}}
+        population |= {"departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.5}}
+    drift = {"kind": "swap-all", "probability": 0.7, "at": {"every": every}}
+    scenario = {"seed": seed, "learning": "off", "data": PAIRED, "population": population, "network": network, "drift": drift}
+    scenario |= {"strategy": strategy, "stop": {"rounds": 8, "simulated_time": "20 min"}}
+    if refused_for_its_deadline(scenario):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        result = fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        assert result.summary["stopped"] in ("8 rounds", "simulated time") or "cold starts" in result.summary["stopped"]
+        found = audit(Path(folder) / "run")
+        assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_reaches_its_rounds_although_devices_keep_vanishing(tmp_path: Path, kind: str, seed: int) -> None:
+    """Phases of presence of 3 s on average, where a task takes about one."""
+    population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "2 s"}}
+    drift = {"kind": "swap-all", "probability": 0.5, "at": {"every": "4 s"}}
+    strategy = grouped(kind, retry="1 s") | ({"shift_metric": "oracle"} if kind in MIGRATING else {})
+    sections = world(PAIRED, 20, strategy, 30, population=population, drift=drift, learning="off", seed=seed)
+    run = ran(sections, tmp_path / "run")
+    assert run.summary["stopped"] == "30 rounds"
+    assert sum(row["disconnected"] for row in run.rounds) > 0
+    assert sum(row["valid"] for row in run.rounds) > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_go_with_a_run_that_is_the_same_on_any_executor(small: dict[str, Any], kind: str) -> None:
+    small |= {"strategy": grouped(kind, groups=3), "stop": {"rounds": 5}, "model": {"kind": "mlp", "hidden": [13]}}
+    small["drift"] = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}}
+    found = {
+        (summary["events_sha256"], summary["models_sha256"])
+        for summary in (
+            fedsim.run(fedsim.Scenario(**small), executor="inline").summary,
+            fedsim.run(fedsim.Scenario(**small), executor="threads", workers=2).summary,
+        )
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", MIGRATING)
+def test_a_run_with_migrations_goes_on_wherever_it_was_cut(tmp_path: Path, kind: str) -> None:
+    """What a device remembers of its data, who prepares and who must: all of it is in a checkpoint.
+
+    All data shift at the very begin, so that it matters that devices have their first groups by what they held after it.
+    """
+    speed = {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}
+    population = {"speed": speed, "availability": {"kind": "renewal", "mean_on": "6 s", "mean_off": "1 s"}}
+    drift = {"kind": "swap-all", "probability": 0.8, "at": {"times": ["0 s", "1 s", "1500 ms", "3 s"]}}
+    strategy = grouped(kind, shift_metric="oracle", retry="1 s", local_epochs=4)
+    sections = world(PAIRED, 20, strategy, 6, population=population, drift=drift)
+    whole = ran(sections, tmp_path / "whole")
+    kinds = [event["kind"] for event in whole.events]
+    first = [at for at, found in enumerate(kinds) if found == "task-end" and whole.events[at]["round"] == 0][1]
+    for cut in (first, *(len(kinds) * part // 6 for part in range(1, 6))):
+        place = tmp_path / str(cut)
+        assert testing.run_until(sections, place, cut) == "interrupted"
+        testing.go_on(sections, place)
+        testing.assert_same_run(tmp_path / "whole", place)

@@ -1,0 +1,246 @@
+"""IFCA and IFCA-MIG against known answers, through whole simulated runs."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.strategies.ifca import IFCA, IFCAParams
+from tests.strategies.clustered import (
+    PAIRED,
+    ROTATED,
+    Sections,
+    file_data,
+    groups_of,
+    moves,
+    of_kind,
+    opposite_groups,
+    played,
+    ran,
+    weights,
+    world,
+)
+
+D = 650 * 4  # bytes of a logistic model of 8x8 digits
+
+
+def ifca(groups: int, clients: int, **others: Any) -> Sections:
+    return {"kind": "ifca", "groups": groups, "clients_per_round": clients, "local_epochs": 2} | others
+
+
+class TestOneGroup:
+    @pytest.mark.parametrize(("aggregation", "sizes"), [("weighted", [5, 12, 30, 8, 21]), ("mean", [14] * 5)])
+    def test_it_is_fedavg_bit_for_bit(self, tmp_path: Path, aggregation: str, sizes: list[int]) -> None:
+        data = opposite_groups(tmp_path, sizes)
+        ours, _ = played(world(data, 5, ifca(1, 3, aggregation=aggregation, sweep=False), 6, training={"batch_size": 4}))
+        fedavg = {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 2}
+        theirs, _ = played(world(data, 5, fedavg, 6, training={"batch_size": 4}))
+        assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
+
+    def one_round(self, folder: Path, aggregation: str) -> tuple[list[NDArray[np.float32]], NDArray[np.float32], list[int]]:
+        """(What each device sends, the model, who was asked in order) of a single round with all devices."""
+        sizes = [5, 12, 30]
+        run, records = played(world(opposite_groups(folder, sizes), 3, ifca(1, 3, aggregation=aggregation), 1))
+        start = run.learner.initial()
+        updates = [run.learner.train(start, device, key=0, epochs=2) for device in range(3)]
+        asked = [record.fields["device"] for record in records if record.kind == "task-start"]
+        return weights(run, updates), weights(run)[0], asked
+
+    def test_how_updates_are_put_together(self, tmp_path: Path) -> None:
+        shares = {"mean": [1 / 3] * 3, "weighted": [5 / 47, 12 / 47, 30 / 47], "first": [1.0, 0.0, 0.0]}
+        for aggregation, share in shares.items():
+            updates, model, asked = self.one_round(tmp_path, aggregation)
+            assert asked == [0, 1, 2]
+            expected = sum(part * update.astype(np.float64) for part, update in zip(share, updates, strict=True))
+            assert model == pytest.approx(expected, abs=1e-6)
+
+
+QUADRATIC = '''
+import torch
+
+class Drawn(torch.nn.Module):
+    """One weight w, drawn; the loss of a sample with the single feature a is (w - a)^2 / 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(1))
+
+    def forward(self, x):
+        return (self.w - x).repeat(1, 2)
+
+    def loss(self, outputs, y):
+        return outputs[:, 0] ** 2 / 2
+'''
+
+
+def quadratics(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, **strategy: Any) -> Sections:
+    """Devices that want the weight to be -5 (even ones) or +5; a single step of full length takes it there."""
+    (folder / "drawn_weight.py").write_text(QUADRATIC)
+    monkeypatch.syspath_prepend(folder)
+    data = file_data(folder, [(np.full((4, 1), (-5.0, 5.0)[device % 2]), [0, 1, 0, 1]) for device in range(6)])
+    training = {"lr": 1.0, "batch_size": 100, "init": "torch"}
+    model = {"kind": "module", "factory": "drawn_weight:Drawn"}
+    return world(data, 6, ifca(2, 6, **strategy), 1, model=model, training=training, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_groups_of_quadratics_are_found_in_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """All choose rightly, and the mean of full steps is the centre itself."""
+    sections = quadratics(tmp_path, monkeypatch, seed, local_epochs=1)
+    run, _ = played(sections)
+    starts = [float(value[0]) for value in weights(run, [run.learner.initial(group) for group in (0, 1)])]
+    assert max(map(abs, starts)) < 5.0
+    low = int(starts[1] < starts[0])  # the start that is nearer to -5, the other being nearer to 5
+    assert run.strategy.state["group"] == [low, 1 - low] * 3
+    assert [float(value[0]) for value in weights(run)] == ([-5.0, 5.0] if low == 0 else [5.0, -5.0])
+
+
+def test_the_models_begin_at_draws_of_their_own() -> None:
+    run, _ = played(world(PAIRED, 10, ifca(3, 2), 1))
+    values = weights(run, [run.learner.initial(group) for group in range(3)])
+    assert len({value.tobytes() for value in values}) == 3
+
+
+class ReversedParams(IFCAParams):
+    kind: str = "tests.strategies.test_ifca:Reversed"  # type: ignore[assignment]
+
+
+class Reversed(IFCA):
+    """IFCA with its models in reverse order."""
+
+    Params = ReversedParams
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.state["models"].reverse()
+
+
+def test_the_order_of_the_models_is_only_a_matter_of_names() -> None:
+    shape = world(ROTATED, 12, ifca(4, 9, local_epochs=5), 5, seed=2)
+    ours, _ = played(shape)
+    theirs, _ = played(shape | {"strategy": shape["strategy"] | {"kind": ReversedParams().kind}})
+    assert [value.tobytes() for value in weights(ours)] == [value.tobytes() for value in weights(theirs)][::-1]
+    assert theirs.strategy.state["group"] == [3 - group if group >= 0 else -1 for group in ours.strategy.state["group"]]
+    assert len(set(ours.strategy.state["group"])) > 1
+
+
+def test_equal_starts_are_refused_where_groups_must_be_told_apart() -> None:
+    with pytest.raises(fedsim.ScenarioError, match=r"strategy.starts is 'same' with 3 groups.*allowed is 'different'"):
+        fedsim.Scenario(**world(PAIRED, 10, ifca(3, 2, starts="same"), 1))
+    fedsim.Scenario(**world(PAIRED, 10, ifca(1, 2, starts="same"), 1))
+
+
+class AlikeParams(IFCAParams):
+    kind: str = "tests.strategies.test_ifca:Alike"  # type: ignore[assignment]
+
+
+class Alike(IFCA):
+    """IFCA whose models begin alike, which the parameters refuse."""
+
+    Params = AlikeParams
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.state["models"] = [self.server.initial()] * self.params.groups
+
+
+def test_equal_starts_would_put_all_into_one_group_for_ever() -> None:
+    """In its first round; later the first model has moved, and whoever it does not fit chooses the second."""
+    shape = world(ROTATED, 12, ifca(3, 12), 1)
+    run, _ = played(shape | {"strategy": shape["strategy"] | {"kind": AlikeParams().kind}})
+    assert run.strategy.state["group"] == [0] * 12
+
+
+@pytest.mark.parametrize("learning", ["on", "off"])
+def test_the_ledger_holds_all_models_down_and_an_update_and_an_id_up(tmp_path: Path, learning: str) -> None:
+    run = ran(world(PAIRED, 10, ifca(3, 4), 7, learning=learning), tmp_path / "run")
+    moved = run.summary["bytes"]
+    assert moved["down"] == 7 * 4 * 3 * D
+    assert moved["up"] == 7 * 4 * (D + 4)
+    assert moved["by_purpose"] == {"id": 7 * 4 * 4, "model": 7 * 4 * 3 * D, "update": 7 * 4 * D}
+    assert moved["paper"] == 7 * 4 * (3 + 1) * D
+
+
+def test_a_test_takes_a_third_of_a_trainings_time_for_each_model(tmp_path: Path) -> None:
+    data = opposite_groups(tmp_path / "data", [30] * 4)
+    run = ran(world(data, 4, ifca(3, 4), 1, population={"speed": "10 samples/s"}), tmp_path / "run")
+    assert run.rounds[0]["time"] == pytest.approx(3 * (3 / 3 + 2))
+
+
+def test_rotations_are_told_apart(tmp_path: Path) -> None:
+    """Every device's choice is the model that fits its own rotation, once the models have parted."""
+    run = ran(world(ROTATED, 24, ifca(4, 24, local_epochs=5), 12, seed=2), tmp_path / "run")
+    assert run.rounds[-1]["purity"] >= 0.75
+    assert run.rounds[-1]["accuracy"] > 0.85
+
+
+class TestMigration:
+    def swapped(self, folder: Path, kind: str, at: Any, **strategy: Any) -> Any:
+        drift = {"kind": "swap-all", "probability": 1.0, "at": at}
+        return ran(world(PAIRED, 20, ifca(5, 5, **strategy) | {"kind": kind}, 12, drift=drift), folder)
+
+    def test_who_has_shifted_receives_all_models_once_more_and_chooses(self, tmp_path: Path) -> None:
+        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [5]}, shift_metric="oracle")
+        assert len(of_kind(run, "shift-test")) == len(of_kind(run, "shift")) == 20
+        moved = run.summary["bytes"]["by_purpose"]
+        assert moved["migration"] == 20 * 5 * D
+        assert moved["id"] == 4 * (20 + 12 * 5)
+        assert run.summary["bytes"]["paper"] == (12 * 5 * (5 + 1) + 20 * 5) * D
+        assert sum(row["selected"] for row in run.devices) == 12 * 5
+
+    def test_only_those_who_have_a_group_can_leave_it(self, tmp_path: Path) -> None:
+        """By round 2 half of the devices have been asked."""
+        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [2]}, shift_metric="oracle")
+        assert len(of_kind(run, "shift")) == 20
+        assert {event["device"] for event in of_kind(run, "shift-test")} == set(range(10))
+
+    def test_ifca_itself_does_not_look(self, tmp_path: Path) -> None:
+        run = self.swapped(tmp_path / "run", "ifca", {"rounds": [5]})
+        assert not of_kind(run, "shift-test")
+        assert "migration" not in run.summary["bytes"]["by_purpose"]
+
+    def test_a_choice_made_on_old_data_does_not_undo_a_migration(self, tmp_path: Path) -> None:
+        """The data shift while devices train. They send the choice made before, but have chosen anew when the round closes."""
+        population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}}
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "4500 ms", "6 s"]}}
+        strategy = ifca(5, 15, shift_metric="oracle", local_epochs=3) | {"kind": "ifca-mig"}
+        run = ran(world(PAIRED, 20, strategy, 8, population=population, drift=drift), tmp_path / "run")
+        overtaken = 0
+        begun: dict[int, dict[str, Any]] = {}
+        latest: dict[int, int] = {}
+        for event in run.events:
+            if event["kind"] == "task-start":
+                begun[event["task"]] = event
+            elif event["kind"] == "assign" and event["data"]["why"] == "migration":
+                latest[event["device"]] = max(task for task, start in begun.items() if start["device"] == event["device"])
+            elif event["kind"] == "aggregate":
+                for task in event["data"]["tasks"]:
+                    overtaken += task < latest.get(begun[task]["device"], -1)
+            elif event["kind"] == "assign" and event["data"]["why"] == "choice":
+                rounds = [
+                    task for task, start in begun.items() if start["device"] == event["device"] and start["round"] is not None
+                ]
+                assert max(rounds) > latest.get(event["device"], -1)
+        assert overtaken > 0
+        assert moves(run, "migration")
+
+    def test_who_chose_for_the_first_time_on_data_that_it_has_lost_meanwhile_chooses_again(self, tmp_path: Path) -> None:
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["200 ms"]}}
+        strategy = ifca(5, 20, shift_metric="oracle") | {"kind": "ifca-mig"}
+        run = ran(world(PAIRED, 20, strategy, 2, drift=drift), tmp_path / "run")
+        first = run.rounds[0]["time"]
+        (at,) = {event["time"] for event in of_kind(run, "shift")}
+        assert at == pytest.approx(0.2)
+        assert at < first
+        assert {event["time"] for event in of_kind(run, "shift-test")} == {first}
+        assert len(of_kind(run, "shift-test")) == 20
+
+
+def test_a_device_without_a_choice_of_its_own_has_no_group(tmp_path: Path) -> None:
+    run = ran(world(PAIRED, 20, ifca(5, 5), 2), tmp_path / "run")
+    assert [group is None for group in groups_of(run)] == [False] * 10 + [True] * 10
+    assert Counter(event["data"]["why"] for event in of_kind(run, "assign")).keys() == {"choice"}

@@ -1,0 +1,177 @@
+"""Devices that join and leave while a run goes on, at every strategy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+from tests.strategies.clustered import PAIRED, Sections, of_kind, ran, world
+from tests.test_runs import STRATEGIES
+
+EARLY, LATE, GONE = [1, 3, 5], [7, 9], [0, 2, 4]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
+
+
+def changing(small: Sections, strategy: Sections, **population: Any) -> Sections:
+    """The world ``small``; three devices join in the first minutes, two later, and three leave in between."""
+    small["population"] |= {
+        "availability": {"kind": "always"},
+        "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
+        "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
+    } | population
+    return small | {"strategy": strategy, "stop": {"rounds": 400, "simulated_time": "20 min"}}
+
+
+def starts(run: RunFolder, device: int) -> list[dict[str, Any]]:
+    ends = {event["task"]: event["outcome"] for event in of_kind(run, "task-end")}
+    own = [event for event in of_kind(run, "task-start") if event["device"] == device]
+    return [event | {"outcome": ends[event["task"]]} for event in own]
+
+
+@every_strategy
+@pytest.mark.parametrize("learning", ["on", "off"])
+def test_newcomers_take_part_and_who_has_left_does_not(
+    small: dict[str, Any], strategy: Sections, learning: str, tmp_path: Path
+) -> None:
+    sections = changing(small, strategy) | {"learning": learning}
+    if learning == "on":
+        sections["stop"] = {"rounds": 60, "simulated_time": "8 min"}
+        sections["evaluation"] = {"every": 10}
+    run = ran(sections, tmp_path / "run")
+    over = run.events[-1]["time"]
+    arrival = {event["device"]: event["time"] for event in of_kind(run, "arrival")}
+    departure = {event["device"]: event["time"] for event in of_kind(run, "departure")}
+    assert set(arrival) == {device for device, at in zip([*EARLY, *LATE], [20, 40, 60, 240, 300], strict=True) if at <= over}
+    for device, time in arrival.items():
+        assert all(event["time"] >= time for event in starts(run, device))
+    for device, time in departure.items():
+        for event in starts(run, device):
+            assert event["time"] < time or event["outcome"] == "left"
+        assert sum(event["time"] > time for event in starts(run, device)) <= 1  # who was not there once is not asked again
+    if learning == "off":
+        assert set(departure) == set(GONE)
+        for device in EARLY:
+            assert starts(run, device), f"newcomer {device} was never asked anything"
+            assert any(event["outcome"] == "done" for event in starts(run, device))
+
+
+@every_strategy
+def test_newcomers_that_are_away_when_they_arrive_and_leavers_that_come_and_go(
+    small: dict[str, Any], strategy: Sections, tmp_path: Path
+) -> None:
+    population = {
+        "availability": {"kind": "renewal", "mean_on": "1 min", "mean_off": "40 s"},
+        "arrivals": {"kind": "poisson", "rate": "6 /min", "newcomers": 10},
+        "departures": {"kind": "exponential", "mean_stay": "4 min", "share": 0.6},
+    }
+    run = ran(changing(small, strategy, **population) | {"learning": "off"}, tmp_path / "run")
+    built = Simulation(fedsim.Scenario(**changing(small, strategy, **population) | {"learning": "off"})).installed
+    for device in range(20):
+        for event in starts(run, device):
+            assert event["time"] >= built.population.arrival[device]
+            assert event["time"] < built.population.departure[device] or event["outcome"] == "left"
+
+
+@every_strategy
+def test_when_all_have_left_the_run_ends(small: dict[str, Any], strategy: Sections, tmp_path: Path) -> None:
+    population = {
+        "arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 5},
+        "departures": {"kind": "exponential", "mean_stay": "1 min"},
+    }
+    sections = changing(small, strategy, **population) | {"learning": "off", "stop": {"rounds": 100_000}}
+    run = ran(sections, tmp_path / "run")
+    assert run.summary["stopped"] != "100000 rounds"
+    assert run.summary["stopped"].startswith(("no device", "no client", "fewer than")), run.summary["stopped"]
+
+
+@every_strategy
+def test_nobody_is_there_before_the_first_newcomer(small: dict[str, Any], strategy: Sections, tmp_path: Path) -> None:
+    population = {"arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 20}, "departures": None}
+    sections = changing(small, strategy, **population) | {"learning": "off", "stop": {"rounds": 20, "simulated_time": "2 h"}}
+    run = ran(sections, tmp_path / "run")
+    assert run.summary["stopped"] == "20 rounds"
+    first = min(event["time"] for event in of_kind(run, "arrival"))
+    assert min(event["time"] for event in of_kind(run, "task-start")) >= first > 0
+
+
+class TestIntroductions:
+    """Strategies that get to know a device before they ask it."""
+
+    def joined(self, folder: Path, strategy: Sections) -> RunFolder:
+        times = ["1 s", "2 s"]
+        population = {"arrivals": {"kind": "schedule", "times": times, "devices": [3, 11]}}
+        return ran(world(PAIRED, 20, strategy, 60, population=population, learning="off"), folder)
+
+    def test_cata_fed_connects_a_newcomer_when_it_arrives(self, tmp_path: Path) -> None:
+        strategy = {"kind": "cata-fed", "clients_per_round": 4, "clusters": 2, "deadline": "500 ms", "most_epochs": 3}
+        run = self.joined(tmp_path / "run", strategy | {"smallest_part": 10})
+        reports = {row["device"]: row["start"] for row in run.transfers if row["purpose"] == "size-report"}
+        assert {device: time for device, time in reports.items() if time > 0} == {3: 1.0, 11: 2.0}
+        clustered = [(event["time"], sum(event["data"]["members"])) for event in of_kind(run, "cluster")]
+        assert [members for _, members in clustered] == [18, 19, 20]
+        for device in (3, 11):
+            own = starts(run, device)
+            assert [event["round"] is None for event in own] == [True] + [False] * (len(own) - 1)
+            assert len(own) > 1
+
+    def test_cata_fed_waits_for_newcomers_when_nobody_else_is_left(self, tmp_path: Path) -> None:
+        population = {
+            "arrivals": {"kind": "schedule", "times": ["30 s"], "devices": [19]},
+            "departures": {"kind": "schedule", "times": ["3 s"] * 19, "devices": list(range(19))},
+        }
+        strategy = {"kind": "cata-fed", "clients_per_round": 4, "deadline": "1 s", "clusters": 1, "smallest_part": 10}
+        run = ran(world(PAIRED, 20, strategy, 60, population=population, learning="off"), tmp_path / "run")
+        assert run.summary["stopped"] == "60 rounds"
+        assert run.rounds[-1]["time"] > 30
+
+    @pytest.mark.parametrize("tiers_from", ["size", "latency"])
+    def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(self, tmp_path: Path, tiers_from: str) -> None:
+        strategy = {"kind": "tifl", "tiers": 2, "clients_per_round": 3, "tiers_from": tiers_from, "profiling_rounds": 2}
+        run = self.joined(tmp_path / "run", strategy)
+        introduced = {
+            device: [event["time"] for event in starts(run, device) if event["round"] is None] for device in range(20)
+        }
+        times = 1 if tiers_from == "size" else 2
+        assert all(len(own) == times for own in introduced.values())
+        assert (introduced[3][0], introduced[11][0]) == (1.0, 2.0)
+        assert all(own[0] == 0 for device, own in introduced.items() if device not in (3, 11))
+        (event,) = of_kind(run, "tiers")
+        assert sum(event["data"]["members"]) == 18
+        assert run.devices[3]["group"] is not None
+        assert any(event["round"] is not None for device in (3, 11) for event in starts(run, device))
+
+    def test_tifl_waits_for_the_first_newcomer(self, tmp_path: Path) -> None:
+        population = {"arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 20}}
+        strategy = {"kind": "tifl", "tiers": 2, "clients_per_round": 1}
+        run = ran(world(PAIRED, 20, strategy, 200, population=population, learning="off"), tmp_path / "run")
+        assert run.summary["stopped"] == "200 rounds"
+        (event,) = of_kind(run, "tiers")
+        assert event["time"] == min(arrival["time"] for arrival in of_kind(run, "arrival"))
+        assert sum(event["data"]["members"]) == 1
+
+
+def test_a_server_does_not_know_who_is_to_come() -> None:
+    sections = world(
+        PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": {"kind": "schedule", "times": ["5 s"], "devices": [4]}}
+    )
+    run = Simulation(fedsim.Scenario(**sections)).installed
+    assert [device for device in range(20) if not run.server.arrived(device)] == [4]
+    assert run.server.expects_newcomers()
+    assert 4 not in run.server.online()
+    alone = Simulation(fedsim.Scenario(**world(PAIRED, 20, {"kind": "fedavg"}, 1))).installed
+    assert not alone.server.expects_newcomers()
+
+
+def test_once_the_last_newcomer_has_come_and_gone_nobody_is_waited_for(tmp_path: Path) -> None:
+    population = {
+        "arrivals": {"kind": "schedule", "times": ["20 s"], "devices": [1]},
+        "departures": {"kind": "schedule", "times": ["10 s", "21 s"], "devices": [0, 1]},
+    }
+    strategy = {"kind": "cata-fed", "clients_per_round": 1, "clusters": 1, "deadline": "1 s", "smallest_part": 10}
+    data = {"source": "digits", "partition": "iid"}
+    run = ran(world(data, 2, strategy, 10_000, population=population, learning="off"), tmp_path / "run")
+    assert run.summary["stopped"] == "no client is connected any more"
+    assert 20 < run.events[-1]["time"] < 30

@@ -1,0 +1,285 @@
+"""Data that change while a run goes on: when, whose, and who is told of it when."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.assembly import Run
+from fedsim.records.reading import RunFolder
+from fedsim.simulation import Simulation
+from fedsim.strategies.fedavg import FedAvg, FedAvgParams
+from tests.strategies.clustered import PAIRED, ROTATED, Sections, of_kind, played, ran, weights, world
+from tests.test_runs import STRATEGIES
+
+FEDAVG: Sections = {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 1}
+
+
+def swapping(at: Sections, probability: float = 1.0, **others: Any) -> Sections:
+    return {"kind": "swap-all", "probability": probability, "at": at} | others
+
+
+def drifting(drift: Sections, rounds: int = 6, strategy: Sections = FEDAVG, devices: int = 10, **others: Any) -> Sections:
+    return world(PAIRED, devices, strategy, rounds, drift=drift, **others)
+
+
+def shifts(run: RunFolder) -> list[tuple[float, int, int]]:
+    """(time, device, occasion) of every shift."""
+    return [(event["time"], event["device"], event["data"]["occasion"]) for event in of_kind(run, "shift")]
+
+
+class HeardParams(FedAvgParams):
+    kind: str = "tests.test_drift:Heard"  # type: ignore[assignment]
+
+
+class Heard(FedAvg):
+    """FedAvg that writes down whose shifts it hears of, and what such a device then knows of its labels."""
+
+    Params = HeardParams
+
+    async def on_shift(self, device: int) -> None:
+        facts = self.server.facts(device)
+        self.server.emit("heard", device=device, counts=facts.label_counts.tolist(), first=facts.first_label_counts.tolist())
+
+
+class TestSchedules:
+    @pytest.mark.parametrize(
+        ("at", "expected"),
+        [({"rounds": [0, 3, 5]}, [0, 3, 5]), ({"every_rounds": 2}, [0, 2, 4]), ({"every_rounds": 1}, list(range(6)))],
+    )
+    def test_at_rounds_before_anybody_is_asked_in_them(self, tmp_path: Path, at: Sections, expected: list[int]) -> None:
+        run = ran(drifting(swapping(at)), tmp_path / "run")
+        started, found, asked = -1, {}, set()
+        for event in run.events:
+            if event["kind"] == "round-start":
+                started = event["round"]
+            elif event["kind"] == "task-start":
+                asked.add(event["round"])
+            elif event["kind"] == "shift":
+                found.setdefault(event["data"]["occasion"], started + 1)
+                assert started + 1 not in asked
+        assert found == dict(enumerate(expected))
+        assert len(shifts(run)) == 10 * len(expected)
+
+    @pytest.mark.parametrize(
+        ("at", "expected"), [({"times": ["0 s", "250 ms", "1 s"]}, [0.0, 0.25, 1.0]), ({"every": "500 ms"}, [0.5, 1.0, 1.5])]
+    )
+    def test_at_times_wherever_a_round_may_be(self, tmp_path: Path, at: Sections, expected: list[float]) -> None:
+        sections = drifting(swapping(at), learning="off", rounds=1000) | {"stop": {"simulated_time": "1800 ms"}}
+        run = ran(sections, tmp_path / "run")
+        assert sorted({(occasion, time) for time, _, occasion in shifts(run)}) == list(enumerate(expected))
+        assert len(shifts(run)) == 30
+
+    def test_a_round_that_waits_for_clients_shifts_once(self, tmp_path: Path) -> None:
+        """The round begins when somebody can be asked, however often it was looked for clients before."""
+        population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "60 s"}}
+        strategy = FEDAVG | {"retry": "1 s"}
+        sections = drifting(swapping({"every_rounds": 1}), 12, strategy, population=population, learning="off")
+        run = ran(sections, tmp_path / "run")
+        occasions = [event["data"]["occasion"] for event in of_kind(run, "shift")]
+        assert occasions == [occasion for occasion in range(12) for _ in range(10)]
+
+    def test_without_rounds_a_version_is_one(self, tmp_path: Path) -> None:
+        strategy = {"kind": "fedbuff", "concurrency": 6, "buffer": 3}
+        run = ran(drifting(swapping({"rounds": [0, 2]}), 5, strategy), tmp_path / "run")
+        times = [row["time"] for row in run.rounds]
+        assert sorted({time for time, _, _ in shifts(run)}) == [0.0, times[1]]
+
+
+class TestWho:
+    def test_of_those_who_have_been_selected(self, tmp_path: Path) -> None:
+        run = ran(drifting(swapping({"every_rounds": 1}, among="selected"), 8), tmp_path / "run")
+        selected: set[int] = set()
+        occasion: list[int] = []
+        last = -1
+        for event in run.events:
+            if event["kind"] == "task-start":
+                selected.add(event["device"])
+            elif event["kind"] == "shift":
+                assert event["device"] in selected
+                last = event["data"]["occasion"]
+                occasion.append(last)
+        assert occasion.count(0) == 0
+        assert occasion.count(1) == 4
+        assert last == 7
+
+    def test_of_those_who_are_there(self, tmp_path: Path) -> None:
+        population = {
+            "arrivals": {"kind": "schedule", "times": ["1 s", "1 s"], "devices": [2, 6]},
+            "departures": {"kind": "schedule", "times": ["1 s", "1 s", "1 s"], "devices": [1, 5, 9]},
+        }
+        drift = swapping({"times": ["500 ms", "1500 ms"]})
+        run = ran(drifting(drift, 20, population=population), tmp_path / "run")
+        found = shifts(run)
+        assert {device for time, device, _ in found if time < 1} == set(range(10)) - {2, 6}
+        later = {device for time, device, _ in found if time > 1}
+        assert later < set(range(10)) - {1, 5, 9}
+        assert len(later) == 6  # one of seven has no partner
+
+    def test_every_strategy_meets_the_same_shifts(self) -> None:
+        found = []
+        for strategy in STRATEGIES:
+            drift = swapping({"times": ["1 s", "3 s", "8 s"]}, 0.3)
+            sections = world(PAIRED, 20, strategy, 1000, drift=drift, learning="off")
+            sections["stop"] |= {"simulated_time": "9 s"}
+            _, records = played(sections)
+            found.append([record for record in records if record.kind == "shift"])
+        assert len(found[0]) > 6
+        assert all(each == found[0] for each in found)
+
+    def test_and_another_seed_other_ones(self, tmp_path: Path) -> None:
+        drift = swapping({"every_rounds": 1}, 0.3)
+        runs = [ran(drifting(drift, learning="off", seed=seed), tmp_path / str(seed)) for seed in (1, 2)]
+        assert shifts(runs[0]) != shifts(runs[1])
+
+
+class TestWhatItDoes:
+    def test_records_say_what_and_with_whom(self, tmp_path: Path) -> None:
+        run = ran(drifting(swapping({"rounds": [2]})), tmp_path / "run")
+        events = of_kind(run, "shift")
+        partners = {event["device"]: event["data"]["partner"] for event in events}
+        assert all(partners[other] == one for one, other in partners.items())
+        assert {(event["data"]["what"], event["data"]["occasion"]) for event in events} == {("swap-all", 0)}
+
+    def test_a_release_has_no_partner_and_changes_sizes(self, tmp_path: Path) -> None:
+        drift = {"kind": "incremental", "shares": [0.25, 0.5], "at": {"rounds": [0, 2]}}
+        run = ran(drifting(drift, 4), tmp_path / "run")
+        full = ran(drifting(drift, 4) | {"drift": None}, tmp_path / "full")
+        assert all("partner" not in event["data"] for event in of_kind(run, "shift"))
+        assert [row["samples"] for row in run.devices] == [row["samples"] // 2 for row in full.devices]
+        assert [row["test_samples"] for row in run.devices] == [row["test_samples"] for row in full.devices]
+        length = {event["round"]: event["time"] for event in of_kind(run, "round-start")}
+        whole = {event["round"]: event["time"] for event in of_kind(full, "round-start")}
+        assert length[1] - length[0] == pytest.approx((whole[1] - whole[0]) / 4, rel=0.05)
+        assert length[3] - length[2] == pytest.approx((whole[3] - whole[2]) / 2, rel=0.05)
+
+    def test_devices_are_tested_on_what_they_hold_now(self, tmp_path: Path) -> None:
+        """All labels change in round 3. A model that learns nothing is as good as before in all other rounds."""
+        drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [3]}}
+        still = ran(world(PAIRED, 10, FEDAVG, 5, drift=drift, training={"lr": 1e-12}), tmp_path / "still")
+        accuracies = [row["accuracy"] for row in still.rounds]
+        assert accuracies[0] == accuracies[1] == accuracies[2] != accuracies[3] == accuracies[4]
+        own = ran(world(PAIRED, 10, {"kind": "local", "local_epochs": 20}, 5, drift=drift), tmp_path / "own")
+        assert min(own.rounds[2]["accuracy"], own.rounds[4]["accuracy"]) > 0.9  # they have learnt the new labels
+
+    def test_who_trains_when_the_shift_comes_goes_on_with_what_it_has(self) -> None:
+        """One epoch takes everybody about 0.14 s; the shift comes after 0.05 s, and again after it."""
+        early = drifting(swapping({"times": ["50 ms"]}), 1)
+        none, _ = played(drifting(swapping({"times": ["50 ms"]}), 1) | {"drift": None})
+        shifted, records = played(early)
+        assert sum(record.kind == "shift" for record in records) == 10
+        assert self.model(none) == self.model(shifted)
+        before, _ = played(drifting(swapping({"rounds": [0]}), 1))
+        assert self.model(none) != self.model(before)
+
+    def test_who_downloads_when_the_shift_comes_trains_on_what_it_then_holds(self) -> None:
+        network = {"kind": "star", "device": {"down": "26 kB/s", "up": "1 MB/s"}}  # 2,600 bytes take 0.1 s
+        moved, _ = played(drifting(swapping({"times": ["50 ms"]}), 1, network=network))
+        before, _ = played(drifting(swapping({"times": ["0 s"]}), 1, network=network))
+        none, _ = played(drifting(swapping({"times": ["0 s"]}), 1, network=network) | {"drift": None})
+        assert self.model(moved) == self.model(before) != self.model(none)
+
+    def model(self, run: Run) -> bytes:
+        return weights(run, [run.strategy.state["model"]])[0].tobytes()
+
+    def test_a_rule_that_does_not_go_with_the_data_is_refused_before_anything_happens(self) -> None:
+        sections = world(ROTATED, 8, FEDAVG, 2, drift={"kind": "swap-part", "at": {"every_rounds": 1}})
+        with pytest.raises(fedsim.ScenarioError, match=r"drift\.kind is 'swap-part'"):
+            Simulation(fedsim.Scenario(**sections))
+
+    def test_truth_moves_with_the_data(self, tmp_path: Path) -> None:
+        sections = drifting(swapping({"rounds": [2]}), 4, devices=20)
+        run, _ = played(sections)
+        truth = run.truth()
+        assert truth is not None
+        assert sorted(truth.tolist()) == sorted([*range(5)] * 4)
+        assert run.data is not None
+        for device in range(20):
+            labels = run.data.train_labels(run.data.current(device))
+            assert set((labels // 2).tolist()) == {truth[device]}
+            assert run.population.samples[device] == len(labels)
+            assert run.population.version[device] == run.data.version(device) == 1
+
+
+class TestWhoHears:
+    def heard(self, run: RunFolder) -> list[tuple[float, int]]:
+        return [(event["time"], event["device"]) for event in of_kind(run, "heard")]
+
+    def test_those_who_are_there_hear_of_it_at_once_before_the_round_asks_them(self, tmp_path: Path) -> None:
+        run = ran(drifting(swapping({"rounds": [1]}), 3, FEDAVG | {"kind": HeardParams().kind}), tmp_path / "run")
+        kinds = [(event["kind"], event["round"]) for event in run.events]
+        first, last = kinds.index(("shift", None)), len(kinds) - 1 - kinds[::-1].index(("heard", None))
+        assert kinds[first:last] == [("shift", None)] * 10 + [("heard", None)] * 9
+        assert kinds[last + 1][0] == "round-start"
+        assert [device for _, device in self.heard(run)] == [device for _, device, _ in shifts(run)]
+        for event in of_kind(run, "heard"):
+            place = event["device"] % 5
+            assert sum(event["data"]["first"][2 * place : 2 * place + 2]) == sum(event["data"]["first"])
+
+    def test_who_is_away_hears_of_it_when_it_is_back_and_who_never_comes_back_never(self, tmp_path: Path) -> None:
+        population = {
+            "availability": {"kind": "renewal", "mean_on": "2 s", "mean_off": "2 s"},
+            "departures": {"kind": "schedule", "times": ["4100 ms"] * 3, "devices": [0, 1, 2]},
+        }
+        strategy = FEDAVG | {"kind": HeardParams().kind, "retry": "1 s"}
+        sections = drifting(swapping({"times": ["4 s"]}), 1000, strategy, population=population, devices=40, learning="off")
+        run = ran(sections | {"stop": {"simulated_time": "20 s"}}, tmp_path / "run")
+        built: Run = Simulation(fedsim.Scenario(**sections)).installed
+        expected = {device: built.workforce.next_on(device, 4.0) for device in range(40)}
+        heard = {device: time for time, device in self.heard(run)}
+        assert heard == {device: time for device, time in expected.items() if time < 20}
+        assert sum(time == 4.0 for time in heard.values()) > 10
+        assert sum(time > 4.0 for time in heard.values()) > 10
+        assert len(heard) < 40
+
+
+@pytest.mark.parametrize("kind", ["swap-all", "swap-part", "incremental", "label-permutation"])
+def test_a_scenario_with_drift_reads_back_the_same(tmp_path: Path, kind: str) -> None:
+    for at in ({"rounds": [1, 4]}, {"every_rounds": 3}, {"times": ["3 s", "2 h"]}, {"every": "1 day"}):
+        scenario = fedsim.Scenario(**drifting({"kind": kind, "at": at}))
+        (tmp_path / "s.toml").write_text(scenario.to_toml())
+        assert fedsim.load(tmp_path / "s.toml") == scenario
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        ({"rounds": [3, 1]}, r"'rounds' is \[3, 1\]; allowed are ascending numbers"),
+        ({"rounds": []}, r"'rounds' is \[\]"),
+        ({"times": ["2 s"], "every": "1 s"}, "times and every are given"),
+        ({}, "none of them is given"),
+    ],
+)
+def test_impossible_schedules_are_refused(at: Sections, says: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=f"drift.at.*{says}"):
+        fedsim.Scenario(**drifting({"kind": "swap-all", "at": at}))
+
+
+def test_sizes_without_data_cannot_shift() -> None:
+    sections = drifting(swapping({"rounds": [1]}), learning="off", population={"samples": {"low": 1, "high": 9}})
+    with pytest.raises(fedsim.ScenarioError, match=r"nothing for \[drift\] to change"):
+        fedsim.Scenario(**sections)
+
+
+def test_a_shift_is_a_matter_of_the_world_alone() -> None:
+    """Whether anything is learnt changes neither who shifts nor to what."""
+
+    def held(learning: str) -> Sequence[Any]:
+        run, _ = played(drifting(swapping({"every_rounds": 1}, 0.4), learning=learning))
+        assert run.data is not None
+        return [np.sort(run.data.current(device).train).tolist() for device in range(10)]
+
+    assert held("on") == held("off")
+
+
+def test_a_drift_without_end_does_not_keep_a_run_alive() -> None:
+    """``every`` has always another occasion to come; the run ends by its own conditions."""
+
+    async def run() -> str:
+        return await Simulation(fedsim.Scenario(**drifting(swapping({"every": "1 s"}), 3, learning="off"))).run()
+
+    assert asyncio.run(run()) == "3 rounds"
