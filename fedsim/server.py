@@ -364,13 +364,18 @@ class Server:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """What the server itself must remember: names of timers. Who waits for a device stands in the alarms' names."""
-        return {"timers": {wakeup.name[1]: name for name, wakeup in self._timers.items()}, "count": self._timer_count}
+        """What the server itself must remember: names of timers, and on which data devices have worked.
+
+        Who waits for a device stands in the alarms' names.
+        """
+        timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
+        return {"timers": timers, "count": self._timer_count, "used_versions": dict(self._used_versions)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
         self._timer_names: dict[int, str] = dict(state["timers"])
         self._timer_count = state["count"]
+        self._used_versions = dict(state["used_versions"])
         self._timers = {}
 
     def rearm(self, kind: str, number: int, when: float) -> None:
@@ -391,7 +396,7 @@ class Server:
         tested: Ref | None = None
         if task.outcome == "done":
             for step in task.steps:
-                if isinstance(step, Train | Evaluate):
+                if isinstance(step, Train | Evaluate) and task.version:
                     self._used_versions[task.device] = task.version
                 if isinstance(step, Evaluate):
                     tested = self._learner.best(step.models, task.device, version=task.version)
