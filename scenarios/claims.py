@@ -21,4 +21,5 @@ def claim_cells(text: str, above: Sequence[float], below: Sequence[float], unit:
     """A claim as cells of a Markdown row: its text, the difference, the interval and the verdict."""
     difference = paired_difference(above, below)
     interval = "none: one seed" if difference.pairs < 2 else f"{difference.low:.3g} to {difference.high:.3g}"
-    return f"{text} | {f'{difference.mean:.3g} {unit}'.strip()} | {interval} | {difference.verdict} |"
+    verdict = "not judged: one seed" if difference.pairs < 2 else difference.verdict
+    return f"{text} | {f'{difference.mean:.3g} {unit}'.strip()} | {interval} | {verdict} |"

@@ -71,7 +71,7 @@ def _missing(worlds: Iterable[World]) -> Mapping[str, str]:
             if hasattr(data.source, "load"):
                 data.source.load(data.folder())
         except fedsim.DataError as error:
-            missing[world.name] = str(error)
+            missing[world.name] = str(error).replace(str(data.folder()), "$FEDSIM_DATA")  # a report is for other machines too
     return missing
 
 
