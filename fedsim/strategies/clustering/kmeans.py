@@ -39,7 +39,7 @@ def kmeans(
     seed = int(generator.integers(2**32))
     model = KMeans(groups, init="k-means++", n_init=restarts, max_iter=max_iter, random_state=seed)
     # Several threads would add up the centres in the order in which they happen to finish.
-    with threadpool_limits(1, user_api="openmp"), warnings.catch_warnings():
+    with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for: mended below
         labels = model.fit(rows).labels_
     return canonical(with_all_groups(rows, labels.astype(np.int64), groups))
