@@ -24,7 +24,7 @@ def catalogue() -> dict[str, Entries]:
         "departures": _kinds(PopulationSpec, "departures"),
         "availabilities": _kinds(PopulationSpec, "availability"),
         "speed distributions": _kinds(PopulationSpec, "speed"),
-        "executors": [(name, "no influence on results") for name in EXECUTORS],
+        "executors": list(EXECUTORS.items()),
     }
 
 

@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,11 @@ def main() -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run folder to make.")
 @_seed
 @_changes
-@click.option("--executor", default="threads", show_default=True, help="Where the learning is computed: inline or threads.")
-@click.option("--workers", type=int, help="Worker threads; by default one a core. No influence on the result.")
+@click.option(
+    "--executor", default="threads", show_default=True, help="Where the learning is computed: inline, threads or ray."
+)
+@click.option("--workers", type=int, help="Threads or processes; by default one a core. No influence on the result.")
+@click.option("--address", metavar="HOST:PORT", help="The Ray cluster to use, or 'auto'; by default Ray is started here.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_explained
@@ -72,6 +76,7 @@ def run_command(
     changes: tuple[str, ...],
     executor: str,
     workers: int | None,
+    address: str | None,
     resume: bool,
     quiet: bool,
 ) -> int:
@@ -83,12 +88,13 @@ def run_command(
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed)
-    job = Job(read, out, make_executor(executor, workers), resume=resume)
-    if not quiet:
-        progress = RunProgress(read.stop, Console(stderr=True))
-        job.simulation.listen(progress.take, progress.close)
-    with _InterruptOnce(job.interrupt):
-        result = asyncio.run(job.execute())
+    with closing(make_executor(executor, workers, address, read.training.device)) as where:
+        job = Job(read, out, where, resume=resume)
+        if not quiet:
+            progress = RunProgress(read.stop, Console(stderr=True))
+            job.simulation.listen(progress.take, progress.close)
+        with _InterruptOnce(job.interrupt):
+            result = asyncio.run(job.execute())
     if not quiet:
         for line in [*summary_lines(result.summary), f"written to {out}"]:
             click.echo(line)

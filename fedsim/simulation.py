@@ -157,6 +157,10 @@ class Simulation:
         """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in."""
         return self.executor.submit(function, *args)
 
+    def place(self, thing: Any) -> None:
+        """Say that ``thing`` never changes and goes into many calls of ``submit``; it is then brought to each worker once."""
+        self.executor.place(thing)
+
     def join(self, work: "Future[Any]") -> Join:
         """The result of ``work``, at this very instant: the clock stands still until it is there."""
         join = Join(self.env, work)

@@ -76,6 +76,10 @@ class Delayed:
         self._inner = inner
         self._random = random.Random()
 
+    def place(self, thing: Any) -> None:
+        """Pass it on."""
+        self._inner.place(thing)
+
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
         """Carry out ``function(*args)`` some time."""
         delay_s = self._random.random() * 0.003

@@ -93,6 +93,10 @@ class FederatedData:
         self.truth = None if self.truth is None else self.truth.copy()
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
+    def without_shards(self) -> "FederatedData":
+        """The samples alone, which never change: all that is needed to make those of a given shard."""
+        return FederatedData(self.pool, [], self.augmentation)
+
     def shard(self, device: int, version: int = 0) -> Shard:
         """The shard of ``device`` as it was in ``version`` (0 before any shift)."""
         return self._later[device, version] if version else self.shards[device]

@@ -10,8 +10,14 @@ class Executor(Protocol):
 
     workers: int
 
+    def place(self, thing: Any) -> None:
+        """Be told that ``thing`` never changes and goes into many calls, so that it is brought to each worker only once."""
+
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Start ``function(*args)``; its value or exception comes through the future."""
+        """Start ``function(*args)``; its value or exception comes through the future.
+
+        It may run in another process, on copies of the arguments. An array that is read-only never changes.
+        """
 
     def close(self) -> None:
         """Free the workers. Work that was not begun is dropped."""

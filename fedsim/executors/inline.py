@@ -10,6 +10,9 @@ class Inline:
 
     workers = 1
 
+    def place(self, thing: Any) -> None:
+        """Nothing to do: all is in this process."""
+
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Run ``function(*args)`` now; the future is already resolved when this returns."""
         future: Future[Any] = Future()

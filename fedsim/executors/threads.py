@@ -12,6 +12,9 @@ class Threads:
         self.workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
 
+    def place(self, thing: Any) -> None:
+        """Nothing to do: all is in this process."""
+
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Queue ``function(*args)``."""
         return self._pool.submit(function, *args)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.data.federated import FederatedData
+from fedsim.data.federated import FederatedData, Shard
 from fedsim.learning.refs import Ref, Trained, Weights
 from fedsim.learning.solvers import batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
@@ -26,12 +26,17 @@ class Job:
     Attributes:
         recipe: what was asked.
         weights: the base's weights, float32 [d].
-        count: how many samples it trains on.
+        shard: the device's data, in the version that was asked for.
     """
 
     recipe: Trained
     weights: Weights
-    count: int
+    shard: Shard
+
+    @property
+    def count(self) -> int:
+        """How many samples it trains on."""
+        return len(self.shard.train if self.recipe.samples is None else self.recipe.samples)
 
     def batch_size(self, usual: int) -> int:
         """The size of its batches, in a run where it is usually ``usual``."""
@@ -47,28 +52,28 @@ class Job:
 
 
 class Trainer:
-    """Carries out jobs on a worker, and splits cohorts into what one worker does at a time.
+    """Carries out jobs on a worker, and splits cohorts into what one worker does at a time. It never changes.
 
     Args:
         solver: trains the model.
         training: how.
-        data: of all devices.
+        samples: the shared samples, without anybody's shard.
         streams: the run's streams.
     """
 
-    def __init__(self, solver: Solver, training: TrainingSpec, data: FederatedData, streams: Streams) -> None:
+    def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
         self.solver = solver
         self.training = training
-        self.data = data
+        self.samples = samples
         self.streams = streams
 
-    def job(self, ref: Ref) -> Job:
-        """The job that computes ``ref``, whose base is known."""
+    @staticmethod
+    def job(ref: Ref, data: FederatedData) -> Job:
+        """The job that computes ``ref``, whose base is known, on a device of ``data``."""
         recipe = ref.recipe
         if not isinstance(recipe, Trained) or recipe.base.value is None:
             raise ValueError(f"{ref} is no training that could be done now")
-        shard = self.data.shard(recipe.device, recipe.version)
-        return Job(recipe, recipe.base.value, len(shard.train) if recipe.samples is None else len(recipe.samples))
+        return Job(recipe, recipe.base.value, data.shard(recipe.device, recipe.version))
 
     def split(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Positions of the jobs that are done together, the longest work first.
@@ -102,16 +107,16 @@ class Trainer:
 
     def _local_solve(self, job: Job) -> LocalSolve:
         recipe = job.recipe
-        x, y = self._samples(recipe)
+        x, y = self._samples(job)
         generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
         size = job.batch_size(self.training.batch_size)
         order = batches.shuffled(generator, len(y), size, recipe.epochs, recipe.iterations)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key)
 
-    def _samples(self, recipe: Trained) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        x, y = self.data.train_samples(self.data.shard(recipe.device, recipe.version))
-        return (x, y) if recipe.samples is None else (x[recipe.samples], y[recipe.samples])
+    def _samples(self, job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        x, y = self.samples.train_samples(job.shard)
+        return (x, y) if job.recipe.samples is None else (x[job.recipe.samples], y[job.recipe.samples])
 
 
 def _evenly(jobs: list[int], most: int) -> list[list[int]]:

@@ -70,10 +70,14 @@ class Learning:
         self.bytes = 4.0 * self.parameters
         self.flops_per_sample = model.flops(shape, classes)
         device = _device(training.device)
+        self._data = data
         self._solver = self._build_solver(device)
-        self._trainer = Trainer(self._solver, training, data, streams)
-        self._chooser = Chooser(self._solver, data)
-        self._tests = TestSets(data, device)
+        samples = data.without_shards()
+        self._trainer = Trainer(self._solver, training, samples, streams)
+        self._chooser = Chooser(self._solver, samples)
+        self._tests = TestSets(data, samples, device)
+        for thing in (samples, self._solver, self._trainer, self._chooser):
+            simulation.place(thing)
         self._serial = 0
 
     def _build_solver(self, device: torch.device) -> Solver:
@@ -143,7 +147,7 @@ class Learning:
 
     def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64]:
         """Positions of the stratified part ``number`` out of 2^``splits`` of that version of a device's training samples."""
-        data = self._trainer.data
+        data = self._data
         return stratified_part(data.train_labels(data.shard(device, version)), splits, number)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
@@ -288,7 +292,7 @@ class Learning:
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         """One cohort: every chunk is under way before the first is awaited."""
-        jobs = [self._trainer.job(ref) for ref in refs]
+        jobs = [self._trainer.job(ref, self._data) for ref in refs]
         chunks = self._trainer.split(jobs)
         futures = [self._simulation.submit(self._trainer.train, [jobs[at] for at in chunk]) for chunk in chunks]
         for chunk, future in zip(chunks, futures, strict=True):
@@ -297,7 +301,7 @@ class Learning:
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         """One wave of choices: every chunk is under way before the first is awaited."""
-        questions = [self._chooser.question(ref) for ref in refs]
+        questions = [self._chooser.question(ref, self._data) for ref in refs]
         chunks = self._chooser.split(questions)
         futures = [self._simulation.submit(self._chooser.mean_losses, [questions[at] for at in chunk]) for chunk in chunks]
         penalties = self._chooser.penalties(questions, self._training.l2)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.data.federated import FederatedData
+from fedsim.data.federated import FederatedData, Shard
 from fedsim.learning.refs import Best, Ref, Weights
 from fedsim.learning.solvers.base import Solver, compute_with_one_thread
 
@@ -20,39 +20,41 @@ class Question:
     """Which of several models is best on one device's data, with all of them known.
 
     Attributes:
-        device, version: whose data, and in which version.
+        shard: the device's data, in the version that was asked for.
         models: weights, float32 [d] each.
-        count: training samples of the device.
     """
 
-    device: int
-    version: int
+    shard: Shard
     models: list[Weights]
-    count: int
+
+    @property
+    def count(self) -> int:
+        """Training samples of the device."""
+        return len(self.shard.train)
 
 
 class Chooser:
-    """Answers questions on a worker, and splits waves of them into what one worker does at a time.
+    """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes.
 
     Args:
         solver: applies the models.
-        data: of all devices.
+        samples: the shared samples, without anybody's shard.
     """
 
-    def __init__(self, solver: Solver, data: FederatedData) -> None:
+    def __init__(self, solver: Solver, samples: FederatedData) -> None:
         self._solver = solver
-        self._data = data
+        self._all_samples = samples
 
-    def question(self, ref: Ref) -> Question:
-        """The question that ``ref`` stands for, whose models are known."""
+    @staticmethod
+    def question(ref: Ref, data: FederatedData) -> Question:
+        """The question that ``ref`` stands for, whose models are known, put to a device of ``data``."""
         recipe = ref.recipe
         if not isinstance(recipe, Best):
             raise ValueError(f"{ref} is no choice that is still to be made")
         models = [model.value for model in recipe.models if model.value is not None]
         if len(models) < len(recipe.models):
             raise ValueError(f"{ref} is a choice between models of which some have no value")
-        count = len(self._data.shard(recipe.device, recipe.version).train)
-        return Question(recipe.device, recipe.version, models, count)
+        return Question(data.shard(recipe.device, recipe.version), models)
 
     def split(self, questions: Sequence[Question]) -> list[list[int]]:
         """Positions of the questions that are answered together, those with the most work first.
@@ -93,7 +95,7 @@ class Chooser:
 
     def _samples(self, question: Question) -> tuple[Tensor, Tensor]:
         """A device's training samples in memory of torch's: aligned, whatever numpy's was."""
-        x, y = self._data.train_samples(self._data.shard(question.device, question.version))
+        x, y = self._all_samples.train_samples(question.shard)
         device = self._solver.device
         return torch.tensor(x, device=device), torch.tensor(y, device=device)
 

@@ -8,6 +8,7 @@ always meets its images in an order of their own, laid out anew in blocks.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ _IMAGE_BYTES = 3 << 28  # of the images that are kept
 _LIST_BYTES = 1 << 28  # of the lists of who holds which
 
 _Block = Callable[[], Tensor]
-"""Lays out some images, float32 [block, *shape]; called on a worker."""
+"""Lays out some images, float32 [block, *shape]; called on a worker, which may be in another process."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,16 @@ class TestSets:
 
     Args:
         data: of all devices.
+        samples: the same without shards; what workers get.
         device: where the samples are kept.
     """
 
-    def __init__(self, data: FederatedData, device: torch.device) -> None:
+    def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
         self._data = data
+        self._samples = samples
         self._device = device
         self._versions = np.zeros(len(data.shards), dtype=np.int64)
-        self._images = _Images(data, device)
+        self._images = _Images(samples, device)
         self._lists: dict[tuple[int, ...] | None, Samples] = {}
         self._list_bytes = 0
 
@@ -90,10 +93,10 @@ class TestSets:
         """The distinct images of ``samples`` in blocks of one size."""
         return self._images.blocks(samples.images)
 
-    def own(self, device: int) -> tuple[Tensor, Tensor]:
-        """One device's samples as they are: x float32 [n, *shape], y int64 [n]."""
-        x, y = self._data.test_samples(self._shard(device))
-        return torch.tensor(x), torch.from_numpy(y)  # a copy in memory of torch's: aligned, whatever numpy's was
+    def own(self, device: int) -> tuple[_Block, Tensor]:
+        """One device's samples as they are: what makes x, float32 [n, *shape], and y, int64 [n]."""
+        shard = self._shard(device)
+        return partial(_own, self._samples, shard), torch.from_numpy(self._data.test_labels(shard))
 
     def _shard(self, device: int) -> Shard:
         return self._data.shard(device, int(self._versions[device]))
@@ -123,10 +126,10 @@ class _Images:
     A row that holds an image is never written again, so that a worker may read while others are added.
     """
 
-    def __init__(self, data: FederatedData, device: torch.device) -> None:
-        self._data = data
+    def __init__(self, samples: FederatedData, device: torch.device) -> None:
+        self._samples = samples
         self._device = device
-        size = int(np.prod(data.pool.shape))
+        size = int(np.prod(samples.pool.shape))
         self._at_once = max(1, _BLOCK_NUMBERS // size)
         self._most = _IMAGE_BYTES // (4 * size)
         self._forget()
@@ -134,15 +137,16 @@ class _Images:
     def blocks(self, numbers: NDArray[np.int64]) -> list[_Block]:
         """Images by ascending number, in blocks of one size."""
         parts = [numbers[at : at + self._at_once] for at in range(0, len(numbers), self._at_once)]
+        made = [partial(_made, self._samples, self._device, part) for part in parts]
         if len(numbers) > self._most:
-            return [partial(self._made, part) for part in parts]
+            return list(made)
         self._keep(numbers)
-        return [partial(_laid_out, self._kept, self._row[part]) for part in parts]
+        return [_Kept(self._kept, self._row[part], otherwise) for part, otherwise in zip(parts, made, strict=True)]
 
     def _forget(self) -> None:
         """Keep nothing. Blocks that have been given out hold on to what they need."""
-        self._row = np.full(4 * len(self._data.pool.y), -1, dtype=np.int32)
-        self._kept = torch.empty(0, *self._data.pool.shape, device=self._device)
+        self._row = np.full(4 * len(self._samples.pool.y), -1, dtype=np.int32)
+        self._kept = torch.empty(0, *self._samples.pool.shape, device=self._device)
         self._used = 0
 
     def _keep(self, numbers: NDArray[np.int64]) -> None:
@@ -154,33 +158,56 @@ class _Images:
         needed = self._used + len(missing)
         if needed > len(self._kept):
             room = min(self._most, max(needed, 2 * len(self._kept)))
-            grown = torch.empty(room, *self._data.pool.shape, device=self._device)
+            grown = torch.empty(room, *self._samples.pool.shape, device=self._device)
             grown[: self._used] = self._kept[: self._used]
             self._kept = grown
         for at in range(0, len(missing), self._at_once):
             part = missing[at : at + self._at_once]
-            self._kept[self._used : self._used + len(part)] = self._made(part)
+            self._kept[self._used : self._used + len(part)] = _made(self._samples, self._device, part)
             self._row[part] = np.arange(self._used, self._used + len(part))
             self._used += len(part)
 
-    def _made(self, numbers: NDArray[np.int64]) -> Tensor:
-        """Images by ascending number, in memory of torch's: aligned, whatever numpy's was."""
-        turns, index = np.divmod(numbers, len(self._data.pool.y))
-        nothing = np.empty(0, dtype=np.int32)
-        made = torch.empty(len(numbers), *self._data.pool.shape, device=self._device)
-        for turn in np.unique(turns).tolist():
-            x, _ = self._data.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))
-            begin = int(np.searchsorted(turns, turn))
-            made[begin : begin + len(x)] = torch.from_numpy(x)
-        return made
+
+@dataclass(frozen=True)
+class _Kept:
+    """A block of images that are kept.
+
+    Attributes:
+        kept: all that are.
+        rows: where in them this block's are, int32 [block].
+        otherwise: makes the same block. It stands in where this is pickled: no image is sent to another process.
+    """
+
+    kept: Tensor
+    rows: NDArray[np.int32]
+    otherwise: partial[Tensor]
+
+    def __call__(self) -> Tensor:
+        """The rows, copied; or as they are, if they follow one another already and begin where a copy would."""
+        first = int(self.rows[0])
+        if first * self.kept[0].nbytes % _CACHE_LINE == 0 and (np.diff(self.rows) == 1).all():
+            return self.kept[first : first + len(self.rows)]
+        return self.kept.index_select(0, torch.from_numpy(self.rows).to(self.kept.device))
+
+    def __reduce__(self) -> Any:
+        return self.otherwise.__reduce__()
 
 
-def _laid_out(kept: Tensor, rows: NDArray[np.int32]) -> Tensor:
-    """Some rows of ``kept``, copied; or as they are, if they follow one another already and begin where a copy would."""
-    first = int(rows[0])
-    if first * kept[0].nbytes % _CACHE_LINE == 0 and (rows == np.arange(first, first + len(rows))).all():
-        return kept[first : first + len(rows)]
-    return kept.index_select(0, torch.from_numpy(rows).to(kept.device))
+def _made(samples: FederatedData, device: torch.device, numbers: NDArray[np.int64]) -> Tensor:
+    """Images by ascending number, in memory of torch's: aligned, whatever numpy's was."""
+    turns, index = np.divmod(numbers, len(samples.pool.y))
+    nothing = np.empty(0, dtype=np.int32)
+    made = torch.empty(len(numbers), *samples.pool.shape, device=device)
+    for turn in np.unique(turns).tolist():
+        x, _ = samples.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))
+        begin = int(np.searchsorted(turns, turn))
+        made[begin : begin + len(x)] = torch.from_numpy(x)
+    return made
+
+
+def _own(samples: FederatedData, shard: Shard) -> Tensor:
+    """A device's test samples, float32 [n, *shape], in memory of torch's: aligned, whatever numpy's was."""
+    return torch.tensor(samples.test_samples(shard)[0])
 
 
 def apply(solver: Solver, weights: Weights, block: _Block) -> Tensor:
@@ -189,10 +216,10 @@ def apply(solver: Solver, weights: Weights, block: _Block) -> Tensor:
     return solver.outputs(weights, block())
 
 
-def apply_each(solver: Solver, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of several models, each for its own samples; runs on a worker."""
+def apply_each(solver: Solver, weights: Sequence[Weights], blocks: Sequence[_Block]) -> list[Tensor]:
+    """The outputs of several models, each for its own samples and in memory of its own; runs on a worker."""
     compute_with_one_thread()
-    return solver.outputs_each(weights, xs)
+    return [outputs.contiguous() for outputs in solver.outputs_each(weights, [block() for block in blocks])]
 
 
 def judge(solver: Solver, samples: Samples, outputs: Sequence[Tensor]) -> Evaluation:

@@ -155,8 +155,8 @@ def heterogeneity() -> Table:
         ),
         "The discrepancy is measured after the aggregation, as in the published code; Eq. 3 says before. A run that never "
         "reaches 85 % counts with all its rounds. Without L2, of which the paper says nothing: with the 0.001 of the published "
-        "code, which the other tables use, best accuracies are 0.6 (IID) to 1.4 points (1 class) lower. How "
-        "sizes are distributed is not published for this table; ours is the power law of the other tables, over one, three, five and ten classes.",
+        "code, which the other tables use, best accuracies are 0.6 (IID) to 1.4 points (1 class) lower. How sizes are "
+        "distributed is not published for this table; ours is the power law of the other tables.",
     )
 
 

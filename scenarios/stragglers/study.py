@@ -38,7 +38,7 @@ def main() -> int:
         if data in available
         for setting in experiment.settings.values()
     ]
-    run_all(jobs, options.jobs)
+    run_all(jobs, options.jobs, options.ray)
     command = f"python scenarios/stragglers/study.py {' '.join(options.tables)} --size {options.size} --seeds {options.seeds}"
     print(report.heading(options.size, options.seeds, command, missing))
     for name, experiment in wanted.items():
@@ -81,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data", nargs="+", choices=list(SIZES["small"].datasets), default=list(SIZES["small"].datasets))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; by default one a core")
+    parser.add_argument("--ray", metavar="HOST:PORT", help="a Ray cluster that does the runs, whose nodes see the same files")
     parser.add_argument("--out", type=Path, default=Path("runs/stragglers"))
     options = parser.parse_args()
     for name in options.tables:

@@ -8,6 +8,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +52,13 @@ class Module:
         stack_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
         self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
         self.clients_at_once = 1 if device.type == "cpu" else max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what threads of this process keep, for another process."""
+        return {name: value for name, value in vars(self).items() if name != "_threads"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _threads=threading.local())
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; see ``Solver``."""

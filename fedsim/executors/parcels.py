@@ -1,0 +1,146 @@
+"""Calls as parcels, for workers that do not see this process's memory: what is big and never changes is sent by reference.
+
+Two kinds of things stay out of a parcel. What was *placed* (a trainer, a data set) is put into the cluster's store once, and
+made once in each worker process. A big array that cannot be written, such as a model's weights, is *shared*: it is put there
+when it first goes into a call, and dropped when nobody in this process holds it any more; workers read it where it lies.
+
+Parcels are pickles. They are only ever made and opened by fedsim, in processes of one and the same run.
+"""
+
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+_SHARED_BYTES = 1 << 15  # a smaller array costs less in the parcel than in the store
+
+Reference = Any
+"""What names a thing in the store: a ``ray.ObjectRef``."""
+
+
+@dataclass
+class Parcel:
+    """A pickle, and what it refers to.
+
+    Attributes:
+        content: the pickle.
+        buffers: the memory of the arrays in it, where they were left out of it (of placed things only).
+        placed, shared: references, by the numbers that stand in ``content``.
+    """
+
+    content: bytes
+    buffers: list[pickle.PickleBuffer] = field(default_factory=list)
+    placed: list[Reference] = field(default_factory=list)
+    shared: list[Reference] = field(default_factory=list)
+
+
+class Packer:
+    """Makes parcels, and knows what already lies in the store.
+
+    Args:
+        put: puts a thing into the store, and gives its reference.
+    """
+
+    def __init__(self, put: Callable[[Any], Reference]) -> None:
+        self._put = put
+        self._placed: dict[int, tuple[Any, Reference]] = {}
+        self._shared: dict[int, tuple[weakref.ref[Any], Reference]] = {}
+
+    def place(self, thing: Any) -> None:
+        """Put ``thing`` into the store; from now on it goes into parcels by reference."""
+        if id(thing) not in self._placed:
+            self._placed[id(thing)] = (thing, self._put(self._packed(thing, apart=True)))
+
+    def pack(self, thing: Any) -> Parcel:
+        """A parcel with ``thing`` in it."""
+        return self._packed(thing, apart=False)
+
+    def _packed(self, thing: Any, apart: bool) -> Parcel:
+        parcel, memory = Parcel(b""), io.BytesIO()
+        _Pickler(self, parcel, memory, apart).dump(thing)
+        parcel.content = memory.getvalue()
+        return parcel
+
+    def placed(self, thing: Any) -> Reference | None:
+        """Where ``thing`` was placed, if it was."""
+        held, reference = self._placed.get(id(thing), (None, None))
+        return reference if held is thing else None
+
+    def shared(self, array: np.ndarray[Any, Any]) -> Reference:
+        """Where ``array`` lies, which is put there if it does not yet."""
+        known, reference = self._shared.get(id(array), (None, None))
+        if known is None or known() is not array:
+            reference, key = self._put(array), id(array)
+            self._shared[key] = (weakref.ref(array, lambda _: self._shared.pop(key, None)), reference)
+        return reference
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Puts numbers where placed and shared things stand.
+
+    Args:
+        packer: knows them.
+        parcel: receives what the numbers stand for.
+        memory: receives the pickle.
+        apart: whether the memory of arrays goes into ``parcel.buffers``.
+    """
+
+    def __init__(self, packer: Packer, parcel: Parcel, memory: io.BytesIO, apart: bool) -> None:
+        super().__init__(memory, protocol=5, buffer_callback=parcel.buffers.append if apart else None)
+        self._packer, self._parcel = packer, parcel
+
+    def persistent_id(self, thing: Any) -> tuple[str, int] | None:
+        """How ``thing`` is referred to, or None for what goes into the pickle."""
+        if type(thing) is np.ndarray and not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES:
+            return "shared", _number(self._parcel.shared, self._packer.shared(thing))
+        reference = self._packer.placed(thing)
+        return None if reference is None else ("placed", _number(self._parcel.placed, reference))
+
+
+def _number(references: list[Reference], reference: Reference) -> int:
+    """The position of ``reference``, which is added if it is new."""
+    if reference not in references:
+        references.append(reference)
+    return references.index(reference)
+
+
+class Opener:
+    """Opens parcels in a worker process, and keeps what was placed.
+
+    Args:
+        fetch: gets things from the store.
+    """
+
+    def __init__(self, fetch: Callable[[Sequence[Reference]], Sequence[Any]]) -> None:
+        self._fetch = fetch
+        self._kept: dict[Reference, Any] = {}
+
+    def open(self, parcel: Parcel, shared: Sequence[Any] | None = None) -> Any:
+        """What is in the parcel; ``shared`` are the shared arrays, where they have been fetched already."""
+        arrays = self._fetch(parcel.shared) if shared is None else shared
+        things = {"placed": [self._placed(reference) for reference in parcel.placed], "shared": arrays}
+        return _Unpickler(io.BytesIO(parcel.content), things, parcel.buffers).load()
+
+    def _placed(self, reference: Reference) -> Any:
+        if reference not in self._kept:
+            (parcel,) = self._fetch([reference])
+            self._kept[reference] = self.open(parcel)
+        return self._kept[reference]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts things where their numbers stand."""
+
+    def __init__(self, memory: io.BytesIO, things: Mapping[str, Sequence[Any]], buffers: Sequence[Any]) -> None:
+        super().__init__(memory, buffers=buffers)
+        self._things = things
+
+    def persistent_load(self, number: tuple[str, int]) -> Any:
+        """The thing of that number."""
+        kind, at = number
+        return self._things[kind][at]

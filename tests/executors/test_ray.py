@@ -1,0 +1,326 @@
+"""Runs on Ray: the same to the bit as in one thread, whatever becomes of workers and nodes."""
+
+import asyncio
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from click.testing import CliRunner
+
+import fedsim
+from fedsim.cli import main
+from fedsim.executors import ray as ray_executor
+from fedsim.executors.base import Executor
+from fedsim.executors.inline import Inline
+from fedsim.executors.ray import Ray
+from fedsim.records.audit import audit
+from fedsim.runner import Job, make_executor
+from scenarios import grid
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'fedsim-des[ray]'")
+Sections = dict[str, Any]
+
+RUNS: dict[str, Sections] = {
+    "fedavg": {
+        "model": {"kind": "mlp", "hidden": [130]},
+        "drift": {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}},
+        "strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+    },
+    "ifca": {
+        "data": {"source": "digits", "partition": "rotations"},
+        "model": {"kind": "mlp", "hidden": [150]},
+        "drift": {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}},
+        "training": {"lr": 0.1, "batch_size": 10, "l2": 0.001},
+        "strategy": {"kind": "ifca", "groups": 3, "clients_per_round": 6, "local_epochs": 2},
+    },
+    "local": {
+        "model": {"kind": "module", "factory": "tests.executors.test_ray:odd_module"},
+        "drift": {"kind": "rotation", "probability": 0.5, "at": {"every_rounds": 2}},
+        "strategy": {"kind": "local", "clients_per_round": 5},
+    },
+}
+
+
+def odd_module() -> Any:
+    """A module that only a pickle by value can carry: its class and its activation have no importable names."""
+    from torch import nn
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop, self.second = nn.Conv2d(1, 4, 3), nn.Dropout(0.2), nn.Linear(144, 10)
+            self.activation = lambda x: x.relu()
+
+        def forward(self, x: Any) -> Any:
+            return self.second(self.drop(self.activation(self.first(x)).flatten(1)))
+
+    return Odd()
+
+
+def fingerprints(sections: Sections, executor: Executor) -> tuple[str, str]:
+    summary = asyncio.run(Job(fedsim.Scenario(**sections), None, executor).execute()).summary
+    assert summary["status"] == "done"
+    return summary["events_sha256"], summary["models_sha256"]
+
+
+class Preceded:
+    """An executor on whose workers something happens before each call."""
+
+    def __init__(self, inner: Executor, before: Callable[..., None], *given: Any) -> None:
+        self.workers = inner.workers
+        self._inner, self._before = inner, (before, given)
+
+    def place(self, thing: Any) -> None:
+        self._inner.place(thing)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        return self._inner.submit(_preceded, self._before, function, *args)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _preceded(before: tuple[Callable[..., None], tuple[Any, ...]], function: Callable[..., Any], *args: Any) -> Any:
+    first, given = before
+    first(*given)
+    return function(*args)
+
+
+def _count(folder: Path) -> int:
+    """How many calls there have been, of all processes."""
+    with (folder / "calls").open("a") as file:
+        file.write("x")
+        return file.tell()
+
+
+def _lose_worker(folder: Path, turn: int) -> None:
+    """Kill the worker of call number ``turn``."""
+    if _count(folder) == turn:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lose_node(folder: Path, head: str, turn: int) -> None:
+    """From call number ``turn`` on, kill the other node in its next call; the ``head`` gives it time to get one."""
+    import ray
+
+    if _count(folder) < turn or (folder / "killed").exists():
+        return
+    if ray.get_runtime_context().get_node_id() != head:
+        (folder / "killed").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    deadline = time.monotonic() + 0.5
+    while not (folder / "killed").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _add(one: int, other: int) -> int:
+    return one + other
+
+
+def _fail() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+class OddError(Exception):
+    """Cannot be made again from what it says."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def _fail_oddly() -> None:
+    raise OddError(3, 4)
+
+
+def _kill_worker() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="class")
+def ray() -> Iterator[Ray]:
+    """Ray on this machine. Executors made meanwhile use it too, and leave it alone."""
+    executor = Ray(workers=2)
+    yield executor
+    executor.close()
+
+
+@needs_ray
+class TestOneMachine:
+    @pytest.mark.parametrize("name", RUNS)
+    def test_the_same_run_as_in_one_thread(self, ray: Ray, small: Sections, name: str) -> None:
+        small |= RUNS[name] | {"stop": {"rounds": 5}}
+        assert fingerprints(small, Ray()) == fingerprints(small, Inline())
+
+    def test_a_run_that_loses_a_worker_is_the_same_run(self, ray: Ray, small: Sections, tmp_path: Path) -> None:
+        small |= RUNS["ifca"] | {"stop": {"rounds": 4}}
+        reference = fingerprints(small, Preceded(Inline(), _lose_worker, tmp_path, 0))
+        calls = (tmp_path / "calls").stat().st_size
+        (tmp_path / "calls").unlink()
+        assert fingerprints(small, Preceded(Ray(), _lose_worker, tmp_path, calls // 2)) == reference
+        assert (tmp_path / "calls").stat().st_size > calls
+
+    def test_values_and_failures_come_back_as_they_are(self, ray: Ray) -> None:
+        assert [ray.submit(_add, number, 1).result() for number in range(3)] == [1, 2, 3]
+        with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
+            ray.submit(_fail).result()
+        assert "in _fail" in caught.value.__notes__[0]
+        with pytest.raises(fedsim.SimulationError, match="OddError: 3 and 4"):
+            ray.submit(_fail_oddly).result()
+
+    def test_a_call_that_always_loses_its_worker_is_given_up(self, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray_executor, "_TRIES", 1)
+        with pytest.raises(fedsim.SimulationError, match="could not be carried out on the Ray cluster: WorkerCrashedError"):
+            Ray().submit(_kill_worker).result(timeout=60)
+        assert ray.submit(_add, 1, 1).result() == 2
+
+    def test_other_versions_are_refused(self, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+        other = Ray()
+        monkeypatch.setitem(other._versions, "torch", "1.0")
+        with pytest.raises(fedsim.SimulationError, match=r"has torch \S+, and this run 1\.0: .*install the same on every node"):
+            other.submit(_add, 1, 1).result()
+
+    def test_closing_drops_what_waits_and_leaves_ray_to_its_owner(self, ray: Ray) -> None:
+        other = Ray()
+        waiting = [other.submit(signal.pause) for _ in range(5)]
+        other.close()
+        assert all(future.cancelled() for future in waiting)
+        assert ray.submit(_add, 2, 2).result(timeout=60) == 4
+
+    def test_a_study(self, ray: Ray, small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("small.toml").write_text(tomli_w.dumps(small | {"stop": {"rounds": 2}}))
+        jobs = [grid.Job(Path("small.toml"), (), seed, Path("runs", str(seed))) for seed in (1, 2, 3)]
+        grid.run_all(jobs, 1, "auto")
+        for job in jobs:
+            assert not any(audit(job.folder).values())
+        assert {path.name for path in Path("runs").iterdir()} == {"1", "2", "3"}
+
+    def test_nothing_listens_beyond_the_loopback_interface(self, ray: Ray) -> None:
+        ray.submit(_add, 0, 0).result()
+        listening = {place for process in family(os.getpid()) for place in listens(process)}
+        assert len(listening) > 3
+        assert {place for place in listening if not place.startswith(LOOPBACK)} == set()
+
+
+LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
+
+
+def family(process: int) -> list[int]:
+    """A process and all that come from it."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    try:
+        found = [int(child) for child in children.read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [process, *(one for child in found for one in family(child))]
+
+
+def listens(process: int) -> list[str]:
+    """Where a process listens, in the notation of /proc/net."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            sockets.add(str(descriptor.readlink()))
+        except OSError:
+            continue
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+
+
+@needs_ray
+def test_two_nodes_of_which_one_is_lost_in_mid_run(small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from ray.cluster_utils import Cluster
+
+    small |= RUNS["local"] | {"strategy": RUNS["fedavg"]["strategy"], "stop": {"rounds": 4}}
+    reference = fingerprints(small, Inline())
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        executor = make_executor("ray", address=cluster.address)
+        assert executor.workers == 2
+        killing = Preceded(executor, _lose_node, tmp_path, cluster.head_node.node_id, 12)
+        assert fingerprints(small, killing) == reference
+        assert (tmp_path / "killed").exists()
+    finally:
+        cluster.shutdown()
+
+
+class Http(socketserver.BaseRequestHandler):
+    """Answers as a web server would."""
+
+    def handle(self) -> None:
+        self.request.recv(1000)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    with socketserver.TCPServer(("127.0.0.1", 0), Http) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class TestMistakes:
+    """Each ends with 2 and one line, at once, and nothing is written."""
+
+    def refused(self, small: Sections, folder: Path, *words: str) -> str:
+        (folder / "scenario.toml").write_text(tomli_w.dumps(small))
+        command = ["run", str(folder / "scenario.toml"), "--out", str(folder / "out"), *words]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 2, (result.output, result.exception)
+        assert not (folder / "out").exists()
+        (line,) = result.output.strip().splitlines()
+        return line
+
+    def test_ray_is_not_installed(self, small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        line = self.refused(small, tmp_path, "--executor", "ray")
+        assert "pip install 'fedsim-des[ray]'" in line
+
+    def test_what_does_not_go_together(self, small: Sections, tmp_path: Path) -> None:
+        place = ("--address", "127.0.0.1:1")
+        assert "only 'ray' has an address" in self.refused(small, tmp_path, *place)
+        assert "its own number" in self.refused(small, tmp_path, "--executor", "ray", *place, "--workers", "2")
+        small["training"] |= {"device": "cuda"}
+        assert "workers use CPUs alone" in self.refused(small, tmp_path, "--executor", "ray")
+
+    @needs_ray
+    def test_no_cluster_there(self, small: Sections, tmp_path: Path, web_server: str) -> None:
+        def answer(address: str) -> str:
+            return self.refused(small, tmp_path, "--executor", "ray", "--address", address)
+
+        for address in ("nonsense", "host:", ":6379", "ray://127.0.0.1:10001"):
+            assert "must be 'auto' or HOST:PORT" in answer(address)
+        for address in ("127.0.0.1:1", "127.0.0.1:99999", "no-such-host.invalid:6379"):
+            assert "where no Ray cluster answers" in answer(address)
+        assert "something answers that is no Ray cluster" in answer(web_server)
+        assert "no Ray cluster could be joined" in answer("auto")
+
+
+@needs_ray
+def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be_built(tmp_path: Path) -> None:
+    code = (
+        "import fedsim, ray\n"
+        "try: fedsim.run(fedsim.Scenario(population={'devices': 3}), executor='ray', workers=1)\n"
+        "except fedsim.FedsimError as error: print(type(error).__name__, ray.is_initialized())\n"
+        "result = fedsim.run(fedsim.Scenario(stop={'rounds': 1}), executor='ray', workers=1)\n"
+        "print(result.summary['rounds'], ray.is_initialized())"
+    )
+    environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == ["ScenarioError False", "1 False"]
