@@ -13,6 +13,7 @@ all of them. Without pytest, call the methods with an empty folder each.
 """
 
 import asyncio
+import copy
 import json
 import random
 import time
@@ -51,8 +52,8 @@ def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) 
         "data": {"source": "digits", "partition": "rotations"},
         "training": {"lr": 0.05, "batch_size": 8},
         "population": {"devices": 24, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2},
-        "network": _STAR,
-        "strategy": dict(strategy),
+        "network": copy.deepcopy(_STAR),
+        "strategy": copy.deepcopy(dict(strategy)),
         "stop": {"rounds": rounds, "simulated_time": "1 day"},
     }
 

@@ -9,7 +9,7 @@ import pytest
 from fedsim.server import TaskEnd
 from fedsim.strategies import REGISTRY
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.testing import StrategyContract
+from fedsim.testing import StrategyContract, quiet_world
 from tests.test_runs import STRATEGIES
 
 
@@ -18,6 +18,14 @@ class TestEveryStrategy(StrategyContract):
     @pytest.fixture(autouse=True)
     def _given(self, strategy: dict[str, Any]) -> None:
         self.strategy = strategy
+
+
+def test_worlds_share_nothing_that_a_user_could_change() -> None:
+    strategy: dict[str, Any] = {"kind": "fedavg", "more": {}}
+    world = quiet_world(strategy)
+    world["network"]["server"]["down"] = "changed"
+    world["strategy"]["more"]["key"] = "changed"
+    assert "changed" not in str(quiet_world(strategy))
 
 
 def test_no_registered_strategy_is_left_out() -> None:
