@@ -116,6 +116,7 @@ SECTIONS = ("strategy.", "population.", "data.", "drift.", "network.", "stop.", 
     learning=st.sampled_from(["off", "off", "on"]),
 )
 @example(strategy=STRATEGIES[0], seed=1, changes=[("strategy.kind", "a:b")], learning="off")
+@example(strategy=STRATEGIES[0], seed=0, changes=[("population.speed", "0 samples/s")], learning="off")
 @example(strategy=STRATEGIES[0], seed=1, changes=[("name", "\x1b[31m")], learning="off")
 def test_it_runs_or_is_refused(strategy: dict[str, Any], seed: int, changes: list[tuple[str, Any]], learning: str) -> None:
     sections = eventful_world(strategy, seed=seed, rounds=2) | {"learning": learning}

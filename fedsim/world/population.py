@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.errors import ScenarioError
 from fedsim.sizes import Sizes
 from fedsim.spec import Spec
 from fedsim.streams import Streams
@@ -149,8 +150,14 @@ class PopulationSpec(Spec):
         ``speed`` is that of the devices before any of them is slowed (samples/s).
 
         Raises:
-            ScenarioError: a departure is scheduled for a time at which the device is not there.
+            ScenarioError: a device has no speed, or a departure is scheduled for a time at which it is not there.
         """
+        slowest = int(np.argmin(speed))
+        if not speed[slowest] > 0:
+            raise ScenarioError(
+                f"population.speed gives device {slowest} {speed[slowest]:g} samples/s, which trains nothing, ever; "
+                "allowed is more than 0"
+            )
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
         slowness = np.ones(self.devices) if self.stragglers is None else self.stragglers.slowness(streams, self.devices)
         arrival = np.zeros(self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices)
