@@ -79,22 +79,23 @@ class Trainer:
         """Positions of the jobs that are done together, the longest work first.
 
         Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal term
-        and one width of batches, of like length, and no more than the solver's stack holds or than ``_MOST_ROWS`` samples.
+        and one width of batches, of like length, that the solver takes for good company, and no more rows than ``_MOST_ROWS``.
         """
         size = self.training.batch_size
         steps = [job.steps(size) for job in jobs]
+        company = [self.solver.company(job.count, job.width(size), step) for job, step in zip(jobs, steps, strict=True)]
 
-        def alike(at: int) -> tuple[float, float, int]:
-            return jobs[at].recipe.lr, jobs[at].recipe.proximal, jobs[at].width(size)
+        def alike(at: int) -> tuple[float, float, int, str]:
+            return jobs[at].recipe.lr, jobs[at].recipe.proximal, jobs[at].width(size), company[at].kind
 
         order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
         chunks: list[list[int]] = []
-        for (_, _, width), group in groupby(order, alike):
+        for (_, _, width, _), group in groupby(order, alike):
             rest = list(group)
-            most = max(1, min(self.solver.clients_at_once, _MOST_ROWS // width))
             while rest:
                 long = [at for at in rest if steps[at] * _MOST_UNEQUAL >= steps[rest[0]]]
-                chunks += _evenly(long, most)
+                most = min(_MOST_ROWS // width, *(company[at].most for at in long))
+                chunks += _evenly(long, max(1, most))
                 rest = rest[len(long) :]
         return sorted(chunks, key=lambda chunk: (-steps[chunk[0]], chunk[0]))
 

@@ -10,6 +10,7 @@ from fedsim.learning.architecture import Architecture, dense
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dense import Dense, padded
+from fedsim.learning.solvers.dense.input_layers import InSampleSpace, InWeightSpace, room
 from fedsim.learning.solvers.modules import load_weights, module_of
 from tests.learning.small import plain_sgd, solve_of
 
@@ -21,6 +22,7 @@ RULES = [
     Descent(0.05, momentum=0.9),
     Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
 ]
+FORMS = [InWeightSpace, InSampleSpace]
 RAGGED = (23, 4, 10, 61, 1, 37)
 
 
@@ -31,11 +33,14 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("widths", [(7,), (13, 7), (16, 9, 7)], ids=str)
-def test_closed_form_is_autograd(widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_closed_form_is_autograd(
+    form: type, widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
+) -> None:
     architecture = Architecture((61,), dense(61, *widths))
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at) for at, n in enumerate(RAGGED)]
-    solved = Dense(architecture, torch.device("cpu"), dtype).solve(solves, rule)
+    solved = Dense(architecture, torch.device("cpu"), dtype, form).solve(solves, rule)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
     for solve, (weights, loss) in zip(solves, solved, strict=True):
         module = module_of(architecture).to(dtype)
@@ -45,33 +50,41 @@ def test_closed_form_is_autograd(widths: tuple[int, ...], rule: Descent, dtype: 
         assert loss == pytest.approx(expected_loss, rel=max(tolerance, 1e-6))
 
 
-@pytest.mark.parametrize(("features", "widths"), [(61, (7,)), (61, (7, 7)), (784, (10,)), (30, (50, 33, 62))], ids=str)
+@pytest.mark.parametrize(
+    ("features", "widths"), [(61, (7,)), (61, (7, 7)), (784, (10,)), (30, (50, 33, 62)), (90, (200, 9))], ids=str
+)
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
-def test_a_result_does_not_depend_on_the_company_bit_for_bit(features: int, widths: tuple[int, ...], rule: Descent) -> None:
+@pytest.mark.parametrize("form", [*FORMS, None])
+def test_a_result_does_not_depend_on_the_company_bit_for_bit(
+    form: type | None, features: int, widths: tuple[int, ...], rule: Descent
+) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
-    solver = Dense(architecture, torch.device("cpu"))
-    sizes = np.random.default_rng(5).integers(1, 40, 20).tolist()
+    solver = Dense(architecture, torch.device("cpu"), form=form)
+    sizes = np.random.default_rng(5).integers(1, 140, 20).tolist()
     solves = [solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at) for at, n in enumerate(sizes)]
     alone = [solver.solve([solve], rule)[0] for solve in solves]
-    for count in range(2, 21):
+    for count in (2, 3, 7, 20):
         for solved, own in zip(solver.solve(solves[-count:], rule), alone[-count:], strict=True):
             assert solved.weights.tobytes() == own.weights.tobytes()
             assert solved.train_loss == own.train_loss
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     features=st.integers(1, 70),
     widths=st.lists(st.integers(2, 40), min_size=1, max_size=3),
-    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=8),
+    sizes=st.lists(st.integers(1, 150), min_size=2, max_size=8),
     batch_size=st.integers(1, 12),
+    form=st.sampled_from([*FORMS, None]),
     company=st.randoms(use_true_random=False),
 )
-def test_any_shape_any_company(features: int, widths: list[int], sizes: list[int], batch_size: int, company: object) -> None:
+def test_any_shape_any_company(
+    features: int, widths: list[int], sizes: list[int], batch_size: int, form: type | None, company: object
+) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
-    solver = Dense(architecture, torch.device("cpu"))
+    solver = Dense(architecture, torch.device("cpu"), form=form)
     solves = [
         solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at, batch_size=batch_size)
         for at, n in enumerate(sizes)
@@ -84,10 +97,11 @@ def test_any_shape_any_company(features: int, widths: list[int], sizes: list[int
 
 
 @pytest.mark.parametrize("widths", [(2,), (7,), (40, 7)], ids=str)
-def test_batches_of_one_sample_do_not_depend_on_the_company_either(widths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: type, widths: tuple[int, ...]) -> None:
     compute_with_one_thread()
     architecture = Architecture((61,), dense(61, *widths))
-    solver = Dense(architecture, torch.device("cpu"))
+    solver = Dense(architecture, torch.device("cpu"), form=form)
     solves = [solve_of(_start(architecture, at), n, (61,), widths[-1], seed=at, batch_size=1) for at, n in enumerate(RAGGED)]
     rule = Descent(0.01)
     for together, solve in zip(solver.solve(solves, rule), solves, strict=True):
@@ -109,9 +123,10 @@ def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
     assert plain.weights.tobytes() == zero.weights.tobytes()
 
 
-def test_no_steps_give_the_start_back() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_no_steps_give_the_start_back(form: type) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, torch.device("cpu"))
+    solver = Dense(architecture, torch.device("cpu"), form=form)
     idle, busy = (
         solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
         solve_of(_start(architecture, 2), 9, (61,), 7, seed=2),
@@ -122,14 +137,26 @@ def test_no_steps_give_the_start_back() -> None:
         assert np.isnan(solved.train_loss)
 
 
-def test_one_diverging_device_spoils_no_other() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_one_diverging_device_spoils_no_other(form: type) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, torch.device("cpu"))
+    solver = Dense(architecture, torch.device("cpu"), form=form)
     good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
     bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
     together = solver.solve([bad, good], Descent(0.1))
     assert np.isnan(together[0].weights).any()
     assert together[1].weights.tobytes() == solver.solve([good], Descent(0.1))[0].weights.tobytes()
+
+
+def test_few_samples_of_many_features_are_trained_in_sample_space_and_others_are_not() -> None:
+    solver = Dense(Architecture((784,), dense(784, 10)), torch.device("cpu"))
+    assert solver.company(samples=60, width=10, steps=60).kind == "sample space of 64"
+    assert solver.company(samples=2000, width=10, steps=2000).kind == "weight space"
+    assert solver.company(samples=60, width=10, steps=0).kind == "weight space"
+
+
+def test_the_room_of_a_device_holds_its_samples_and_one_that_is_none() -> None:
+    assert [room(samples) for samples in (0, 31, 32, 47, 48, 63, 64, 96, 500)] == [32, 32, 48, 48, 64, 64, 96, 128, 512]
 
 
 def test_padding_is_whole_cache_lines() -> None:

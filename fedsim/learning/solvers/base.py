@@ -68,16 +68,24 @@ def sum_of_squares(entries: Weights) -> float:
     return float(np.square(entries, dtype=np.float64).sum())
 
 
+class Company(NamedTuple):
+    """With whom a solve goes well together: those of the same kind, and ``most`` of them at once (memory and cache)."""
+
+    kind: str
+    most: int
+
+
 class Solver(Protocol):
     """Trains and applies one kind of model. Its methods may run in several threads at once.
 
     Attributes:
         device: where the arithmetic is done.
-        clients_at_once: how many solves may share a ``solve`` (memory and cache; never the number of workers).
     """
 
     device: torch.device
-    clients_at_once: int
+
+    def company(self, samples: int, width: int, steps: int) -> Company:
+        """The best company for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; the batches of all have one width. Each result is the same, bit for bit, whoever else is among them."""

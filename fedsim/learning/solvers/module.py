@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, mean_of, sum_of_squares
+from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, mean_of, sum_of_squares
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.modules import flat_weights, kernels, load_weights
 
@@ -51,7 +51,7 @@ class Module:
         trained = {name: parameter for name, parameter in self._template.named_parameters() if parameter.requires_grad}
         stack_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
         self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
-        self.clients_at_once = 1 if device.type == "cpu" else max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes))
+        self._at_once = 1 if device.type == "cpu" else max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what threads of this process keep, for another process."""
@@ -59,6 +59,10 @@ class Module:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _threads=threading.local())
+
+    def company(self, samples: int, width: int, steps: int) -> Company:
+        """See ``Solver``."""
+        return Company("module", self._at_once)
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; see ``Solver``."""

@@ -1,0 +1,72 @@
+"""Where training the first layer in sample space pays: prints JSON. Run with ``python -m tests.benchmarks.sample_space``.
+
+For each shape of a device's work: milliseconds a device in weight space and in sample space, and which of the two the solver
+takes. The constants of ``Dense._form`` were fitted to such a table; ``lost`` is what the solver's choice costs beyond the best.
+"""
+
+import json
+import sys
+import time
+from itertools import product
+
+import numpy as np
+import torch
+
+from fedsim.learning.architecture import Architecture, dense
+from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread
+from fedsim.learning.solvers.batches import shuffled
+from fedsim.learning.solvers.dense import Dense
+from fedsim.learning.solvers.dense.input_layers import InSampleSpace, InWeightSpace
+
+MODELS = [(784, (10,)), (784, (128, 10)), (64, (10,)), (64, (32, 10))]
+BATCHES, EPOCHS, SAMPLES = (10, 32), (1, 5, 20), (30, 100, 300, 800)
+MOST_PASSES, REPEATS = 6000, 3
+
+
+def work(solver: Dense, features: int, classes: int, samples: int, batch: int, epochs: int, weights: np.ndarray) -> float:
+    """Milliseconds a device, in as large a stack as the solver makes."""
+    draw = np.random.default_rng(0)
+    width = min(batch, samples)
+    devices = min(20, solver.company(samples, width, epochs * -(-samples // batch)).most)
+    solves = [
+        LocalSolve(
+            weights,
+            torch.from_numpy(draw.normal(size=(samples, features)).astype(np.float32)),
+            torch.from_numpy(draw.integers(0, classes, samples)),
+            shuffled(draw, samples, batch, epochs),
+        )
+        for _ in range(devices)
+    ]
+    best = float("inf")
+    for _ in range(REPEATS):
+        begin = time.thread_time()
+        solver.solve(solves, Descent(0.03))
+        best = min(best, time.thread_time() - begin)
+    return 1e3 * best / devices
+
+
+def main() -> None:
+    """Measure and print."""
+    compute_with_one_thread()
+    rows = []
+    for (features, widths), batch, epochs, samples in product(MODELS, BATCHES, EPOCHS, SAMPLES):
+        if samples * epochs > MOST_PASSES:
+            continue
+        architecture, cpu = Architecture((features,), dense(features, *widths)), torch.device("cpu")
+        weights = np.random.default_rng(1).normal(0, 0.1, architecture.parameters).astype(np.float32)
+        took = {
+            name: work(Dense(architecture, cpu, form=form), features, widths[-1], samples, batch, epochs, weights)
+            for name, form in (("weight space", InWeightSpace), ("sample space", InSampleSpace))
+        }
+        kind = Dense(architecture, cpu).company(samples, min(batch, samples), epochs * -(-samples // batch)).kind
+        taken = next(name for name in took if kind.startswith(name))
+        row = {"model": [features, *widths], "batch": batch, "epochs": epochs, "samples": samples}
+        rows.append(row | {f"{name} ms": round(ms, 3) for name, ms in took.items()} | {"taken": taken})
+        rows[-1]["lost"] = round(took[taken] / min(took.values()) - 1, 2)
+        print(rows[-1], file=sys.stderr)
+    lost = [row["lost"] for row in rows]
+    print(json.dumps({"rows": rows, "mean_lost": float(np.mean(lost)), "most_lost": float(np.max(lost))}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
