@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 class Run:
     """Everything that one run consists of.
 
+    Args:
+        scenario: what runs.
+        simulation: the clock that it is put on, still empty.
+        learner: what there is instead of learning, whatever the scenario says of it; None: what the scenario says.
+
     Attributes:
         scenario, simulation: what runs, and its clock.
         population, network, workforce: the world.
@@ -34,18 +39,21 @@ class Run:
         server, strategy: the algorithm, and what it holds in its hands.
     """
 
-    def __init__(self, scenario: "Scenario", simulation: Simulation) -> None:
+    def __init__(self, scenario: "Scenario", simulation: Simulation, learner: type[Off] | None = None) -> None:
         self.scenario = scenario
         self.simulation = simulation
         spec, root = scenario.population, scenario.data.folder()
         streams = Streams(scenario.seed)
         capacity = spec.capacities(streams, root)
         self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links, root)
-        self._build_learning(streams)
+        self._build_learning(streams, learner)
         self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample)
-        availability = bounded(spec.availability.build(streams, spec.devices, root), self.population)
-        self._bounded = bool(self.population.arrival.any() or (self.population.departure < np.inf).any())
-        self.instrument = Instrument(self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth))
+        paths = spec.availability.build(streams, spec.devices, root)
+        availability = bounded(paths, self.population)
+        self._some_come_or_go = availability is not paths
+        self.instrument = Instrument(
+            self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
+        )
         self.server = Server(
             simulation,
             self.population,
@@ -57,7 +65,7 @@ class Run:
             label_counts=self._label_counts,
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
         )
-        compute = Compute(streams, spec.jitter, spec.slow_phases)
+        compute = Compute(streams, spec.jitter, spec.slow_phases, spec.devices)
         self.workforce = Workforce(simulation, self.population, availability, compute, self.network, self.server.on_task_end)
         self.strategy = strategy_class(scenario.strategy.kind)(scenario.strategy, self.server)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.server.on_arrival)
@@ -66,7 +74,7 @@ class Run:
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
-    def _build_learning(self, streams: Streams) -> None:
+    def _build_learning(self, streams: Streams, learner: type[Off] | None) -> None:
         scenario = self.scenario
         devices = scenario.population.devices
         if scenario.learning == "on" or scenario.population.samples is None:
@@ -79,12 +87,12 @@ class Run:
             self.samples = scenario.population.samples.draw(devices, streams.generator("world/samples"))
             shape, classes = scenario.data.shape_and_classes()
         self.learner: Learner
-        if scenario.learning == "on":
+        if scenario.learning == "on" and learner is None:
             from fedsim.learning import Learning  # loads torch
 
             self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
         else:
-            self.learner = Off(scenario.model, shape, classes)
+            self.learner = (learner or Off)(scenario.model, shape, classes)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set the alarm that stops the run."""
@@ -92,11 +100,15 @@ class Run:
 
     def present(self) -> NDArray[np.bool_] | None:
         """Who has arrived and not left, bool [devices]; None when that is everybody, always."""
-        return self.lifetimes.present(self.simulation.now) if self._bounded else None
+        return self.lifetimes.present(self.simulation.now) if self._some_come_or_go else None
 
     def truth(self) -> NDArray[np.int64] | None:
         """The true group of the data that each device holds now, int64 [devices], where the generator knows it."""
         return None if self.data is None else self.data.truth
+
+    def versions(self) -> NDArray[np.int64]:
+        """Which version of its data each device holds now, int64 [devices]."""
+        return self.population.version
 
     def _build_drift(self, streams: Streams) -> Drift | None:
         if self.scenario.drift is None or self.data is None:
@@ -131,6 +143,10 @@ class Run:
                 files.setdefault(family, {})[f"{member}/{tensor}" if member else tensor] = values
         return files
 
+    async def fine_tuned_accuracy(self, rounds: int) -> float | None:
+        """Accuracy when every device has trained its model further, after so many rounds; None if that is not wanted."""
+        return await self.instrument.fine_tuned(self.strategy.models(), rounds, self.strategy.score)
+
     def device_columns(self) -> dict[str, Any]:
         """The content of ``devices.parquet``: one entry a device in each column."""
         population, network, devices = self.population, self.network, range(self.server.devices)
@@ -139,11 +155,11 @@ class Run:
             for device, value in self.instrument.last.device_accuracy().items():
                 accuracy[device] = value
         return {
-            "device": list(devices),
+            "device": np.arange(self.server.devices),
             "speed": population.speed,
-            "link_down": [network.access_rate(device, "down") for device in devices],
-            "link_up": [network.access_rate(device, "up") for device in devices],
-            "latency": [network.latency_s(device) for device in devices],
+            "link_down": network.access_rates("down"),
+            "link_up": network.access_rates("up"),
+            "latency": network.latencies_s(),
             "samples": population.samples,
             "test_samples": self._test_samples(),
             "arrival": population.arrival,
@@ -160,19 +176,17 @@ class Run:
         return [len(self.data.current(device).test) for device in range(self.server.devices)]
 
     def _fastest_download_s(self) -> float:
-        network, size = self.network, self.server.download_bytes
-        return min(
-            network.latency_s(device) + size / network.lone_rate(device, "down") for device in range(self.server.devices)
-        )
+        network = self.network
+        return float((network.latencies_s() + self.server.download_bytes / network.lone_rates("down")).min())
 
 
-def assemble(scenario: "Scenario", simulation: Simulation) -> Run:
-    """Build ``scenario`` into ``simulation`` so that it only needs to be run.
+def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Off] | None = None) -> Run:
+    """Build ``scenario`` into ``simulation`` so that it only needs to be run; see ``Run``.
 
     Raises:
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
-    run = Run(scenario, simulation)
+    run = Run(scenario, simulation, learner)
     simulation.handle = run.server.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:

@@ -20,6 +20,8 @@ Served = Mapping[str, tuple["Ref", Sequence[int] | None]]
 
 Row = dict[str, float | None]
 
+_FINE_TUNING = 1 << 62  # in place of a task's number, which it cannot be: its shuffles are its own
+
 
 class EvaluationSpec(Spec):
     """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time.
@@ -30,11 +32,14 @@ class EvaluationSpec(Spec):
             counts from when each has been selected once.
         score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies), or
             the strategy's own way when not given.
+        fine_tune_epochs: when all is done, every device trains its model for so many epochs on its own data and is tested once
+            more: what personalisation would add (``accuracy.fine_tuned`` in the summary). 0: not measured.
     """
 
     every: int = Field(default=1, ge=1)
     from_round: int = Field(default=0, ge=0)
     score: Literal["pooled", "device-mean"] | None = None
+    fine_tune_epochs: int = Field(default=0, ge=0)
 
 
 class Measured(NamedTuple):
@@ -60,10 +65,12 @@ class World(NamedTuple):
     Attributes:
         present: who has arrived and not left, bool [devices]; None when that is everybody, always.
         truth: the true group of each device's data, int64 [devices], or None.
+        version: which version of its data each device holds, int64 [devices].
     """
 
     present: Callable[[], NDArray[np.bool_] | None]
     truth: Callable[[], NDArray[np.int64] | None]
+    version: Callable[[], NDArray[np.int64]]
 
 
 class Instrument:
@@ -155,6 +162,20 @@ class Instrument:
             "ari": adjusted_rand_index(groups, truth),
             "nmi": normalised_mutual_information(groups, truth),
         }
+
+    async def fine_tuned(self, models: Served, number: int, usual_score: str) -> float | None:
+        """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""
+        epochs, version = self._spec.fine_tune_epochs, self._world.version()
+        if not epochs:
+            return None
+        tuned: list[tuple[Ref, int]] = []
+        for ref, served in self._here(models).values():
+            for device in range(len(version)) if served is None else served:
+                held = int(version[device])
+                further = self._learner.train(ref, device, epochs=epochs, key=_FINE_TUNING, round=number, version=held)
+                tuned.append((further, device))
+        evaluation = await self._learner.evaluate_each(tuned)
+        return None if evaluation is None else evaluation.score(self._spec.score or usual_score)[0]
 
     async def test(self, model: "Ref", devices: Sequence[int] | None) -> float | None:
         """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured."""

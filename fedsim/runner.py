@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import fedsim
 from fedsim.checkpoint.checkpointer import Checkpointer
 from fedsim.checkpoint.checkpointer import resume as resume_run
+from fedsim.checkpoint.origins import Origins
 from fedsim.errors import ScenarioError, SimulationError, nearest
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
@@ -110,10 +111,11 @@ class Job:
         self.recorder = Recorder(out)
         self.checkpointer: Checkpointer | None = None
         if out is not None:
+            origins = Origins(self.run)
             if resume:
-                resume_run(out, self.run, self.recorder)
+                resume_run(out, self.run, self.recorder, origins)
                 files.reopen(out)
-            self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder)
+            self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
         self.simulation.listen(self.recorder.take)
         if self.checkpointer is not None:
             self.simulation.listen(self.checkpointer.watch)
@@ -141,6 +143,8 @@ class Job:
         self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
+        if status == "done" and self.scenario.evaluation.fine_tune_epochs:
+            summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
         if self.out is not None:
             files.write_models(self.out, tensors)
             files.write_devices(self.out, self.run.device_columns())

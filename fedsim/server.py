@@ -18,7 +18,7 @@ from fedsim.instrument import Instrument, Measured, Served
 from fedsim.message_sizes import MessagesSpec
 from fedsim.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.simulation import Simulation, Wakeup, on_grid
-from fedsim.streams import Streams
+from fedsim.streams import Shuffle, Streams
 from fedsim.world.population import DeadlineBase
 from fedsim.world.task import Cause, Download, Evaluate, Part, Payload, Step, Task, Train, Upload
 
@@ -65,6 +65,9 @@ CHOSEN = "chosen"
 """``Train.model``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
 
 
+_LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
+
+
 class Server:
     """What a strategy holds in its hands.
 
@@ -102,6 +105,8 @@ class Server:
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
         self._used_versions: dict[int, int] = {}
+        self._downloads: dict[str, Download] = {}  # steps that are the same for all devices
+        self._uploads: dict[str, Upload] = {}
         self._batch_size = batch_size
         self._label_counts = label_counts
         self._drift: Drift | None = None
@@ -166,7 +171,8 @@ class Server:
 
     def online(self) -> list[int]:
         """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
-        return [device for device in range(self.devices) if self._workforce.is_idle(device)]
+        online: list[int] = np.flatnonzero(self._workforce.idle(np.arange(self.devices))).tolist()
+        return online
 
     def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
         """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
@@ -175,22 +181,13 @@ class Server:
         ids), and takes the first that can be had, so the cost does not grow with the population, and a device that is away
         changes no other's place.
         """
-        generator = self.rng(purpose, *ids)
-        moved: dict[int, int] = {}  # a Fisher-Yates shuffle that stores only what it has touched
+        shuffle = Shuffle(self.rng(purpose, *ids), self.devices if among is None else len(among))
         chosen: list[int] = []
-        remaining = self.devices if among is None else len(among)
-        while remaining and len(chosen) < count:
-            for draw in generator.random(min(remaining, 2 * count)).tolist():
-                position = int(draw * remaining)
-                place = moved.get(position, position)
-                remaining -= 1
-                moved[position] = moved.pop(remaining, remaining)
-                device = place if among is None else among[place]
-                if self._workforce.is_idle(device):
-                    chosen.append(device)
-                    if len(chosen) == count:
-                        break
-        return chosen
+        while shuffle.remaining and len(chosen) < count:
+            places = shuffle.draw(max(count - len(chosen), _LEAST_ASKED))
+            devices = np.array(places if among is None else [among[place] for place in places], dtype=np.int64)
+            chosen += devices[self._workforce.idle(devices)].tolist()
+        return chosen[:count]
 
     def arrived(self, device: int) -> bool:
         """Whether a device has joined the population, be it here or away by now; who has not is announced by ``on_arrival``."""
@@ -245,11 +242,15 @@ class Server:
 
     def download(self, purpose: str = "model") -> Download:
         """The step in which a device receives a model."""
-        return Download((Payload(purpose, self.download_bytes),))
+        if purpose not in self._downloads:
+            self._downloads[purpose] = Download((Payload(purpose, self.download_bytes),))
+        return self._downloads[purpose]
 
     def upload(self, purpose: str = "update") -> Upload:
         """The step in which a device sends its update."""
-        return Upload((Payload(purpose, self.upload_bytes),))
+        if purpose not in self._uploads:
+            self._uploads[purpose] = Upload((Payload(purpose, self.upload_bytes),))
+        return self._uploads[purpose]
 
     def iterate(self, model: "Ref", iterations: int) -> Train:
         """The step in which a device makes so many SGD steps from a model, however many epochs that takes."""
@@ -396,7 +397,7 @@ class Server:
         tested: Ref | None = None
         if task.outcome == "done":
             for step in task.steps:
-                if isinstance(step, Train | Evaluate) and task.version:
+                if task.version and isinstance(step, Train | Evaluate):
                     self._used_versions[task.device] = task.version
                 if isinstance(step, Evaluate):
                     tested = self._learner.best(step.models, task.device, version=task.version)

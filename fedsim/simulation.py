@@ -10,16 +10,17 @@ that ought to be equal are equal however they were added up; ``on_grid`` puts a 
 """
 
 import asyncio
+import gc
 import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from concurrent.futures import Future
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import simpy
-from simpy.events import Event, ProcessGenerator
+from simpy.events import NORMAL, URGENT, Event, ProcessGenerator
 
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
@@ -28,6 +29,7 @@ from fedsim.executors.inline import Inline
 _TICKS_PER_SECOND = 2.0**30
 TICK_S = 1 / _TICKS_PER_SECOND
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
+_SOON = ("soon", 0)  # what is to happen in the running instant; no snapshot ever sees it
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
@@ -49,22 +51,31 @@ class Record(NamedTuple):
     fields: dict[str, Any]
 
 
-class Wakeup(Event):
-    """A named alarm at an absolute simulated time. Every wait of the engine is one, so that a snapshot can name it."""
+_make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
 
-    def __init__(self, env: simpy.Environment, name: tuple[str, int], when: float, callback: Callable[[], None]) -> None:
-        super().__init__(env)
+
+class Wakeup(Event):
+    """A named alarm at an absolute simulated time. Every wait of the engine is one, so that a snapshot can name it.
+
+    It is rung by the driver itself, without SimPy's lists of callbacks: alarms are most of what a run consists of.
+
+    Attributes:
+        name: a kind and a number.
+        when: the time (s).
+        ring: what happens then; None when it has happened, or was cancelled.
+    """
+
+    _ok = True
+    _value = None
+
+    def __init__(self, name: tuple[str, int], when: float, ring: Callable[[], None]) -> None:
         self.name = name
         self.when = when
-        self._ok = True
-        self._value = None
-        self.callbacks.append(lambda _event: callback())
-        env.schedule(self, delay=when - env.now)
+        self.ring: Callable[[], None] | None = ring
 
     def cancel(self) -> None:
-        """Never fire. The dead entry is dropped from the schedule without moving the clock."""
-        if self.callbacks is not None:
-            self.callbacks.clear()
+        """Never ring. The dead entry is dropped from the schedule without moving the clock."""
+        self.ring = None
 
 
 class Join(Event):
@@ -104,6 +115,35 @@ class Blueprint(Protocol):
         """Build everything into ``simulation``: processes, first wake-ups, sinks. What it returns is kept for the caller."""
 
 
+class _RareCollections:
+    """While a run goes on, Python looks for cycles of garbage less often.
+
+    A run makes many small objects, and hardly any cycle; at the usual threshold (700) a quarter of its time goes into looking
+    at those that live. It is set for as long as any simulation of this process runs, and never lowered.
+    """
+
+    _OBJECTS = 50_000
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._before = 0, 0, 0
+
+    def __enter__(self) -> None:
+        if not self._running:
+            self._before = gc.get_threshold()
+            if 0 < self._before[0] < self._OBJECTS:
+                gc.set_threshold(self._OBJECTS, *self._before[1:])
+        self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._running -= 1
+        if not self._running:
+            gc.set_threshold(*self._before)
+
+
+_RARE_COLLECTIONS = _RareCollections()
+
+
 class Simulation:
     """A run in simulated time. ``Simulation(scenario)`` has a world in it; ``Simulation()`` is a bare clock.
 
@@ -135,7 +175,7 @@ class Simulation:
     @property
     def now(self) -> float:
         """The simulated time, seconds since the start."""
-        return self.env.now
+        return self.env._now
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
         """Start a SimPy process in this instant."""
@@ -143,7 +183,14 @@ class Simulation:
 
     def wake(self, name: tuple[str, int], when: float, callback: Callable[[], None]) -> Wakeup:
         """Call ``callback`` at the absolute time ``when`` (seconds; not before now)."""
-        return Wakeup(self.env, name, when, callback)
+        wakeup = Wakeup(name, when, callback)
+        heappush(self.env._queue, (when, NORMAL, next(self.env._eid), wakeup))
+        return wakeup
+
+    def soon(self, callback: Callable[[], None], *, first: bool = False) -> None:
+        """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
+        now = self.env._now
+        heappush(self.env._queue, (now, URGENT if first else NORMAL, next(self.env._eid), Wakeup(_SOON, now, callback)))
 
     def unsettle(self, solver: Solver) -> None:
         """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
@@ -170,7 +217,11 @@ class Simulation:
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Record that something happened now. Fields are JSON-able."""
-        record = Record(self.env.now, kind, fields)
+        self.record(kind, fields)
+
+    def record(self, kind: str, fields: dict[str, Any]) -> None:
+        """``emit`` for who has a dict of its own for it."""
+        record = _make_record(Record, (self.env._now, kind, fields))
         for sink in self._sinks:
             sink(record)
         if self._watched is not None:
@@ -210,7 +261,7 @@ class Simulation:
         for when, _, _, event in sorted(self.env._queue, key=lambda entry: entry[:3]):
             if not isinstance(event, Wakeup):
                 raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {event!r} has no name")
-            if event.callbacks:
+            if event.ring is not None:
                 found.append((*event.name, when))
         return found
 
@@ -239,17 +290,18 @@ class Simulation:
     async def _drive(self) -> AsyncIterator[None]:
         """Carry out instant after instant; yields between two of them, often enough to keep the event loop alive."""
         try:
-            async for _ in self._play():
-                yield
-            for final in self._finals:
-                final()
-                self._play_world()
+            with _RARE_COLLECTIONS:
+                async for _ in self._play():
+                    yield
+                for final in self._finals:
+                    final()
+                    self._play_world()
         finally:
             for close in self._closers:
                 close()
 
     async def _play(self) -> AsyncIterator[None]:
-        queue, step = self.env._queue, self.env.step
+        env, queue = self.env, self.env._queue
         breath, instants = time.perf_counter(), 0
         while True:
             self._play_world()
@@ -274,18 +326,28 @@ class Simulation:
                     await asyncio.sleep(0)
                     yield
                     breath = time.perf_counter()
-            while queue and type(queue[0][3]) is Wakeup and not queue[0][3].callbacks:
+            while queue and type(queue[0][3]) is Wakeup and queue[0][3].ring is None:
                 heappop(queue)
             if not queue:
                 return
-            step()
+            env._now = queue[0][0]
 
     def _play_world(self) -> None:
         """Process all events that are due now, and settle what they changed, until the world stands still."""
         env, queue = self.env, self.env._queue
         while True:
-            while queue and queue[0][0] <= env._now:
-                env.step()
+            now = env._now
+            while queue and queue[0][0] <= now:
+                entry = heappop(queue)
+                event = entry[3]
+                if type(event) is Wakeup:
+                    ring = event.ring
+                    if ring is not None:
+                        event.ring = None
+                        ring()
+                else:  # SimPy's own
+                    heappush(queue, entry)
+                    env.step()
             if not self._unsettled:
                 return
             unsettled, self._unsettled = self._unsettled, []

@@ -63,17 +63,43 @@ class Streams:
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
         return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, 2 * count + 1))
 
-    def uniforms(self, purpose: str, entities: NDArray[np.int64], count: int = 0) -> NDArray[np.float64]:
-        """``uniform`` for many entities at once: the same numbers, vectorised. Shape as ``entities``."""
+    def uniforms(self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0) -> NDArray[np.float64]:
+        """``uniform`` for many entities and counts at once: the same numbers, vectorised. Shape as both, broadcast."""
         with np.errstate(over="ignore"):
             z = np.uint64(_root(self.seed, purpose)) + (entities.astype(np.uint64) + np.uint64(1)) * np.uint64(_ID_STEP)
-            z = _mix_array(z) + np.uint64(((count + 1) * _GOLDEN) & _MASK)
+            z = _mix_array(z) + (np.asarray(count).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
             return ((_mix_array(z) >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
         """A numpy generator of its own for an array of draws; never kept between two uses."""
         entropy = [_root(self.seed, purpose), *(i + 1 for i in ids)]
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+
+
+class Shuffle:
+    """A random permutation of 0 to n - 1, drawn number by number: Fisher and Yates's, but it stores only what it has touched.
+
+    Args:
+        generator: where it draws from.
+        remaining: n, and later how many numbers have not been drawn yet.
+    """
+
+    def __init__(self, generator: np.random.Generator, remaining: int) -> None:
+        self.remaining = remaining
+        self._generator = generator
+        self._moved: dict[int, int] = {}
+
+    def draw(self, count: int) -> list[int]:
+        """The next ``count`` numbers, or all that remain."""
+        moved, remaining = self._moved, self.remaining
+        numbers = []
+        for draw in self._generator.random(min(remaining, count)).tolist():
+            position = int(draw * remaining)
+            numbers.append(moved.get(position, position))
+            remaining -= 1
+            moved[position] = moved.pop(remaining, remaining)
+        self.remaining = remaining
+        return numbers
 
 
 def _mix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analysis.paired import paired_difference
+from fedsim.compare.paired import paired_difference
 
 CLAIMS = (
     "Each claim says that a difference, seed by seed in the same worlds, is above 0. It *holds* if the whole 95 % interval",

@@ -69,6 +69,7 @@ def test_arrows_run_one_way() -> None:
         "drift": {"data", "learning", "world", "simulation"},
         "server": {"messages", "message_sizes", "instrument", "world", "learning", "records", "simulation"},
         "strategies": {"strategies", "server"},
+        "checkpoint": {"checkpoint", "learning", "world", "simulation"},
     }
     for layer, allowed in layers.items():
         for module in sorted(imports(layer)):

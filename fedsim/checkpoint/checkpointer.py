@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim.checkpoint import snapshot, store
+from fedsim.checkpoint.origins import Origins
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.simulation import Record
 
@@ -19,13 +20,15 @@ class Checkpointer:
         spec: how often.
         folder: the run folder.
         run, recorder: what is saved.
+        origins: what the run was built from.
     """
 
-    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder") -> None:
+    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
         self._spec = spec
         self._folder = folder
         self._run = run
         self._recorder = recorder
+        self._origins = origins
         self._due = False
         self._period = self._periods(recorder.last_time)
 
@@ -49,15 +52,15 @@ class Checkpointer:
 
     def _take(self) -> None:
         self._due = False
-        tree, arrays = snapshot.take(self._run, self._recorder)
+        tree, arrays = snapshot.take(self._run, self._recorder, self._origins)
         store.write(self._folder, self._recorder.chain.count, tree, arrays)
 
 
-def resume(folder: Path, run: "Run", recorder: "Recorder") -> None:
+def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
     """Bring a run that was just built to where the newest checkpoint of its folder left it.
 
     Raises:
-        CheckpointError: there is none, or it is damaged, or not of this run.
+        CheckpointError: there is none, or it is damaged, not of this run, or of one that was built from other data.
     """
     _, tree, arrays = store.read(store.latest(folder))
-    snapshot.put_back(run, recorder, tree, arrays)
+    snapshot.put_back(run, recorder, origins, tree, arrays)

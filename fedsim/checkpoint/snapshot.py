@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
+from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained
@@ -29,7 +30,7 @@ _LEFT_OUT = ("Flow.done",)
 """What cannot be written and is made again: whom a flow tells of its end."""
 
 
-def take(run: "Run", recorder: "Recorder") -> tuple[dict[str, Any], Arrays]:
+def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """All that a run must remember between two instants, as JSON-able tables and arrays.
 
     Raises:
@@ -39,6 +40,7 @@ def take(run: "Run", recorder: "Recorder") -> tuple[dict[str, Any], Arrays]:
     encoder = Encoder(_CLASSES, _LEFT_OUT)
     tree = encoder.encode(
         {
+            "origins": origins.fingerprints,
             "now": run.simulation.now,
             "stopped": run.simulation.stopped,
             "alarms": run.simulation.alarms(),
@@ -58,14 +60,15 @@ def take(run: "Run", recorder: "Recorder") -> tuple[dict[str, Any], Arrays]:
     return tree, encoder.arrays
 
 
-def put_back(run: "Run", recorder: "Recorder", tree: Any, arrays: Arrays) -> None:
+def put_back(run: "Run", recorder: "Recorder", origins: Origins, tree: Any, arrays: Arrays) -> None:
     """Bring a run that was just built to where it was when the snapshot was taken.
 
     Raises:
-        CheckpointError: the snapshot is malformed, or not of such a run.
+        CheckpointError: the snapshot is malformed, not of such a run, or of one that was built from other data.
     """
     state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
     try:
+        origins.refuse_others(state["origins"])
         _put_back(run, recorder, state)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
         raise CheckpointError(f"the state is not of this run: {type(error).__name__}: {error}") from None

@@ -49,7 +49,8 @@ class Ledger:
             self.down += delivered
         else:
             self.up += delivered
-        for purpose, part in split_by_purpose(payloads, delivered).items():
+        shares = {payloads[0][0]: delivered} if len(payloads) == 1 else split_by_purpose(payloads, delivered)
+        for purpose, part in shares.items():
             self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + part
         if task is not None:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered

@@ -1,6 +1,5 @@
 """From records to tables: the sink that listens to a run and keeps its books."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ from fedsim.errors import CheckpointError
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, event_row
+from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
+_ROWS_AT_ONCE = 4_096
 _DIRECTIONS = {"download": "down", "upload": "up"}
 _MEASURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi")
 _ROUND_FIELDS = (*_MEASURES, "selected", "valid", "slow", "disconnected")
@@ -25,11 +25,19 @@ class Recorder:
         folder: an existing folder, or None to keep only the rounds, in memory.
 
     Attributes:
-        chain, ledger, rounds, last_time: the events' fingerprint, the bytes, the aggregations, the time of the last record (s).
+        ledger, rounds, last_time: the bytes, the aggregations, the time of the last record (s).
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self.chain = EventChain()
+        self._chain = EventChain()
+        self._rows: list[Row] = []  # of records that the chain has not taken in yet
+        self._follow = {
+            "step-start": self._take_step_start,
+            "step-end": self._take_step_end,
+            "server-transfer": self._take_server_transfer,
+            "task-end": self._take_task_end,
+            "round": self._take_round,
+        }
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
@@ -40,25 +48,24 @@ class Recorder:
 
     def take(self, record: Record) -> None:
         """Take in the next record."""
-        row = event_row(record)
-        self.chain.add(row)
-        self.last_time = record.time
-        self._append(files.EVENTS, row)
-        match record.kind:
-            case "step-start":
-                self._starts[record.fields["task"]] = record.time
-            case "step-end" if record.fields["step"] in _DIRECTIONS:
-                self._take_transfer(record.time, record.fields)
-            case "server-transfer":
-                self._take_server_transfer(record.time, record.fields)
-            case "task-end":
-                self._starts.pop(record.fields["task"], None)
-                self.ledger.close_task(record.fields["task"], record.fields["outcome"])
-            case "round":
-                self._take_round(record.time, record.fields)
+        time, kind, fields = record
+        self.last_time = time
+        self._rows.append(event_row(record))  # at once: what the fields hold may change later
+        follow = self._follow.get(kind)
+        if follow is not None:
+            follow(time, fields)
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._settle()
+
+    @property
+    def chain(self) -> EventChain:
+        """The events' fingerprint and their number."""
+        self._settle()
+        return self._chain
 
     def close(self) -> None:
         """Bring the tables into their final files."""
+        self._settle()
         for table in self._tables.values():
             table.close()
 
@@ -69,6 +76,7 @@ class Recorder:
 
     def snapshot(self) -> dict[str, Any]:
         """Where the books stand; ``restore`` takes it back. All rows are in parts on disk by then."""
+        self._settle()
         return {
             "parts": {name: table.flush() for name, table in self._tables.items()},
             "chain": (self.chain.hexdigest(), self.chain.count),
@@ -88,24 +96,43 @@ class Recorder:
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
         chain = EventChain()
-        for row in self._tables[files.EVENTS].rows() if self._tables else ():
-            chain.add(row)
+        if self._tables:
+            chain.extend(self._tables[files.EVENTS].rows())
         if self._tables and (chain.hexdigest(), chain.count) != state["chain"]:
             raise CheckpointError(
                 f"the events on disk are {chain.count} that end in {chain.hexdigest()[:12]!r}; the checkpoint was taken after "
                 f"{state['chain'][1]} that end in {state['chain'][0][:12]!r}"
             )
-        self.chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
+        self._rows = []
+        self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
         self._starts, self._moved = state["starts"], state["moved"]
+
+    def _settle(self) -> None:
+        """Bring the events so far into their chain and their table."""
+        rows, self._rows = self._rows, []
+        self._chain.extend(rows)
+        if self._tables:
+            self._tables[files.EVENTS].extend(rows)
 
     def _append(self, name: str, row: tuple[Any, ...]) -> None:
         if name in self._tables:
             self._tables[name].append(row)
 
-    def _take_transfer(self, time: float, fields: dict[str, Any]) -> None:
-        direction, payloads = _DIRECTIONS[fields["step"]], fields["payloads"]
+    def _take_step_start(self, time: float, fields: dict[str, Any]) -> None:
+        self._starts[fields["task"]] = time
+
+    def _take_task_end(self, time: float, fields: dict[str, Any]) -> None:
+        self._starts.pop(fields["task"], None)
+        self.ledger.close_task(fields["task"], fields["outcome"])
+
+    def _take_step_end(self, time: float, fields: dict[str, Any]) -> None:
+        """A message is a row of the transfers; other steps are none."""
+        direction = _DIRECTIONS.get(fields["step"])
+        if direction is None:
+            return
+        payloads = fields["payloads"]
         self.ledger.add(fields["task"], direction, payloads, fields["delivered"])
         purpose = "+".join(name for name, _ in payloads)
         start = self._starts[fields["task"]]
@@ -122,7 +149,7 @@ class Recorder:
                 fields["outcome"],
                 fields["round"],
                 fields["task"],
-                json.dumps(payloads, separators=(",", ":")),
+                encode_payloads(payloads),
                 None,
                 None,
             ),
@@ -130,9 +157,9 @@ class Recorder:
 
     def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
         purpose, size = fields["purpose"], fields["bytes"]
-        payloads = [(purpose, size)]
+        payloads = ((purpose, size),)
         self.ledger.add(None, "up", payloads, size)
-        text, ends = json.dumps(payloads, separators=(",", ":")), (fields["sender"], fields["receiver"])
+        text, ends = encode_payloads(payloads), (fields["sender"], fields["receiver"])
         self._append(
             files.TRANSFERS, (time, time, None, "up", purpose, size, size, "done", fields.get("round"), None, text, *ends)
         )

@@ -6,12 +6,20 @@ of a device and a task, and counts as up.
 """
 
 import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
+from operator import itemgetter
+from typing import Any
 
 import pyarrow as pa
 
 from fedsim.simulation import Record
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
+
+_OF_TASKS = ("task-start", "step-start", "step-end", "task-end")  # they say whose they are
+_MESSAGES = ("download", "upload")
 
 _name = pa.dictionary(pa.int16(), pa.string())
 
@@ -85,20 +93,52 @@ DEVICES = pa.schema(
     ]
 )
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+def _make_encoder() -> Callable[[Any], str]:
+    """What writes a value as JSON, without spaces and with sorted keys."""
+    encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+    if c_make_encoder is None:
+        return encoder.encode
+    # ``encode`` makes one of these anew for each text, which takes as long as the text itself.
+    chunks = c_make_encoder(None, encoder.default, encode_basestring_ascii, None, ":", ",", True, False, True)
+    return lambda value: "".join(chunks(value, 0))
+
+
+encode = _make_encoder()
+
+Payloads = Sequence[Sequence[Any]]
+"""The parts of a message in the order in which they are sent: purpose and bytes of each."""
 
 Row = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
 
 
+_about_task = itemgetter("device", "round", "group", "task")
+
+
 def event_row(record: Record) -> Row:
     """A record as a row of ``EVENTS``. Written out column by column, since every event of every run passes here."""
-    rest = dict(record.fields)
+    time, kind, fields = record
+    if kind in _OF_TASKS:
+        columns = _about_task(fields)
+        step, outcome = fields.get("step"), fields.get("outcome")
+        if len(fields) == 4 + (step is not None) + (outcome is not None):
+            return (time, kind, *columns, step, outcome, None)
+        if kind == "step-end" and step in _MESSAGES:  # the same parts over and over
+            payloads = encode_payloads(fields["payloads"])
+            data = f'{{"bytes":{fields["bytes"]!r},"delivered":{fields["delivered"]!r},"payloads":{payloads}}}'
+            return (time, kind, *columns, step, outcome, data)
+    rest = dict(fields)
     take = rest.pop
     columns = (take("device", None), take("round", None), take("group", None), take("task", None))
     step, outcome = take("step", None), take("outcome", None)
-    return (record.time, record.kind, *columns, step, outcome, _encode(rest) if rest else None)
+    return (time, kind, *columns, step, outcome, encode(rest) if rest else None)
 
 
-def event_line(row: Row) -> bytes:
-    """The bytes by which a row enters ``events_sha256``: the same whether it was just emitted or read back from Parquet."""
-    return repr(row).encode()
+def encode_payloads(payloads: Payloads) -> str:
+    """The payloads of a message as JSON."""
+    return "[" + ",".join([_encode_payload(purpose, size) for purpose, size in payloads]) + "]"
+
+
+@lru_cache(maxsize=4096, typed=True)  # typed: 8 and 8.0 are written differently
+def _encode_payload(purpose: str, size: float) -> str:
+    return encode((purpose, size))

@@ -1,66 +1,214 @@
-"""A run as Chrome trace JSON, which Perfetto opens: a lane a device, a lane for the server, and counters."""
+"""A run as Chrome trace JSON, which Perfetto opens: a lane a device, a lane for the server, and counters.
+
+It is written as the events are read, batch by batch, so that a run of millions of events needs no more memory than a small one
+(the transfers, from which the load of the server's link follows, are held as plain arrays).
+"""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedsim.records.folder import write_text
+from fedsim.errors import RunFolderError
+from fedsim.records.folder import EVENTS
+from fedsim.records.link_load import link_load, thinned
 from fedsim.records.reading import RunFolder
 
-_MICRO = 1e6  # the format counts in microseconds
+_MICRO = 1e6  # the format counts in microseconds; thousandths of them are as fine as the simulated clock
 _SERVER, _DEVICES = 1, 2
+_ROWS_A_BATCH = 16_384
+_MOST_LOADS = 20_000  # changes of a link's load: more than anybody can see, and a tenth of the file even of a long run
+
+_LOSSES = {"lost": "disconnected", "left": "left for good"}
+_DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
+_KEPT = (
+    *("task", "round", "purpose", "bytes", "delivered", "epochs", "asked", "models", "what", "partner", "before", "why"),
+    *("accuracy", "loss", "train_loss", "purity", "selected", "valid", "slow", "disconnected"),
+)
+
+Entry = dict[str, Any]
 
 
 def write_trace(run: RunFolder, path: Path) -> int:
-    """Write the trace of ``run`` to ``path``; returns the number of trace events."""
-    events = list(trace_events(run))
-    write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")))
-    return len(events)
+    """Write the trace of ``run`` to ``path``; returns the number of trace events.
+
+    Raises:
+        RunFolderError: a table is missing or damaged, or the file cannot be written.
+    """
+    beside = path.with_name(path.name + ".writing")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[')
+            for count, entry in enumerate(trace_events(run), start=1):
+                file.write(",\n" if count > 1 else "\n")
+                file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False))
+            file.write("\n]}\n")
+        beside.replace(path)
+    except OSError as error:
+        raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return count
 
 
-def trace_events(run: RunFolder) -> Iterator[dict[str, Any]]:
-    """Steps as slices on their device's lane, rounds as slices of the server, accuracy and working devices as counters."""
+def trace_events(run: RunFolder) -> Iterator[Entry]:
+    """All of a trace.
+
+    On the lanes of devices: their steps as slices, and as instants when they vanish, arrive, leave for good, when their data
+    shift and when they are put into a group. On the server's lane: rounds as slices (versions of a strategy without rounds as
+    instants), deadlines that were reached, and decisions about groups. Counters: devices at work, accuracy, and the load of the
+    server's link both ways (bytes/s).
+
+    Raises:
+        RunFolderError: a table is missing or damaged.
+    """
     yield _named("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
     yield _named("process_name", _DEVICES, 0, "devices")
-    yield from (
-        _named("thread_name", _DEVICES, row["device"], f"device {row['device']}") for row in run.devices if row["selected"]
-    )
-    begins: dict[int, float] = {}
-    round_begin: float | None = None
-    working = 0
-    for event in run.events:
-        time, data = event["time"], event["data"]
-        match event["kind"]:
+    lanes = _Lanes()
+    for event in _events(run):
+        yield from lanes.take(event)
+    yield from lanes.close()
+    for way in ("down", "up"):
+        load = thinned(link_load(run, way), _MOST_LOADS)
+        for time, rate in zip(load.times.tolist(), load.values.tolist(), strict=True):
+            yield _counter(f"server link {way} (bytes/s)", time, round(max(0.0, rate), 1))
+
+
+class _Lanes:
+    """What is open while events go by: steps, a round, devices at work, and who has a lane."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, Entry] = {}
+        self._round: Entry | None = None
+        self._devices: set[int] = set()
+        self._working = self._counted = 0  # devices, and how many of them the trace knows of
+        self._changed = 0.0  # when their number did
+        self._last = 0.0
+
+    def take(self, event: Entry) -> Iterator[Entry]:
+        """The entries that an event makes."""
+        time, kind, data = event["time"], event["kind"], event["data"]
+        self._last = time
+        if time > self._changed and self._working != self._counted:
+            yield self._count_working()
+        match kind:
             case "step-start":
-                begins[event["task"]] = time
+                self._begun[event["task"]] = event
             case "step-end":
-                arguments = {"task": event["task"], "round": event["round"], "outcome": event["outcome"]} | data
-                arguments.pop("epoch_ends", None)
-                name = event["step"] if event["outcome"] == "done" else f"{event['step']} ({event['outcome']})"
-                yield _slice(name, _DEVICES, event["device"], begins[event["task"]], time, arguments)
+                yield self._step(self._begun.pop(event["task"]), time, event["outcome"], data)
             case "task-start" | "task-end":
-                working += 1 if event["kind"] == "task-start" else -1
-                yield _counter("devices at work", time, working)
+                self._working += 1 if kind == "task-start" else -1
+                self._changed = time
+                if event["outcome"] in _LOSSES:
+                    yield self._instant(event, _LOSSES[event["outcome"]])
+            case "arrival":
+                yield self._instant(event, "arrives")
+            case "departure":
+                yield self._instant(event, "leaves for good")
+            case "shift":
+                yield self._instant(event, f"data shift ({data.get('what')})")
+            case "assign":
+                yield self._instant(event, f"into group {event['group']}")
             case "round-start":
-                round_begin = time
-                if data.get("deadline") is not None:
-                    yield {"name": "deadline", "ph": "i", "s": "p", "pid": _SERVER, "tid": 0, "ts": data["deadline"] * _MICRO}
+                self._round = event
             case "round":
-                begin = time if round_begin is None else round_begin
-                yield _slice(f"round {event['round']}", _SERVER, 0, begin, time, data)
-                if data["accuracy"] is not None:
-                    yield _counter("accuracy", time, data["accuracy"])
+                yield from self._end_round(event)
+            case _ if kind in _DECISIONS:
+                yield _instant(kind, _SERVER, 0, time, {})
+
+    def close(self) -> Iterator[Entry]:
+        """What a run that was cut off has left open, the last count, and the lanes' names."""
+        for event in self._begun.values():
+            yield self._step(event, self._last, "stopped", {})
+        if self._working != self._counted:
+            yield self._count_working()
+        for device in sorted(self._devices):
+            yield _named("thread_name", _DEVICES, device, f"device {device}")
+            yield _named("thread_sort_index", _DEVICES, device, device)
+
+    def _count_working(self) -> Entry:
+        """Once an instant, at its end: who has begun and ended in it."""
+        self._counted = self._working
+        return _counter("devices at work", self._changed, self._working)
+
+    def _step(self, begun: Entry, end: float, outcome: str, data: Entry) -> Entry:
+        self._devices.add(begun["device"])
+        name = begun["step"] if outcome == "done" else f"{begun['step']} ({outcome})"
+        facts = {"task": begun["task"], "round": begun["round"]} | data
+        if "payloads" in data:
+            facts |= {"bytes": round(data["bytes"]), "purpose": " + ".join(str(purpose) for purpose, _ in data["payloads"])}
+            facts["delivered"] = None if data["delivered"] == data["bytes"] else data["delivered"]
+        return _slice(name, _DEVICES, begun["device"], begun["time"], end, facts)
+
+    def _instant(self, event: Entry, name: str) -> Entry:
+        self._devices.add(event["device"])
+        return _instant(name, _DEVICES, event["device"], event["time"], event["data"])
+
+    def _end_round(self, event: Entry) -> Iterator[Entry]:
+        time, data, begun = event["time"], event["data"], self._round
+        self._round = None
+        if begun is None:  # a strategy without rounds: each aggregation is a version of the model
+            yield _instant(f"version {event['round']}", _SERVER, 0, time, data)
+        else:
+            yield _slice(f"round {event['round']}", _SERVER, 0, begun["time"], time, data)
+            deadline = begun["data"].get("deadline")
+            if deadline is not None and deadline <= time:
+                yield _instant("deadline", _SERVER, 0, deadline, {})
+        accuracy = data.get("accuracy")
+        if accuracy is not None and math.isfinite(accuracy):
+            yield _counter("accuracy", time, accuracy)
 
 
-def _slice(name: str, process: int, lane: int, begin: float, end: float, arguments: dict[str, Any]) -> dict[str, Any]:
-    micro = {"ts": begin * _MICRO, "dur": (end - begin) * _MICRO}
-    return {"name": name, "ph": "X", "pid": process, "tid": lane, **micro, "args": arguments}
+def _events(run: RunFolder) -> Iterator[Entry]:
+    """Every record in order, ``data`` parsed where it is needed, without ever holding all of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    large = (*_DECISIONS, "aggregate")  # nothing of what they hold is shown
+    try:
+        with pq.ParquetFile(run.path / EVENTS) as file:
+            for batch in file.iter_batches(_ROWS_A_BATCH):
+                for event in batch.to_pylist():
+                    event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
+                    yield event
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {reason}") from None
 
 
-def _counter(name: str, time: float, value: float) -> dict[str, Any]:
-    return {"name": name, "ph": "C", "pid": _SERVER, "tid": 0, "ts": time * _MICRO, "args": {name: value}}
+def _arguments(data: Mapping[str, Any]) -> Entry:
+    """What an entry tells when it is clicked on: known facts, and no numbers that JSON does not have."""
+    facts = {key: value for key, value in data.items() if key in _KEPT}
+    return {
+        key: value
+        for key, value in facts.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
 
 
-def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {"name": name}}
+def _slice(name: str, process: int, lane: int, begin: float, end: float, data: Mapping[str, Any]) -> Entry:
+    start = _micro(begin)
+    length = round(_micro(end) - start, 3)
+    return {"name": name, "ph": "X", "pid": process, "tid": lane, "ts": start, "dur": length, "args": _arguments(data)}
+
+
+def _instant(name: str, process: int, lane: int, time: float, data: Mapping[str, Any]) -> Entry:
+    return {"name": name, "ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _micro(time), "args": _arguments(data)}
+
+
+def _counter(name: str, time: float, value: float) -> Entry:
+    return {"name": name, "ph": "C", "pid": _SERVER, "tid": 0, "ts": _micro(time), "args": {name: value}}
+
+
+def _named(kind: str, process: int, lane: int, name: str | int) -> Entry:
+    key = "sort_index" if isinstance(name, int) else "name"
+    return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {key: name}}
+
+
+def _micro(time: float) -> float:
+    return round(time * _MICRO, 3)

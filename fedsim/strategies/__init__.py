@@ -1,4 +1,4 @@
-"""The strategies: one class in one file each, found by name.
+"""The strategies: one class in one file (or small folder) each, found by name.
 
 ``REGISTRY`` names every strategy and where it lives; nothing is imported before it is asked for. A strategy of the user's own
 is named by its import path, ``package.module:Class``.
@@ -30,7 +30,7 @@ REGISTRY: Mapping[str, str] = {
     "lcfl": "fedsim.strategies.lcfl.strategy:LCFL",
     "local": "fedsim.strategies.local:Local",
     "rfedavg": "fedsim.strategies.rfedavg.strategy:RFedAvg",
-    "tifl": "fedsim.strategies.tifl:TiFL",
+    "tifl": "fedsim.strategies.tifl.strategy:TiFL",
 }
 
 

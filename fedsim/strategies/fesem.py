@@ -59,8 +59,7 @@ class FeSEM(Grouped[FeSEMParams]):
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
         server, models = self.server, self.state["models"]
         if not server.learns:
-            generator = server.rng("e-step", self.state["round"])
-            return [int(group) for group in generator.integers(len(models), size=len(devices))]
+            return self.random_groups(len(devices), "e-step", self.state["round"])
         values = await server.values([*models, *(self.state["last"][device] for device in devices)])
         centers, sent = values[: len(models)], values[len(models) :]
         return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]

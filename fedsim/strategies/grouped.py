@@ -67,6 +67,10 @@ class Grouped(Synchronous[P]):
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """Give devices that have been prepared their groups (``move``)."""
 
+    def steps_after_preparation(self, device: int) -> tuple[Step, ...]:
+        """What to ask, in the same round, of a device that had to be prepared in it; by default what is asked of all."""
+        return self.steps(device)
+
     async def after_aggregation(self) -> None:
         """The groups' models are new: what happens between them."""
 
@@ -87,6 +91,11 @@ class Grouped(Synchronous[P]):
         """The device's group; None while it has none."""
         group: int = self.state["group"][device]
         return None if group < 0 else group
+
+    def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
+        """The groups of ``count`` devices where nothing is learnt that could tell them, from the stream ``purpose``, ids."""
+        found: list[int] = self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
+        return found
 
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
         """A model a group, for the devices that are in it now."""
@@ -111,12 +120,16 @@ class Grouped(Synchronous[P]):
             self.state["asked"][device] = True
         return chosen
 
-    def _ask(self, device: int, *, continues: bool = False) -> None:
-        steps = None if continues else self.preparation(device)
+    def _ask(self, device: int) -> None:
+        steps = self.preparation(device)
         if steps is None:
-            super()._ask(device, continues=continues)
+            super()._ask(device)
         else:
             self._prepare(device, steps, in_round=True)
+
+    def _go_on(self, device: int) -> None:
+        """A device that has been prepared in its round has a group now, and does what belongs to the round."""
+        self._start(device, self.steps_after_preparation(device), continues=True)
 
     def steps(self, device: int) -> tuple[Step, ...]:
         """Download the group's model, train, upload."""
@@ -182,13 +195,12 @@ class Grouped(Synchronous[P]):
             else:
                 self._prepare(device, steps, in_round=False)
 
-    def _prepare(self, device: int, steps: tuple[Step, ...], *, in_round: bool) -> None:
-        number = self.state["round"] if in_round else None
-        steps = self.within_limit(steps) if in_round else steps
-        task = self.server.ask(device, steps, round=number, group=self.group_of(device))
-        self.state["preparing"][task] = (device, in_round)
+    def _prepare(self, device: int, steps: tuple[Step, ...], *, in_round: bool, continues: bool = False) -> None:
         if in_round:
-            self.state["open"][task] = device
+            task = self._start(device, self.within_limit(steps), continues=continues)
+        else:
+            task = self.server.ask(device, steps, group=self.group_of(device))
+        self.state["preparing"][task] = (device, in_round)
 
     def within_limit(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """``steps`` under the deadline that counts from each client's download, if there is one."""
@@ -254,6 +266,6 @@ class Grouped(Synchronous[P]):
                 self.state["unprepared"].remove(entry["device"])
             if entry["in_round"]:
                 del self.state["open"][entry["task"]]
-                self._ask(entry["device"], continues=True)
+                self._go_on(entry["device"])
         if self.params.over_selection > 1 and len(self.state["received"]) >= self.params.clients_per_round:
             self.server.timer("deadline", self.server.now)  # enough have come: who goes on only now is not needed either

@@ -109,8 +109,7 @@ class IFCA(Migrating[IFCAParams]):
     async def _choices(self, entries: Sequence[dict[str, Any]]) -> list[int]:
         """The model that each device found best; where nothing is learnt, one at random."""
         if not self.server.learns:
-            generator = self.server.rng("choice", *(entry["task"] for entry in entries[:1]))
-            return [int(group) for group in generator.integers(self.params.groups, size=len(entries))]
+            return self.random_groups(len(entries), "choice", *(entry["task"] for entry in entries[:1]))
         return await self.server.choices([entry["tested"] for entry in entries])
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 
+_TIE_S = 1e-9  # more than a multiple of a time is moved by when it is put on the clock's grid
+
 Verdict = Literal["valid", "slow", "disconnected"]
 """What a round counts a task as: its update came; it came too late, or nothing was trained; its device vanished."""
 
@@ -40,6 +42,8 @@ class SynchronousParams(StrategyParams):
             over the devices as they are (``all``).
         over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
         retry: with nobody to ask, look again after this time (s).
+        every: rounds begin on a schedule: each at the first multiple of this time (s) at which the one before has closed. None:
+            a round begins as soon as the one before has closed.
     """
 
     clients_per_round: int = Field(default=10, ge=1)
@@ -51,6 +55,7 @@ class SynchronousParams(StrategyParams):
     deadline_base: DeadlineBase = "unslowed"
     over_selection: float = Field(default=1.0, ge=1.0)
     retry: PositiveSeconds = 60.0
+    every: PositiveSeconds | None = None
 
     @model_validator(mode="after")
     def _one_deadline(self) -> Self:
@@ -89,6 +94,10 @@ class SynchronousParams(StrategyParams):
         """How many clients a round asks: K, or more with over-selection."""
         return math.ceil(self.clients_per_round * self.over_selection - 1e-9)
 
+    def cohort_size(self, devices: int) -> int:
+        """How many clients a round asks where all of so many devices can be had."""
+        return min(self.asked_per_round or devices, devices)
+
     def check(self, devices: int) -> None:
         """A round cannot ask more clients than there are devices."""
         if self.asked_per_round > devices:
@@ -120,6 +129,7 @@ class Synchronous(Strategy[P]):
             update, start and tested (see ``TaskEnd``).
         slow, disconnected: how many of the round's tasks ended so.
         selected: how many were asked.
+        slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
 
     Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
     ``training_limit``, how long a client may train after its download (s; pass it on as ``Train.budget``).
@@ -172,9 +182,14 @@ class Synchronous(Strategy[P]):
         self._open_round()
 
     def next_round(self) -> None:
-        """Open the round after the one that has just been closed."""
+        """Open the round after the one that has just been closed, now or when it is due."""
         self.state["round"] += 1
-        self._open_round()
+        every, server = self.params.every, self.server
+        if every is None:
+            self._open_round()
+        else:
+            self.state["slot"] = max(self.state.get("slot", 0) + 1, math.ceil((server.now - _TIE_S) / every))
+            server.timer("round", self.state["slot"] * every)
 
     def _open_round(self) -> None:
         self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
@@ -194,14 +209,19 @@ class Synchronous(Strategy[P]):
             self._ask(device)
         self.state["selected"] = len(devices)
 
-    def _ask(self, device: int, *, continues: bool = False) -> None:
-        number, group = self.state["round"], self.group_of(device)
-        task = self.server.ask(device, self.steps(device), round=number, group=group, continues=continues)
+    def _ask(self, device: int) -> None:
+        """Ask a client of the cohort for what belongs to the round."""
+        self._start(device, self.steps(device))
+
+    def _start(self, device: int, steps: tuple[Step, ...], *, continues: bool = False) -> int:
+        """Begin a task that the round waits for; its number. ``continues``: see ``Server.ask``."""
+        task = self.server.ask(device, steps, round=self.state["round"], group=self.group_of(device), continues=continues)
         self.state["open"][task] = device
+        return task
 
     async def on_timer(self, name: str) -> None:
-        """The deadline ends what is open; the retry looks for clients again."""
-        if name == "retry":
+        """The deadline ends what is open; a round that is due is opened; the retry looks for clients again."""
+        if name in ("retry", "round"):
             self._open_round()
         elif name == "ask":
             await self.before_asking()

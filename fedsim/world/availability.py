@@ -1,31 +1,25 @@
 """When a device can be reached: always, in random on and off phases, or as recorded from real phones.
 
 A path is a pure function of (seed, device): ``span(device, time)`` answers for any time in any order, and the answer never
-depends on what was asked before. Cursors into a path are a cache, not state. One who asks every second and one who asks once
-at the end see the same path.
+depends on what was asked before. One who asks every second and one who asks once at the end see the same path.
 """
 
 import json
 import math
 from bisect import bisect_right
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import DataError
-from fedsim.simulation import TICK_S, on_grid
+from fedsim.simulation import on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
 from fedsim.units import PositiveSeconds
-
-
-class Span(NamedTuple):
-    """One phase of a path: on or off, from ``start`` up to but not including ``end`` (simulated seconds)."""
-
-    on: bool
-    start: float
-    end: float
+from fedsim.world.phases import Phases, Span
 
 
 class Availability(Protocol):
@@ -37,43 +31,8 @@ class Availability(Protocol):
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which ``device`` is on; ``inf`` if it never comes back."""
 
-
-class Phases:
-    """Alternating exponential phases of each device, sampled lazily from its own counter.
-
-    Phase k of a device is its k-th draw, whoever asks; the phase at time 0 is on with the long-run share of on time, so
-    that the population starts in its steady state (an exponential phase has no memory of when it began).
-    """
-
-    def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float) -> None:
-        self._streams = streams
-        self._purpose = purpose
-        self._means = (mean_off, mean_on)
-        self._share_on = mean_on / (mean_on + mean_off)
-        self._cursors: dict[int, tuple[int, Span]] = {}
-
-    def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
-        count, span = self._cursors.get(device) or self._first(device)
-        if time < span.start:
-            count, span = self._first(device)
-        while time >= span.end:
-            count += 1
-            span = Span(not span.on, span.end, span.end + self._length(device, count, not span.on))
-        self._cursors[device] = (count, span)
-        return span
-
-    def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on."""
-        span = self.span(device, time)
-        return time if span.on else span.end
-
-    def _first(self, device: int) -> tuple[int, Span]:
-        on = self._streams.uniform(f"{self._purpose}/first", device) < self._share_on
-        return 0, Span(on, 0.0, self._length(device, 0, on))
-
-    def _length(self, device: int, count: int, on: bool) -> float:
-        return max(TICK_S, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of ``devices``, all different, are on at ``time`` (s); bool, as many. What their ``span`` says, at once."""
 
 
 class Traces:
@@ -107,6 +66,10 @@ class Traces:
             time = span.end
         return time
 
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of ``devices`` are on at ``time`` (s); bool, as many."""
+        return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
+
 
 class AlwaysOn(Spec):
     """Every device can be reached at any time."""
@@ -125,6 +88,10 @@ class AlwaysOn(Spec):
         """Now."""
         return time
 
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """All of them; bool, as many."""
+        return np.ones(len(devices), dtype=np.bool_)
+
 
 class Renewal(Spec):
     """On and off phases of exponential length, independent between devices."""
@@ -135,7 +102,7 @@ class Renewal(Spec):
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
         """The population's paths."""
-        return Phases(streams, "world/availability", self.mean_on, self.mean_off)
+        return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
 
 
 class Flash(Spec):

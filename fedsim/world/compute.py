@@ -12,7 +12,7 @@ from fedsim.simulation import on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
 from fedsim.units import PositiveSeconds
-from fedsim.world.availability import Phases
+from fedsim.world.phases import Phases
 
 _TICKS_PER_SECOND = 1 << 30
 _TIE_S = 2 / _TICKS_PER_SECOND  # more than rounding can make up; an epoch begun for its sake is still cut off at the limit
@@ -33,14 +33,17 @@ class Compute:
         streams: the run's streams; this draws from ``world/jitter`` and ``world/slow``.
         jitter: coefficient of variation of an epoch's time (lognormal, mean 1); 0 for none.
         slow: slow phases, or None.
+        devices: how many devices there are.
     """
 
-    def __init__(self, streams: Streams, jitter: float, slow: SlowPhases | None) -> None:
+    def __init__(self, streams: Streams, jitter: float, slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams
         self._sigma = math.sqrt(math.log1p(jitter**2))
         self._factor = 1.0 if slow is None else slow.factor
         # "on" is the normal phase.
-        self._phases = None if slow is None else Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow)
+        self._phases = None
+        if slow is not None:
+            self._phases = Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow, devices)
 
     def epoch_ends(self, device: int, start: float, epoch_s: float, epochs: int, limit: float) -> list[float]:
         """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
-from fedsim.world.availability import Availability, Span
+from fedsim.world.availability import Availability
+from fedsim.world.phases import Span
 
 if TYPE_CHECKING:
     from fedsim.world.population import Population
@@ -49,6 +50,12 @@ class Bounded:
         """The first time at or after ``time`` at which ``device`` is there and on; ``inf`` if there is none."""
         when = self._within.next_on(device, max(time, float(self._arrival[device])))
         return when if when < self._departure[device] else math.inf
+
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of ``devices`` are there and on at ``time`` (s); bool, as many."""
+        there: NDArray[np.bool_] = (self._arrival[devices] <= time) & (time < self._departure[devices])
+        there[there] = self._within.on(devices[there], time)
+        return there
 
 
 def bounded(within: Availability, population: "Population") -> Availability:

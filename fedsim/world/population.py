@@ -57,7 +57,11 @@ class Population:
 
     def epoch_s(self, device: int, samples: int | None = None) -> float:
         """Seconds of one undisturbed pass over the device's training samples, or over so many of them."""
-        return float((self.samples[device] if samples is None else samples) * self.cost / self.speed[device])
+        return (self.samples.item(device) if samples is None else samples) * self.cost / self.speed.item(device)
+
+    def epochs_s(self) -> NDArray[np.float64]:
+        """Seconds of an undisturbed epoch of every device, float64 [devices]."""
+        return self.samples * self.cost / self.speed
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
         """Mean over all devices of an undisturbed epoch's time (s).

@@ -1,20 +1,21 @@
-"""Devices at work: one SimPy process a task, which carries out its steps and may be ended early at any instant.
+"""Devices at work: each task carries out its steps one after another, and may be ended early at any instant.
 
-A step ends exactly once, through its gate: by its own completion, by the device vanishing, or by the server. Who comes first
-wins; where completion and disconnection fall on the same instant the step counts as complete (and the next one is lost at
-once). The task of a device that vanishes for good is not lost but left; all else is the same. The server acts only when the
-world stands still, so what is complete at the very instant of a deadline is in time.
+A task is no SimPy process but a few callbacks and the record of where it stands: with a thousand devices a round, processes and
+their events were what took the time, and a record can be saved. A step ends exactly once, through its gate: by its own
+completion, by the device vanishing, or by the server. Who comes first wins; where completion and disconnection fall on the same
+instant the step counts as complete (and the next one is lost at once). The task of a device that vanishes for good is not lost
+but left; all else is the same. The server acts only when the world stands still, so what is complete at the very instant of a
+deadline is in time.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
-from simpy.events import Event
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
@@ -35,19 +36,20 @@ class Wait:
     """What a running task waits for.
 
     Attributes:
-        gate: what its process waits at; None until the process has begun to.
+        task: which.
+        fields: what every record of it carries.
+        off: when its device vanishes next (s), as of its begin.
+        closed: whether the step's gate is closed: the task waits at it. Not before its first step has begun.
         alarm: opens the gate: the end of a computation, or the instant at which the device vanishes.
         flow: the transfer whose end opens the gate.
     """
 
-    gate: Event | None = None
+    task: Task
+    fields: dict[str, Any]
+    off: float
+    closed: bool = False
     alarm: Wakeup | None = None
     flow: Flow | None = None
-
-    def open(self, ending: Ending) -> None:
-        """Let the process go on, if nothing has yet."""
-        if self.gate is not None and not self.gate.triggered:
-            self.gate.succeed(ending)
 
 
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
@@ -83,6 +85,7 @@ class Workforce:
         self.running: dict[int, Task] = {}
         self._waits: dict[int, Wait] = {}
         self._working: dict[int, int] = {}
+        self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
         self._asked = 0
         self.times_asked: NDArray[np.int64] = np.zeros(len(population.speed), dtype=np.int64)
         self.times_selected: NDArray[np.int64] = np.zeros(len(population.speed), dtype=np.int64)
@@ -90,6 +93,12 @@ class Workforce:
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
         return device not in self._working and self._availability.span(device, self._simulation.now).on
+
+    def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``devices``, all different, can be reached now and have nothing to do; bool, as many."""
+        free: NDArray[np.bool_] = ~self._busy[devices]
+        free[free] = self._availability.on(devices[free], self._simulation.now)
+        return free
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none."""
@@ -121,22 +130,22 @@ class Workforce:
             raise SimulationError(f"device {device} still works on task {self._working[device]}; it does one thing at a time")
         if not steps:
             raise SimulationError(f"a task for device {device} has no steps")
-        task = Task(self._asked, device, steps, round, group, int(self.times_asked[device]), continues)
+        task = Task(self._asked, device, steps, round, group, self.times_asked.item(device), continues)
         self._note_data(task)
         self._asked += 1
         self.times_asked[device] += 1
         self.times_selected[device] += round is not None and not continues  # not for a message outside of any round
         self.running[task.id] = task
-        self._working[device] = task.id
-        self._waits[task.id] = Wait()
-        self._simulation.process(self._carry_out(task))
+        self._set_working(task)
+        wait = self._waits[task.id] = Wait(task, task.fields(), self._off(device))
+        self._simulation.soon(partial(self._begin_task, wait), first=True)
         return task
 
     def end(self, task_id: int, cause: Cause) -> None:
         """End a running task early, in this instant. A task that has just ended stays as it ended."""
         wait = self._waits.get(task_id)
         if wait is not None:
-            wait.open(cause)
+            self._open(wait, cause)
 
     def end_all(self, cause: Cause) -> None:
         """End every running task: the run is over."""
@@ -159,40 +168,57 @@ class Workforce:
         self._asked = state["asked"]
         self.times_asked[:], self.times_selected[:] = state["times_asked"], state["times_selected"]
         for task, flow in state["running"]:
-            wait = self._waits[task.id] = Wait(flow=flow)
+            wait = Wait(task, task.fields(), self._off(task.device), closed=True, flow=flow)
             if flow is not None:
-                flow.done = partial(wait.open, None)
+                flow.done = partial(self._open, wait, None)
+            self._waits[task.id] = wait
             self.running[task.id] = task
-            self._working[task.device] = task.id
-            self._simulation.process(self._carry_out(task, resumed=True))
+            self._set_working(task)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: the end of a ``step``, or a device's ``vanish``."""
-        task, wait = self.running[number], self._waits[number]
-        ring = partial(self._vanish, task, wait) if kind == "vanish" else lambda: wait.open(task.ending)
+        wait = self._waits[number]
+        ring = partial(self._vanish if kind == "vanish" else self._complete, wait)
         wait.alarm = self._simulation.wake((kind, number), when, ring)
 
-    def _carry_out(self, task: Task, *, resumed: bool = False) -> simpy.events.ProcessGenerator:
-        """The task's process; a ``resumed`` one stands in the middle of a step that has begun before."""
-        simulation, wait = self._simulation, self._waits[task.id]
-        if not resumed:
-            simulation.emit("task-start", **task.fields(), **({"continues": True} if task.continues else {}))
-        ending: Ending = None
-        while ending is None and task.position < len(task.steps):
-            step = task.steps[task.position]
-            wait.gate = simulation.env.event()
-            if not resumed:
-                task.step_start = simulation.now
-                simulation.emit("step-start", **task.fields(), step=step.name)
-                self._begin(task, step, wait)
-            resumed = False
-            ending = yield wait.gate
-            ending = self._finish(task, step, wait, ending)
-            if ending is None:
-                task.position += 1
+    def _set_working(self, task: Task) -> None:
+        self._working[task.device] = task.id
+        self._busy[task.device] = True
+
+    # From step to step.
+
+    def _begin_task(self, wait: Wait) -> None:
+        continues = {"continues": True} if wait.task.continues else {}
+        self._simulation.record("task-start", wait.fields | continues)
+        self._begin_step(wait)
+
+    def _begin_step(self, wait: Wait) -> None:
+        task = wait.task
+        step = task.steps[task.position]
+        task.step_start = self._simulation.now
+        wait.closed = True
+        self._simulation.record("step-start", {**wait.fields, "step": step.name})
+        self._begin(task, step, wait)
+
+    def _open(self, wait: Wait, ending: Ending) -> None:
+        """Let a task go on in this instant, after what is due in it already, if nothing has done so yet."""
+        if wait.closed:
+            wait.closed = False
+            self._simulation.soon(partial(self._go_on, wait, ending))
+
+    def _go_on(self, wait: Wait, ending: Ending) -> None:
+        """The running step has ended; the next one begins, unless the task ends with it."""
+        task = wait.task
+        ending = self._finish(task, task.steps[task.position], wait, ending)
+        if ending is None:
+            task.position += 1
+            if task.position < len(task.steps):
+                self._begin_step(wait)
+                return
         del self._waits[task.id], self.running[task.id], self._working[task.device]
+        self._busy[task.device] = False
         task.outcome = ending or "done"
-        simulation.emit("task-end", **task.fields(), outcome=task.outcome)
+        self._simulation.record("task-end", {**wait.fields, "outcome": task.outcome})
         self._on_end(task)
 
     def _begin(self, task: Task, step: Step, wait: Wait) -> None:
@@ -210,10 +236,10 @@ class Workforce:
             wait.alarm.cancel()
             wait.alarm = None
         if isinstance(step, Train):
-            return self._finish_training(task, step, ending)
+            return self._finish_training(task, step, wait, ending)
         if isinstance(step, Evaluate):
             done = ending or "done"
-            self._simulation.emit("step-end", **task.fields(), step=step.name, outcome=done, models=len(step.models))
+            self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=done, models=len(step.models))
             return ending
         return self._finish_transfer(task, step, wait, ending)
 
@@ -233,9 +259,9 @@ class Workforce:
         all_fit = bool(ends) and ends[-1] <= limit and (step.adaptive or len(ends) == step.epochs)
         self._arm(task, wait, ends[-1] if all_fit else max(limit, now))
 
-    def _finish_training(self, task: Task, step: Train, ending: Ending) -> Ending:
+    def _finish_training(self, task: Task, step: Train, wait: Wait, ending: Ending) -> Ending:
         ends = task.epoch_ends or []
-        done = sum(end <= self._simulation.now for end in ends)
+        done = bisect_right(ends, self._simulation.now)
         task.epochs = done
         if ending is None and done < step.at_least:  # a slow straggler
             if step.go_on:
@@ -245,7 +271,7 @@ class Workforce:
         part = {} if step.part is None else {"part": [step.part.number, 2**step.part.splits, step.part.samples]}
         self._simulation.emit(
             "step-end",
-            **task.fields(),
+            **wait.fields,
             step=step.name,
             outcome=ending or "done",
             epochs=task.epochs,
@@ -277,36 +303,41 @@ class Workforce:
 
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""
-        task.samples = int(self._population.samples[task.device])
-        task.version = int(self._population.version[task.device])
+        task.samples = self._population.samples.item(task.device)
+        task.version = self._population.version.item(task.device)
 
     def _arm(self, task: Task, wait: Wait, end: float) -> None:
         """Open the gate at ``end``, or when the device vanishes if that comes first (completion wins a tie)."""
-        off = self._off(task.device)
+        off = max(wait.off, self._simulation.now)
         task.ending = None if end <= off else self._loss(task.device, off)
-        wait.alarm = self._simulation.wake(("step", task.id), min(end, off), lambda: wait.open(task.ending))
+        wait.alarm = self._simulation.wake(("step", task.id), min(end, off), partial(self._complete, wait))
+
+    def _complete(self, wait: Wait) -> None:
+        """The alarm of a computation rings."""
+        self._open(wait, wait.task.ending)
 
     def _off(self, device: int) -> float:
-        """When the device vanishes next (s)."""
-        span = self._availability.span(device, self._simulation.now)
-        return span.end if span.on else self._simulation.now
+        """When the device vanishes next (s); now if it is away."""
+        now = self._simulation.now
+        span = self._availability.span(device, now)
+        return span.end if span.on else now
 
     # Messages: a flow, and beside it a wake-up for the instant at which the device vanishes.
 
     def _begin_transfer(self, task: Task, step: Download | Upload, wait: Wait) -> None:
         direction: Direction = "down" if isinstance(step, Download) else "up"
-        size = float(sum(part.bytes for part in _payloads(task, step)))
-        wait.flow = self._network.start(task.device, direction, size, lambda: wait.open(None))
-        off = self._off(task.device)
-        if off < float("inf"):
-            wait.alarm = self._simulation.wake(("vanish", task.id), off, lambda: self._vanish(task, wait))
+        size = float(sum([part.bytes for part in _payloads(task, step)]))
+        wait.flow = self._network.start(task.device, direction, size, partial(self._open, wait, None))
+        if wait.off < float("inf"):
+            off = max(wait.off, self._simulation.now)
+            wait.alarm = self._simulation.wake(("vanish", task.id), off, partial(self._vanish, wait))
 
-    def _vanish(self, task: Task, wait: Wait) -> None:
+    def _vanish(self, wait: Wait) -> None:
         """The device vanishes while a message is on its way; one that is there by now has arrived."""
-        flow, now = wait.flow, self._simulation.now
+        task, flow, now = wait.task, wait.flow, self._simulation.now
         assert flow is not None
         self._network.cancel(flow)
-        wait.open(None if flow.sent == flow.size and now > task.step_start else self._loss(task.device, now))
+        self._open(wait, None if flow.sent == flow.size and now > task.step_start else self._loss(task.device, now))
 
     def _finish_transfer(self, task: Task, step: Download | Upload, wait: Wait, ending: Ending) -> Ending:
         flow = wait.flow
@@ -314,16 +345,9 @@ class Workforce:
         wait.flow = None
         if ending is not None:
             self._network.cancel(flow)
-        payloads = _payloads(task, step)
-        self._simulation.emit(
-            "step-end",
-            **task.fields(),
-            step=step.name,
-            outcome=ending or "done",
-            bytes=flow.size,
-            delivered=flow.sent,
-            payloads=[[part.purpose, part.bytes] for part in payloads],
-        )
+        fields = {**wait.fields, "step": step.name, "outcome": ending or "done", "bytes": flow.size, "delivered": flow.sent}
+        fields["payloads"] = [[part.purpose, part.bytes] for part in _payloads(task, step)]
+        self._simulation.record("step-end", fields)
         return ending
 
     def _loss(self, device: int, off: float) -> Cause:

@@ -1,12 +1,11 @@
 """The command line of a study: run what has not been run, and print the report."""
 
 import argparse
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import fedsim
-from scenarios.grid import Job, run_all
+from scenarios.grid import Job, add_worker_options, at_least_one, missing_data, run_as_asked
 from scenarios.published import report
 from scenarios.published.tables import Study, Table, World
 
@@ -19,10 +18,10 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> int:
     left_out = {name: absent[table.world.name] for name, table in tables.items() if table.world.name in absent}
     tables = {name: table for name, table in tables.items() if name not in left_out}
     if not options.only_report:
-        run_all(
-            [job for seed in _seeds(options.seeds) for table in tables.values() for job in jobs(table, options.out, seed)],
-            options.jobs,
-        )
+        wanted = [job for seed in _seeds(options.seeds) for table in tables.values() for job in jobs(table, options.out, seed)]
+        status = run_as_asked(wanted, options)
+        if status:
+            return status
     whole = {name: _whole(table, options.out, options.seeds) for name, table in tables.items()}
     left_out |= {name: "its runs have not been made" for name, seeds in whole.items() if not seeds}
     shown = [(tables[name], folders(tables[name], options.out, _seeds(seeds))) for name, seeds in whole.items() if seeds]
@@ -64,15 +63,8 @@ def _whole(table: Table, out: Path, seeds: int) -> int:
 
 def _missing(worlds: Iterable[World]) -> Mapping[str, str]:
     """The worlds whose data cannot be loaded, and why."""
-    missing: dict[str, str] = {}
-    for world in worlds:
-        data = fedsim.load(world.base, world.changes).data
-        try:
-            if hasattr(data.source, "load"):
-                data.source.load(data.folder())
-        except fedsim.DataError as error:
-            missing[world.name] = str(error).replace(str(data.folder()), "$FEDSIM_DATA")  # a report is for other machines too
-    return missing
+    found = {world.name: missing_data(fedsim.load(world.base, world.changes)) for world in worlds}
+    return {name: why for name, why in found.items() if why is not None}
 
 
 def _options(study: Study, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -83,11 +75,8 @@ def _options(study: Study, arguments: Sequence[str] | None) -> argparse.Namespac
     )
     names = sorted({name for tables in study.sizes.values() for name in tables})
     parser.add_argument("--tables", nargs="+", choices=names, default=names, metavar="TABLE", help=f"out of {', '.join(names)}")
-    parser.add_argument("--seeds", type=int, default=study.seeds)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; by default one a core")
+    parser.add_argument("--seeds", type=at_least_one, default=study.seeds)
+    add_worker_options(parser)
     parser.add_argument("--out", type=Path, default=study.out, help="runs stay here and are not done again")
     parser.add_argument("--only-report", action="store_true", help="run nothing, show the seeds that are whole")
-    options = parser.parse_args(arguments)
-    if options.seeds < 1 or options.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
-    return options
+    return parser.parse_args(arguments)

@@ -9,7 +9,6 @@ CIFAR-10 under $FEDSIM_DATA; a data set that is not there is left out, and the r
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))  # so that the modules beside this script are found however it is called
 
 import fedsim  # noqa: E402
-from scenarios.grid import Job, run_all  # noqa: E402
+from scenarios.grid import Job, add_worker_options, at_least_one, missing_data, run_as_asked  # noqa: E402
 from scenarios.stragglers import report  # noqa: E402
 from scenarios.stragglers.tables import SIZES, Experiment, Size, experiments  # noqa: E402
 
@@ -28,7 +27,9 @@ def main() -> int:
     options = _options()
     size, base = SIZES[options.size], HERE / f"{options.size}.toml"
     wanted = {name: experiment for name, experiment in experiments(size).items() if name in options.tables}
-    available, missing = _available(base, size, options.data)
+    found = {data: missing_data(fedsim.load(base, size.datasets[data])) for data in options.data}
+    missing = {data: why for data, why in found.items() if why is not None}
+    available = [data for data in options.data if data not in missing]
     seeds = range(1, options.seeds + 1)
     jobs = [
         job(base, size, options.out / options.size, data, setting.label, setting.changes, seed)
@@ -38,7 +39,9 @@ def main() -> int:
         if data in available
         for setting in experiment.settings.values()
     ]
-    run_all(jobs, options.jobs, options.ray)
+    status = run_as_asked(jobs, options)
+    if status:
+        return status
     command = f"python scenarios/stragglers/study.py {' '.join(options.tables)} --size {options.size} --seeds {options.seeds}"
     print(report.heading(options.size, options.seeds, command, missing))
     for name, experiment in wanted.items():
@@ -59,36 +62,19 @@ def _folders(experiment: Experiment, root: Path, seeds: Sequence[int]) -> dict[s
     return {name: [root / setting.label / f"seed-{seed}" for seed in seeds] for name, setting in experiment.settings.items()}
 
 
-def _available(base: Path, size: Size, wanted: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The data sets that can be loaded, and why the others cannot."""
-    available, missing = [], {}
-    for data in wanted:
-        try:
-            scenario = fedsim.load(base, size.datasets[data])
-            scenario.data.source.load(scenario.data.folder())  # type: ignore[union-attr]
-        except fedsim.DataError as error:
-            missing[data] = str(error)
-        else:
-            available.append(data)
-    return available, missing
-
-
 def _options() -> argparse.Namespace:
     names = list(experiments(SIZES["small"]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"out of {', '.join(names)}; all if none is named")
     parser.add_argument("--size", choices=list(SIZES), default="small")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=at_least_one, default=5)
     parser.add_argument("--data", nargs="+", choices=list(SIZES["small"].datasets), default=list(SIZES["small"].datasets))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; by default one a core")
-    parser.add_argument("--ray", metavar="HOST:PORT", help="a Ray cluster that does the runs, whose nodes see the same files")
+    add_worker_options(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/stragglers"))
     options = parser.parse_args()
     for name in options.tables:
         if name not in names:
             parser.error(f"TABLE is {name!r}; allowed are {', '.join(names)}")
-    if options.seeds < 1 or options.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
     options.tables = options.tables or names
     return options
 

@@ -9,6 +9,7 @@ moments of real time that nobody chose. Prints a line a run, and at the end JSON
 import argparse
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def kill_one(draw: random.Random, folder: Path) -> dict[str, Any]:
 
 def _start(path: Path, out: Path, *, resume: bool = False) -> "subprocess.Popen[bytes]":
     if not resume and out.exists():  # killed before its first checkpoint: it can only begin anew
-        subprocess.run(["rm", "-r", str(out)], check=True)
+        shutil.rmtree(out)
     options = ["--resume"] if resume else []
     return subprocess.Popen([sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", *options])
 

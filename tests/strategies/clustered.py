@@ -15,6 +15,7 @@ from fedsim.assembly import Run
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Record, Simulation
+from fedsim.strategies.fedavg import FedAvg, FedAvgParams
 
 Sections = dict[str, Any]
 Weights = NDArray[np.float32]
@@ -109,3 +110,21 @@ def opposite_groups(folder: Path, sizes: Sequence[int], second: float = 1.0, see
         y = (x[:, 0] > 0).astype(np.int64)
         shards.append((x * second, 1 - y) if device % 2 else (x, y))
     return file_data(folder, shards)
+
+
+STARTED = "tests.strategies.clustered:Started"
+
+
+class StartedParams(FedAvgParams):
+    kind: str = STARTED  # type: ignore[assignment]
+    start: list[float]
+
+
+class Started(FedAvg):
+    """FedAvg from a model that is given."""
+
+    Params = StartedParams
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.state["model"].settle(np.array(self.params.start, dtype=np.float32))  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ import fedsim
 from fedsim.assembly import Run
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths, nearest
+from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths
 from fedsim.strategies.clustering.linkage import bipartition
 from fedsim.strategies.clustering.similarity import cosine_matrix
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
@@ -146,15 +146,6 @@ def test_clients_with_a_common_minimum_are_never_split_however_they_curve(
 def turned(a: float, b: float, angle: float) -> Any:
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     return turn @ np.diag([a, b]) @ turn.T
-
-
-def test_the_nearest_direction_is_that_of_the_largest_cosine() -> None:
-    directions = [np.float32([10, 0]), np.float32([1, 1]), np.float32([0, 0])]
-    assert nearest(np.float32([3, 0.1]), directions) == 0
-    assert nearest(np.float32([3, 3]), directions) == 1
-    assert nearest(np.float32([-1, -1]), directions) == 2  # a cosine of 0 is more than one of -1
-    assert nearest(np.float32([np.nan, 1]), directions) == 0
-    assert nearest(np.float32([1, 0]), [np.float32([5, 0]), np.float32([7, 0])]) == 0
 
 
 # The same through whole runs.

@@ -6,8 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.strategies.clustered import PAIRED, Sections, file_data, of_kind, opposite_groups, played, ran, weights, world
-from tests.strategies.test_flexcfl import STARTED
+from tests.strategies.clustered import (
+    PAIRED,
+    STARTED,
+    Sections,
+    file_data,
+    of_kind,
+    opposite_groups,
+    played,
+    ran,
+    weights,
+    world,
+)
 
 
 def fesem(groups: int, clients: int, **others: Any) -> Sections:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.world.availability import AlwaysOn, Flash, Phases, Renewal, Traces
+from fedsim.world.availability import AlwaysOn, Flash, Renewal, Traces
+from fedsim.world.phases import Phases
 
 
 def build(seed: int = 1) -> Phases:

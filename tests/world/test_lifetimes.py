@@ -14,8 +14,9 @@ import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.availability import AlwaysOn, Availability, Phases, Traces
+from fedsim.world.availability import AlwaysOn, Availability, Traces
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
+from fedsim.world.phases import Phases
 from fedsim.world.population import Population, PopulationSpec
 
 INF = math.inf
@@ -230,12 +231,12 @@ class TestBounded:
     )
     def test_random_phases_whatever_was_asked_before(self, arrival: float, stay: float, questions: list[float]) -> None:
         def lived() -> Bounded:
-            within = Phases(Streams(4), "p", 1200.0, 300.0)
+            within = Phases(Streams(4), "p", 1200.0, 300.0, 2)
             return Bounded(within, np.array([0.0, on_grid(arrival)]), np.array([INF, on_grid(arrival + stay)]))
 
         asked = lived()
         spans = [(asked.span(1, time), asked.next_on(1, time)) for time in questions]
-        within = Phases(Streams(4), "p", 1200.0, 300.0)
+        within = Phases(Streams(4), "p", 1200.0, 300.0, 2)
         for time, (span, when) in zip(questions, spans, strict=True):
             assert (lived().span(1, time), lived().next_on(1, time)) == (span, when)
             assert span.on == (on_grid(arrival) <= time < on_grid(arrival + stay) and within.span(1, time).on)

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.availability import Availability, Span
+from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
+from fedsim.world.phases import Span
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Evaluate, Part, Payload, Step, Task, Train, Upload, samples_processed
 from fedsim.world.workforce import Workforce
@@ -37,6 +39,9 @@ class Until:
     def next_on(self, device: int, time: float) -> float:
         return time if time < self.off else math.inf
 
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        return np.full(len(devices), time < self.off)
+
 
 class Site:
     """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1).
@@ -55,7 +60,7 @@ class Site:
         )
         network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.full(2, latency), math.inf, math.inf)
         self.availability: Availability = bounded(Until(off), population)
-        compute = Compute(Streams(1), 0.0, None)
+        compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
         self.records: list[Record] = []
         self.workforce = Workforce(self.simulation, population, self.availability, compute, network, self._on_end)
@@ -353,7 +358,7 @@ def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, siz
     star = Star(simulation, np.array([1e9]), np.array([rate]), np.array([latency]))
     population = Population(np.ones(1), np.array([100]), 1.0, np.zeros(1), np.full(1, np.inf))
     ended: list[Task] = []
-    compute = Compute(Streams(1), 0.0, None)
+    compute = Compute(Streams(1), 0.0, None, 2)
     workforce = Workforce(simulation, population, Until(math.inf), compute, star, ended.append)
     stop_at = on_grid(stop)
     steps = (Train("m", 10**6, stop_at=stop_at, reserve_upload=True), Upload((Payload("update", size),)))
@@ -382,7 +387,7 @@ def test_two_devices_share_the_server_link() -> None:
     simulation = Simulation()
     star = Star(simulation, np.full(2, 1e9), np.full(2, 1e9), np.zeros(2), 100.0, 100.0)
     population = Population(np.full(2, 10.0), np.ones(2, dtype=np.int64), 1.0, np.zeros(2), np.full(2, np.inf))
-    workforce = Workforce(simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None), star, site._on_end)
+    workforce = Workforce(simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, site._on_end)
     ends: list[float] = []
     simulation.listen(lambda record: ends.append(record.time) if record.kind == "task-end" else None)
     for device in range(2):

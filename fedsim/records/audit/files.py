@@ -26,8 +26,7 @@ def records_intact(run: RunFolder) -> Iterator[str]:
     chain = EventChain()
     table = run.table(names.EVENTS)
     columns = [table[name].to_pylist() for name in ("time", *EVENT_COLUMNS, "data")]
-    for row in zip(*columns, strict=True):
-        chain.add(row)
+    chain.extend(zip(*columns, strict=True))
     if chain.count != run.summary["events"]:
         yield f"there are {chain.count} records, the summary says {run.summary['events']}"
     if chain.hexdigest() != run.summary["events_sha256"]:

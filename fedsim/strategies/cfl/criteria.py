@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.strategies.clustering.similarity import length
+
 Updates = Sequence[NDArray[np.float32]] | NDArray[np.floating]
 
 
@@ -33,11 +35,6 @@ class Thresholds(NamedTuple):
     eps2: float
 
 
-def length(update: NDArray[np.floating]) -> float:
-    """||update||_2, summed in float64 in an order that does not depend on the machine's threads."""
-    return float(np.sqrt(np.square(update, dtype=np.float64).sum()))
-
-
 def lengths(updates: Updates, weights: Sequence[float]) -> Lengths:
     """The lengths that the criteria are about.
 
@@ -54,15 +51,3 @@ def lengths(updates: Updates, weights: Sequence[float]) -> Lengths:
 def is_incongruent(found: Lengths, thresholds: Thresholds) -> bool:
     """Whether a cluster must be split: it has converged (Algorithm 1, line 8), but not for each of its clients (Eq. 5)."""
     return found.mean < thresholds.eps1 and found.longest >= thresholds.eps2
-
-
-def nearest(update: NDArray[np.floating], directions: Updates) -> int:
-    """The direction with the largest cosine with an update, the first of equals; it is 0 with what is 0 or not finite."""
-    cosines = []
-    with np.errstate(all="ignore"):  # what is not finite is seen below
-        own = length(update)
-        for direction in directions:
-            both = own * length(direction)
-            product = float((update.astype(np.float64) * direction).sum())
-            cosines.append(product / both if 0 < both < np.inf and np.isfinite(product) else 0.0)
-    return int(np.argmax(cosines))

@@ -7,9 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.server import Download, Payload, Server, Step, Train, Upload
-from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, length, lengths, nearest
+from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths
 from fedsim.strategies.cfl.cuts import Cluster, Cut, Entries, bisect
 from fedsim.strategies.cfl.params import CFLParams
+from fedsim.strategies.clustering.showing import shown_pairs
+from fedsim.strategies.clustering.similarity import length, most_alike
 from fedsim.strategies.grouped import Grouped
 
 if TYPE_CHECKING:
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
 
 Pull = tuple["Ref", "Ref"]
 """A trained model, and that from which it was trained."""
-
-_SHOWN_UP_TO = 200  # clients whose similarities are recorded, one by one
-_DIGITS = 6
 
 
 class CFL(Grouped[CFLParams]):
@@ -218,10 +217,10 @@ class CFL(Grouped[CFLParams]):
 
     def _record_cosines(self, cut: Cut, side: dict[int, int]) -> None:
         devices = cut.cluster.devices
-        if cut.cosines is not None and len(devices) <= _SHOWN_UP_TO:
-            similarity = np.round(cut.cosines, _DIGITS).tolist()
+        cosines = {} if cut.cosines is None else shown_pairs("similarity", cut.cosines)
+        if cosines:
             groups = [side[device] for device in devices]
-            self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, similarity=similarity)
+            self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, **cosines)
 
     async def _most_like(self, trained: "Mapping[int, Pull]", children: Sequence[int]) -> dict[int, int]:
         """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
@@ -230,7 +229,7 @@ class CFL(Grouped[CFLParams]):
         pulls = [(child, pull) for child in children for pull in self.state["pulls"][child]]
         changes = await self._changes([*(pull for _, pull in pulls), *trained.values()]) if trained else []
         told, own = changes[: len(pulls)], changes[len(pulls) :]
-        return {device: pulls[nearest(change, told)][0] for device, change in zip(trained, own, strict=True)}
+        return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
 
     async def _changes(self, trained: "Sequence[Pull]") -> list[NDArray[np.float32]]:
         """What training has changed, float32 [d] each."""
@@ -276,15 +275,13 @@ class CFL(Grouped[CFLParams]):
         down, up = Payload("cold-start", self.server.download_bytes), Payload("cold-start", self.server.upload_bytes)
         return (Download((down,)), training, Upload((up,)))
 
-    def _ask(self, device: int, *, continues: bool = False) -> None:
+    def _go_on(self, device: int) -> None:
         """A newcomer goes on down the tree until it is at a leaf; all that belongs to one selection."""
-        steps = self.preparation(device) if continues else None
+        steps = self.preparation(device)
         if steps is None:
-            super()._ask(device, continues=continues)
-            return
-        task = self.server.ask(device, steps, round=self.state["round"], continues=True)
-        self.state["preparing"][task] = (device, True)
-        self.state["open"][task] = device
+            super()._go_on(device)
+        else:
+            self._prepare(device, steps, in_round=True, continues=True)
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """One step down the tree for each."""

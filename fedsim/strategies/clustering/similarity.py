@@ -1,4 +1,6 @@
-"""Inner products and cosines of high-dimensional rows, such as the flattened updates of devices."""
+"""Lengths, inner products and cosines of high-dimensional rows, such as the flattened updates of devices."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,3 +56,29 @@ def cosine_matrix(rows: Rows) -> Matrix:
     cosines: Matrix = np.clip(gram / np.outer(norms, norms), -1.0, 1.0)
     np.fill_diagonal(cosines, 1.0)
     return cosines
+
+
+def length(update: NDArray[np.floating]) -> float:
+    """||update||_2, summed in float64 in an order that does not depend on the machine's threads."""
+    return float(np.sqrt(np.square(update, dtype=np.float64).sum()))
+
+
+def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDArray[np.floating]]) -> list[int]:
+    """For each update the position of the direction that has the largest cosine with it, the first of equals.
+
+    The cosine is 0 where one of the two is 0 or not finite. All are [d]. Sums are in float64, one pair after the other, so what
+    is found for an update does not depend on those beside it.
+    """
+    with np.errstate(all="ignore"):  # what is not finite is seen in ``_cosine``
+        lengths = [length(direction) for direction in directions]
+        found = []
+        for update in updates:
+            own, wide = length(update), update.astype(np.float64)
+            products = [float((wide * direction).sum()) for direction in directions]
+            cosines = [_cosine(product, own * other) for product, other in zip(products, lengths, strict=True)]
+            found.append(int(np.argmax(cosines)))
+    return found
+
+
+def _cosine(product: float, lengths: float) -> float:
+    return product / lengths if 0 < lengths < np.inf and np.isfinite(product) else 0.0

@@ -9,10 +9,8 @@ from fedsim.strategies.clustering.distances import madc
 from fedsim.strategies.clustering.edc import edc_features
 from fedsim.strategies.clustering.kmeans import kmeans
 from fedsim.strategies.clustering.linkage import agglomerative
+from fedsim.strategies.clustering.showing import MOST_SHOWN, rounded, shown_pairs
 from fedsim.strategies.clustering.similarity import cosine_matrix
-
-_SHOWN_UP_TO = 200  # devices whose similarities are recorded, one by one
-_DIGITS = 6
 
 
 def cluster_updates(
@@ -32,15 +30,15 @@ def cluster_updates(
         cosine of every two [k, k].
     """
     record: dict[str, Any] = {"measure": measure}
-    similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= _SHOWN_UP_TO else None
+    similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
     if measure == "madc":
         assert similarity is not None
         labels = agglomerative(madc(similarity), groups, "complete")
     else:
         features = edc_features(updates, groups, generator)
         labels = kmeans(features, groups, generator)
-        record["features"] = np.round(features, _DIGITS).tolist()
-    if similarity is not None and len(updates) <= _SHOWN_UP_TO:
-        record["similarity"] = np.round(similarity, _DIGITS).tolist()
+        record["features"] = rounded(features)
+    if similarity is not None:
+        record |= shown_pairs("similarity", similarity)
     found: list[int] = labels.tolist()
     return found, record | {"groups": found}

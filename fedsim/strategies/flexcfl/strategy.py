@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Upload
 from fedsim.strategies.clustering.mixing import inter_group_coefficients
+from fedsim.strategies.clustering.similarity import most_alike
 from fedsim.strategies.flexcfl.cold_start import cluster_updates
 from fedsim.strategies.flexcfl.params import FedGroupParams, FlexCFLParams
 from fedsim.strategies.migrating import Migrating
@@ -51,7 +52,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         pretraining: tasks of the group cold start that run, task -> device; ``pretrained``: what came back, (device, update).
         attempts: how many group cold starts there were; ``failures``: those that brought back too few devices.
         informed: for each device whether it has w0 and the directions.
-        fresh: whether the device that is being asked has just been pre-trained in this round.
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -59,7 +59,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def __init__(self, params: FlexCFLParams, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0, "fresh": False}
+        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
         self.state |= {"informed": [False] * server.devices}
 
     # Group cold start.
@@ -171,20 +171,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
     def _directions(self) -> Payload:
         return Payload("directions", self.params.groups * self.server.download_bytes)
 
-    def _ask(self, device: int, *, continues: bool = False) -> None:
+    def _ask(self, device: int) -> None:
         if self.params.newcomers == "random" and self.state["group"][device] < 0:
             generator = self.server.rng("newcomer", device)
             self.move(device, int(generator.integers(self.params.groups)), "cold-start")
-        self.state["fresh"] = continues
-        super()._ask(device, continues=continues)
-        self.state["fresh"] = False
+        super()._ask(device)
 
-    def training(self, device: int) -> Train:
-        """Local SGD for all epochs, or one less after a pre-training."""
-        train = super().training(device)
-        if self.state["fresh"] and self.params.epochs_after_cold_start == "less" and train.epochs > 1:
-            return replace(train, epochs=train.epochs - 1, at_least=train.at_least - 1)
-        return train
+    def steps_after_preparation(self, device: int) -> tuple[Step, ...]:
+        """As in every round, or with one epoch less: the pre-training was the first."""
+        steps = super().steps_after_preparation(device)
+        if self.params.epochs_after_cold_start == "full":
+            return steps
+        return tuple(_shortened(step) if isinstance(step, Train) else step for step in steps)
 
     def steps(self, device: int) -> tuple[Step, ...]:
         """As every group's client; who was pre-trained for the groups receives the directions with its first model."""
@@ -204,13 +202,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     async def _nearest(self, prepared: Sequence[dict[str, Any]]) -> list[int]:
         if not self.server.learns:
-            generator = self.server.rng("nearest", *(entry["task"] for entry in prepared[:1]))
-            return [int(group) for group in generator.integers(self.params.groups, size=len(prepared))]
-        changes = (await self._changes([entry["update"] for entry in prepared])).astype(np.float64)
-        directions = np.stack(await self.server.values(self.state["directions"])).astype(np.float64)
-        norms = np.linalg.norm(changes, axis=1)[:, None] * np.linalg.norm(directions, axis=1)[None]
-        cosines = np.divide(changes @ directions.T, norms, out=np.zeros_like(norms), where=norms > 0)
-        return [int(group) for group in np.nan_to_num(cosines, nan=-1.0).argmax(axis=1)]
+            return self.random_groups(len(prepared), "nearest", *(entry["task"] for entry in prepared[:1]))
+        changes = await self._changes([entry["update"] for entry in prepared])
+        directions = await self.server.values(self.state["directions"])
+        return most_alike(list(changes), directions)
 
     async def on_arrival(self, device: int) -> None:
         """A newcomer finds its group at once, if there are groups."""
@@ -257,6 +252,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 self.server.end(task, "late")
         else:
             await super().on_timer(name)
+
+
+def _shortened(train: Train) -> Train:
+    """One epoch less, one at least."""
+    return train if train.epochs == 1 else replace(train, epochs=train.epochs - 1, at_least=train.at_least - 1)
 
 
 class FedGroup(FlexCFL):

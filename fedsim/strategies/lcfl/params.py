@@ -66,6 +66,10 @@ class LCFLParams(GroupedParams):
         """Rounds before the devices are clustered."""
         return self.warmup_rounds if self.warmup == "federated" else 0
 
+    def cohort_size(self, devices: int) -> int:
+        """A share of each group, and so of all."""
+        return share_of(devices, self.participation)
+
     def check(self, devices: int) -> None:
         """There must be as many devices as groups; whom a round asks follows from the groups alone."""
         if self.over_selection != 1:

@@ -8,6 +8,7 @@ import numpy as np
 from fedsim.errors import SimulationError
 from fedsim.server import Download, Evaluate, Payload, Server, Step, TaskEnd, Train, Upload
 from fedsim.strategies.clustering.grouping import canonical, members
+from fedsim.strategies.clustering.showing import shown_pairs
 from fedsim.strategies.lcfl.campaign import Campaigning
 from fedsim.strategies.lcfl.clusters import Found, by_losses, by_models, by_updates, cluster
 from fedsim.strategies.lcfl.params import LCFLParams, share_of
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 _SCALAR_BYTES = 4.0
-_SHOWN_UP_TO = 200  # devices whose distances are recorded, one by one
-_DIGITS = 6
 
 
 class LCFL(Campaigning[LCFLParams]):
@@ -209,8 +208,7 @@ class LCFL(Campaigning[LCFLParams]):
                 )
             devices = [devices[at] for at in kept]
             labels = cluster(distance, params, generator).tolist()
-            if len(devices) <= _SHOWN_UP_TO:
-                record["distance"] = np.round(distance, _DIGITS).tolist()
+            record |= shown_pairs("distance", distance)
         else:
             labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
         server.emit("clustering", devices=devices, groups=labels, **record)
@@ -265,7 +263,6 @@ class LCFL(Campaigning[LCFLParams]):
         if self.server.learns:
             groups = await self.server.choices([entry["tested"] for entry in prepared])
         else:
-            draw = self.server.rng("cold-start", prepared[0]["task"])
-            groups = draw.integers(len(self.state["models"]), size=len(prepared)).tolist()
+            groups = self.random_groups(len(prepared), "cold-start", prepared[0]["task"])
         for entry, group in zip(prepared, groups, strict=True):
             self.move(entry["device"], group, "cold-start")

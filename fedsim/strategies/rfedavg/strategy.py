@@ -9,6 +9,7 @@ from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Uploa
 from fedsim.strategies.clustering.greedy import threshold
 from fedsim.strategies.clustering.grouping import canonical, members
 from fedsim.strategies.clustering.reweighting import class_imbalance
+from fedsim.strategies.clustering.showing import shown_pairs
 from fedsim.strategies.clustering.similarity import cosine_matrix
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.rfedavg.clusters import (
@@ -24,8 +25,6 @@ from fedsim.strategies.rfedavg.params import RFedAvgParams
 from fedsim.strategies.synchronous import SynchronousParams
 
 _SCALAR = 4.0  # bytes
-_SHOWN_UP_TO = 200  # clients whose similarities are recorded, one by one
-_DIGITS = 6
 
 
 class RFedAvg(FedAvg):
@@ -220,7 +219,7 @@ class RFedAvg(FedAvg):
             similarity = cosine_matrix(gradients)
             clusters = cluster_gradients(params, gradients, similarity, eps, self.classes, generator)
             if number & (number - 1) == 0:
-                shown = {"similarity": np.round(similarity, _DIGITS).tolist()} if len(devices) <= _SHOWN_UP_TO else {}
+                shown = shown_pairs("similarity", similarity)
                 groups = _numbers(clusters)
                 self.server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
         self.state["cluster"] = dict(zip(devices, _numbers(clusters), strict=True))

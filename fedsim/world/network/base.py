@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation, Wakeup, on_grid, on_grid_after
+from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid_after
 
 Direction = Literal["down", "up"]  # down: from the server to a device
 _BY_ID = attrgetter("id")
@@ -108,7 +109,7 @@ class Network(ABC):
         _check_devices(down, up, latency)
         self._simulation = simulation
         self._access: dict[Direction, NDArray[np.float64]] = {"down": down, "up": up}
-        self._latency = latency
+        self._latency = np.rint(latency / TICK_S) * TICK_S
         self._sharing = sharing
         self._rules = list({id(rule): rule for rule in sharing.values()}.values())
         self._started = 0
@@ -126,12 +127,16 @@ class Network(ABC):
         """The links between the server and a device's own link: the name and the capacity (bytes/s) of each."""
 
     @abstractmethod
+    def _narrowest(self, direction: Direction) -> NDArray[np.float64] | float:
+        """The least capacity on the way between the server and each device's own link (bytes/s); float64 [devices] or one."""
+
+    @abstractmethod
     def _enter(self, flow: Flow, now: float) -> None:
         """Put a flow under the sharing rule. Its rate is found by the next ``share``."""
 
     def latency_s(self, device: int) -> float:
         """What passes before a flow's first byte leaves, on the clock's grid (s)."""
-        return on_grid(self._latency.item(device))
+        return self._latency.item(device)
 
     def access_rate(self, device: int, direction: Direction) -> float:
         """The rate of a device's own link (bytes/s)."""
@@ -140,6 +145,18 @@ class Network(ABC):
     def lone_rate(self, device: int, direction: Direction) -> float:
         """The rate of a flow that shares its way with no other (bytes/s)."""
         return min(self.access_rate(device, direction), *(capacity for _, capacity in self.route(device, direction)), math.inf)
+
+    def access_rates(self, direction: Direction) -> NDArray[np.float64]:
+        """The rates of all devices' own links (bytes/s), float64 [devices]."""
+        return self._access[direction]
+
+    def lone_rates(self, direction: Direction) -> NDArray[np.float64]:
+        """``lone_rate`` of all devices (bytes/s), float64 [devices]."""
+        return np.minimum(self._access[direction], self._narrowest(direction))
+
+    def latencies_s(self) -> NDArray[np.float64]:
+        """``latency_s`` of all devices (s), float64 [devices]."""
+        return self._latency
 
     def _is_unlimited(self, device: int, direction: Direction) -> bool:
         return self.access_rate(device, direction) == math.inf and self.lone_rate(device, direction) == math.inf
@@ -162,9 +179,9 @@ class Network(ABC):
         now = self._simulation.now
         flow = busy[device] = Flow(self._started, device, direction, size, now, done)
         self._started += 1
-        latency = self.latency_s(device)
+        latency = self._latency.item(device)
         if latency > 0:
-            self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, lambda: self._admit(flow))
+            self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
             self._entering[flow.id] = flow
             self._unsettle()
@@ -192,16 +209,18 @@ class Network(ABC):
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
-        for flow in self._leaving:
-            self._sharing[flow.direction].leave(flow.id, now)
-        self._leaving.clear()
-        for flow in self._entering.values():
-            if flow.size == 0 or self._is_unlimited(flow.device, flow.direction):
-                self._arrive(flow, now)
-            else:
-                self._running[flow.id] = flow
-                self._enter(flow, now)
-        self._entering.clear()
+        if self._leaving:
+            for flow in self._leaving:
+                self._sharing[flow.direction].leave(flow.id, now)
+            self._leaving.clear()
+        if self._entering:
+            for flow in self._entering.values():
+                if flow.size == 0 or self._is_unlimited(flow.device, flow.direction):
+                    self._arrive(flow, now)
+                else:
+                    self._running[flow.id] = flow
+                    self._enter(flow, now)
+            self._entering.clear()
         for rule in self._rules:
             rule.share(now)
         self._set_alarm(now)
@@ -288,11 +307,11 @@ class Network(ABC):
             self._wakeup = self._simulation.wake((kind, number), when, self._tell)
             return
         flow = next(flow for flows in self._busy.values() for flow in flows.values() if flow.id == number)
-        self._in_latency[number] = self._simulation.wake((kind, number), when, lambda: self._admit(flow))
+        self._in_latency[number] = self._simulation.wake((kind, number), when, partial(self._admit, flow))
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end, or in this instant if someone is still to be told."""
-        when = now if self._arrived else on_grid_after(min(rule.next_end for rule in self._rules))
+        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return

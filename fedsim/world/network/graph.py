@@ -1,5 +1,6 @@
 """Any network: links with capacities, and a route through them between the server and each place where devices are."""
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,10 @@ class Graph(Network):
     def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
         """The shared links between the server and a device: the name and the capacity (bytes/s) of each."""
         return self._named[direction][self._sites.item(device)]
+
+    def _narrowest(self, direction: Direction) -> NDArray[np.float64]:
+        of_sites = [min((capacity for _, capacity in route), default=math.inf) for route in self._named[direction]]
+        return np.array(of_sites)[self._sites]
 
     def _enter(self, flow: Flow, now: float) -> None:
         own = self.access_rate(flow.device, flow.direction)

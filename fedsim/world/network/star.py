@@ -308,5 +308,8 @@ class Star(Network):
         """The server's link of that direction."""
         return self._routes[direction]
 
+    def _narrowest(self, direction: Direction) -> float:
+        return self._routes[direction][0][1]
+
     def _enter(self, flow: Flow, now: float) -> None:
         self._halves[flow.direction].enter(flow.id, flow.size, self.access_rate(flow.device, flow.direction), now)

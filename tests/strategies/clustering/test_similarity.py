@@ -1,4 +1,4 @@
-"""Cosines against their definition, and where it says nothing."""
+"""Lengths and cosines against their definition, and where it says nothing."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
 from fedsim.strategies.clustering import similarity
-from fedsim.strategies.clustering.similarity import cosine_matrix, gram_matrix
+from fedsim.strategies.clustering.similarity import cosine_matrix, gram_matrix, most_alike
 
 
 def test_known_cosines() -> None:
@@ -60,3 +60,13 @@ def test_one_row_and_none() -> None:
     assert cosine_matrix(np.array([[0.0, 0.0]])).tolist() == [[1.0]]
     with pytest.raises(SimulationError, match=r"shape \(0, 4\)"):
         cosine_matrix(np.zeros((0, 4)))
+
+
+def test_the_nearest_direction_is_that_of_the_largest_cosine() -> None:
+    directions = [np.float32([10, 0]), np.float32([1, 1]), np.float32([0, 0])]
+    updates = [np.float32([3, 0.1]), np.float32([3, 3]), np.float32([-1, -1]), np.float32([np.nan, 1])]
+    assert most_alike(updates, directions) == [0, 1, 2, 0]  # a cosine of 0 is more than one of -1
+    assert most_alike(updates[:1], [np.float32([5, 0]), np.float32([7, 0])]) == [0]
+    assert most_alike([], directions) == []
+    diverged = [np.float32([np.inf, 0]), np.float32([1, 9])]
+    assert most_alike(updates[:2], diverged) == [1, 1]

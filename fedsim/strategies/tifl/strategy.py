@@ -1,74 +1,17 @@
-"""TiFL: a cohort is drawn from one tier of like clients, so that none waits for a much slower one (Chai et al., 2020)."""
+"""TiFL: who is in which tier, a cohort out of one of them, and tests of all (Chai et al., 2020)."""
 
-import math
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from fedsim.errors import ScenarioError
 from fedsim.server import Evaluate, Payload, Server, TaskEnd, Train, Upload
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import SynchronousParams
-from fedsim.strategies.tiers import credit_probabilities, equal_width_bins, tier_numbers
-from fedsim.units import PositiveSeconds
+from fedsim.strategies.tifl.params import TiFLParams
+from fedsim.strategies.tifl.tiers import credit_probabilities, equal_width_bins, tier_numbers
 
 _SCALAR = 4.0  # bytes
-
-
-class TiFLParams(SynchronousParams):
-    """What TiFL takes.
-
-    Attributes:
-        tiers: P, equal-width bins of data size or of latency.
-        tiers_from: ``size``, which each device reports once (as CATA-Fed's comparison has it), or ``latency``, which the server
-            measures by giving each device the whole task of a round (the original).
-        profiling_rounds: how often it does so for each device.
-        profiling_limit: Tmax (s). A task that takes longer is ended and counts as Tmax; a device that never came in below it is
-            dropped. None: whoever comes, however late, gets a tier.
-        mode: ``uniform``: every tier is equally likely. ``credits``: the less accurate the model is on a tier's clients, the
-            likelier it is, and none is chosen more often than it has credits.
-        credits: of each tier; by default the planned rounds, divided by the tiers.
-        interval: I, a test after every so many rounds, by default as many as there are tiers.
-        require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the test
-            before (the paper's condition; common re-implementations lack it).
-        accuracy_from: ``clients``: a test is a message to test clients of each tier, who report a number. ``measurement``:
-            the server knows the accuracy on all of a tier's clients, at no cost: the researcher's instrument, no protocol.
-        test_clients: how many clients of each tier are tested.
-    """
-
-    kind: Literal["tifl"] = "tifl"
-    tiers: int = Field(default=5, ge=1)
-    tiers_from: Literal["size", "latency"] = "size"
-    profiling_rounds: int = Field(default=1, ge=1)
-    profiling_limit: PositiveSeconds | None = None
-    mode: Literal["uniform", "credits"] = "uniform"
-    credits: int | None = Field(default=None, ge=1)
-    interval: int | None = Field(default=None, ge=1)
-    require_no_improvement: bool = True
-    accuracy_from: Literal["clients", "measurement"] = "clients"
-    test_clients: int = Field(default=5, ge=1)
-
-    def check(self, devices: int) -> None:
-        """Tiers need devices."""
-        super().check(devices)
-        if self.tiers > devices:
-            raise ScenarioError(
-                f"strategy.tiers is {self.tiers}, more than the population's {devices} devices; allowed are 1 to {devices}"
-            )
-
-    def credits_of_each(self, planned_rounds: int | None) -> int:
-        """How many credits each tier begins with.
-
-        Raises:
-            ScenarioError: they are not given, and no number of rounds is planned.
-        """
-        if self.credits is None and planned_rounds is None:
-            raise ScenarioError(
-                "strategy.credits is missing: its default is the planned rounds divided by the tiers, but stop.rounds is not "
-                "given either; give one of them"
-            )
-        return self.credits if self.credits is not None else math.ceil((planned_rounds or 0) / self.tiers)
 
 
 class TiFL(FedAvg):
@@ -94,7 +37,7 @@ class TiFL(FedAvg):
         figures: size (samples) or mean latency (s) of each introduced device, None for the others.
         profiles: tasks of profiling that each device has behind it, and the time they took (s).
         bins: where the first tier begins and how wide each is; None until all who could be reached are introduced.
-        members: the devices of each tier.
+        members: the devices of each tier; ``tier``: the tier of each device, None for who has none.
         current: the tier drawn last.
         credits, probabilities, accuracies: of each tier.
         tested: the round before which the last test was made.
@@ -114,6 +57,7 @@ class TiFL(FedAvg):
         self.state |= {"model": server.initial(), "round": 0, "open": {}}
         self.state |= {"introducing": {}, "expected": 0, "figures": [None] * devices}
         self.state |= {"profiles": [(0, 0.0)] * devices, "bins": None, "members": [[] for _ in range(tiers)], "current": None}
+        self.state |= {"tier": [None] * devices}
         self.state |= {"credits": [self.credits_of_each] * tiers, "probabilities": [1.0] * tiers}
         self.state |= {"accuracies": [None] * tiers, "tested": None, "testing": {}, "heard": {}}
         here = set(server.online())
@@ -186,8 +130,15 @@ class TiFL(FedAvg):
         state["expected"] -= 1
         state["figures"][device] = figure
         if state["bins"] is not None:
-            (tier,) = tier_numbers(np.array([figure]), self.params.tiers, state["bins"]).tolist()
+            self._sort_in([device])
+
+    def _sort_in(self, devices: Sequence[int]) -> None:
+        """Give devices whose figures are known their tiers, now that there are tiers."""
+        state = self.state
+        figures = np.array([state["figures"][device] for device in devices])
+        for device, tier in zip(devices, tier_numbers(figures, self.params.tiers, state["bins"]).tolist(), strict=True):
             state["members"][tier].append(device)
+            state["tier"][device] = tier
 
     def _begin(self) -> None:
         """Make the tiers when nobody is left to introduce at this time, and open the first round."""
@@ -196,11 +147,9 @@ class TiFL(FedAvg):
             return
         known = [device for device, figure in enumerate(state["figures"]) if figure is not None]
         if known:
-            figures = np.array([state["figures"][device] for device in known])
-            bins = equal_width_bins(figures, self.params.tiers)
+            bins = equal_width_bins(np.array([state["figures"][device] for device in known]), self.params.tiers)
             state["bins"] = bins
-            for device, tier in zip(known, tier_numbers(figures, self.params.tiers, bins).tolist(), strict=True):
-                state["members"][tier].append(device)
+            self._sort_in(known)
             server.emit("tiers", bins=list(bins), members=[len(part) for part in state["members"]])
             self._open_round()
         elif not (state["expected"] or server.expects_newcomers()):
@@ -232,11 +181,8 @@ class TiFL(FedAvg):
 
     def group_of(self, device: int) -> int | None:
         """The tier; None for who has none."""
-        state = self.state
-        figure, bins = state["figures"][device], state["bins"]
-        if figure is None or bins is None:
-            return None
-        return int(tier_numbers(np.array([figure]), self.params.tiers, bins)[0])
+        tier: int | None = self.state["tier"][device]
+        return tier
 
     # Tests, for the credits.
 

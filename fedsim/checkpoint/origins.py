@@ -1,0 +1,88 @@
+"""What a run is made of beside its scenario: data and traces, from files that may change while the run is stopped.
+
+A run reads all of them once, when it is built. One that is resumed reads them again, so a checkpoint keeps their fingerprints.
+"""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fedsim.assembly import Run
+    from fedsim.data.federated import FederatedData
+    from fedsim.learning import Learner
+    from fedsim.scenario import Scenario
+
+Fingerprints = dict[str, str]
+"""Section of the scenario -> what tells its files' content from any other, usually a sha256."""
+
+
+class Origins:
+    """The fingerprints of a run that has just been built; those of its samples are computed when they are first asked for."""
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+        self._traces = _traces(run.scenario)
+
+    @cached_property
+    def fingerprints(self) -> Fingerprints:
+        """Of the devices' first data, and of every file that describes the world."""
+        run = self._run
+        return {"data": _shape(run.learner) if run.data is None else _data(run.data)} | self._traces
+
+    def refuse_others(self, then: Fingerprints) -> None:
+        """See whether all is as it was when a checkpoint was taken.
+
+        Raises:
+            CheckpointError: names what is not.
+        """
+        now = self.fingerprints
+        changed = [section for section in sorted(now.keys() | then.keys()) if now.get(section) != then.get(section)]
+        if changed:
+            raise CheckpointError(
+                f"what the files of [{'] and ['.join(changed)}] hold has changed since the checkpoint was taken: the run would "
+                "go on as another one; put the old files back to resume it, or run the scenario anew, with another --out"
+            )
+
+
+def _shape(learner: "Learner") -> str:
+    """What a run without samples has had from them: their shape and classes, which make the model."""
+    return f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
+
+
+def _data(data: "FederatedData") -> str:
+    """Of all samples, and of who held which of them, seen in which way, before any shift."""
+    digest = hashlib.sha256()
+    _add(digest, data.pool.x, data.pool.y)
+    for shard in data.shards:
+        _add(digest, shard.train, shard.test, shard.label_map)
+        digest.update(f"{shard.quarter_turns} {shard.augment_seed}\n".encode())
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", *arrays: NDArray[Any] | None) -> None:
+    for array in arrays:
+        if array is None:
+            digest.update(b"none\n")
+        else:
+            digest.update(f"{array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _traces(scenario: "Scenario") -> Fingerprints:
+    """Of the files that the world is described by; they have just been read."""
+    population = scenario.population
+    specs = {
+        "population.capacity": population.capacity,
+        "population.availability": population.availability,
+        "network": scenario.network,
+    }
+    root = scenario.data.folder() or Path()
+    files = {section: root / spec.file for section, spec in specs.items() if spec is not None and hasattr(spec, "file")}
+    return {section: hashlib.sha256(path.read_bytes()).hexdigest() for section, path in files.items()}

@@ -1,0 +1,66 @@
+"""How much the server's link carried when: what the audit's transfers and the devices' latencies say of it."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.records.folder import DEVICES, TRANSFERS
+from fedsim.records.reading import RunFolder
+
+Floats = NDArray[np.float64]
+
+
+class Curve(NamedTuple):
+    """A quantity that changes at some instants only.
+
+    Attributes:
+        times: when it changes (s), ascending, float64 [n].
+        values: what it is from then on, float64 [n]; 0 before the first.
+    """
+
+    times: Floats
+    values: Floats
+
+
+def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
+    """Bytes/s over the server's link in one direction.
+
+    Each message counts with its mean rate: what was delivered, from the end of its latency on. How a link was shared within
+    one message is not recorded. What parts of the server's side send each other is on no link.
+
+    Raises:
+        RunFolderError: a table is missing or damaged.
+    """
+    table = run.table(TRANSFERS).select(["start", "end", "device", "direction", "delivered"])
+    latency = run.table(DEVICES).column("latency").to_numpy()
+    device = table.column("device").to_numpy(zero_copy_only=False).astype(float)
+    mine = (table.column("direction").cast("string").to_numpy(zero_copy_only=False) == direction) & np.isfinite(device)
+    start, end, delivered = (table.column(name).to_numpy()[mine] for name in ("start", "end", "delivered"))
+    begin = start + latency[device[mine].astype(np.int64)]
+    moved = (delivered > 0) & (end > start)
+    begin, end, delivered = np.minimum(begin, end)[moved], end[moved], delivered[moved]
+    begin = np.where(begin < end, begin, start[moved])  # a latency of the whole transfer, up to rounding: it moved at once
+    rate = delivered / (end - begin)
+    return summed(np.concatenate([begin, end]), np.concatenate([rate, -rate]))
+
+
+def summed(times: Floats, changes: Floats) -> Curve:
+    """The running sum of changes, each at its time, in any order; float64 [n] each. Changes of one instant are one."""
+    order = np.argsort(times, kind="stable")
+    instants, first = np.unique(times[order], return_index=True)
+    if not len(instants):
+        return Curve(instants, instants)
+    values = np.cumsum(np.add.reduceat(changes[order], first))
+    values[np.abs(values) < 1e-9 * np.abs(changes).max()] = 0.0  # what rounding leaves when all has ended
+    return Curve(instants, values)
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """The curve with at most ``most`` changes, evenly spaced; each value is the mean until the next one."""
+    if len(curve.times) <= most:
+        return curve
+    edges = np.linspace(curve.times[0], curve.times[-1], most)
+    areas = np.concatenate([[0.0], np.cumsum(curve.values[:-1] * np.diff(curve.times))])
+    means = np.diff(np.interp(edges, curve.times, areas)) / np.diff(edges)
+    return Curve(edges, np.append(means, curve.values[-1]))

@@ -1,0 +1,123 @@
+"""Alternating random phases: on and off of a device that comes and goes, normal and slow of one that computes.
+
+A path is a pure function of (seed, device), whoever asks for it, when and in which order; where a walk along it has got to is
+kept in columns, as a cache. Thousands of devices are walked at once, to the same bits as one by one.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.simulation import TICK_S, on_grid
+from fedsim.streams import Streams
+
+_TICKS_PER_SECOND = 1 / TICK_S
+_ROWS_AT_ONCE = 4_096  # bounds what a walk needs at a time, whatever the population
+_PHASES_AT_ONCE = 128
+
+
+class Span(NamedTuple):
+    """One phase of a path: on or off, from ``start`` up to but not including ``end`` (simulated seconds)."""
+
+    on: bool
+    start: float
+    end: float
+
+
+class Phases:
+    """Alternating exponential phases of each device, sampled lazily from its own counter.
+
+    Phase k of a device is its k-th draw, whoever asks; the phase at time 0 is on with the long-run share of on time, so
+    that the population starts in its steady state (an exponential phase has no memory of when it began).
+
+    Args:
+        streams: the run's streams; this draws from ``purpose`` and, for the phases at time 0, ``purpose/first``.
+        purpose: the name of the streams.
+        mean_on, mean_off: mean lengths (s).
+        devices: how many paths there are.
+    """
+
+    def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
+        self._streams = streams
+        self._purpose = purpose
+        self._means = (mean_off, mean_on)
+        self._share_on = mean_on / (mean_on + mean_off)
+        # The phase that each device was last found in; one that ends at 0 has never been looked for.
+        self._count = np.zeros(devices, dtype=np.int64)
+        self._on = np.zeros(devices, dtype=np.bool_)
+        self._start = np.zeros(devices)
+        self._end = np.zeros(devices)
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s)."""
+        start, end = self._start.item(device), self._end.item(device)
+        if start <= time < end:
+            return Span(self._on.item(device), start, end)
+        if time < start or end == 0.0:
+            count, start, on = 0, 0.0, self._streams.uniform(f"{self._purpose}/first", device) < self._share_on
+            end = self._length(device, 0, on)
+        else:
+            count, on = self._count.item(device), self._on.item(device)
+        while time >= end:
+            count, on, start = count + 1, not on, end
+            end += self._length(device, count, on)
+        self._count[device], self._on[device], self._start[device], self._end[device] = count, on, start, end
+        return Span(on, start, end)
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which ``device`` is on."""
+        span = self.span(device, time)
+        return time if span.on else span.end
+
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of ``devices``, all different, are on at ``time`` (s); bool, as many."""
+        for begin in range(0, len(devices), _ROWS_AT_ONCE):
+            self._bring(devices[begin : begin + _ROWS_AT_ONCE], time)
+        return self._on[devices]
+
+    def _length(self, device: int, count: int, on: bool) -> float:
+        return max(TICK_S, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
+
+    # Many devices at once.
+
+    def _bring(self, devices: NDArray[np.int64], time: float) -> None:
+        """Walk along the paths of ``devices`` to the phases that they are in at ``time``."""
+        start, end = self._start[devices], self._end[devices]
+        anew = devices[(time < start) | (end == 0.0)]
+        if anew.size:
+            self._begin(anew)
+            end = self._end[devices]
+        behind = devices[end <= time]
+        while behind.size:
+            self._walk(behind, time)
+            behind = behind[self._end[behind] <= time]
+
+    def _begin(self, devices: NDArray[np.int64]) -> None:
+        on = self._streams.uniforms(f"{self._purpose}/first", devices) < self._share_on
+        self._count[devices], self._on[devices], self._start[devices] = 0, on, 0.0
+        self._end[devices] = self._lengths(devices, np.zeros((len(devices), 1), dtype=np.int64), on[:, None])[:, 0]
+
+    def _walk(self, devices: NDArray[np.int64], time: float) -> None:
+        """Take so many phases as will probably bring most of the devices to ``time``."""
+        count, on, end = self._count[devices], self._on[devices], self._end[devices]
+        expected = float(np.mean(time - end)) / (sum(self._means) / 2)
+        ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
+        states = on[:, None] ^ (ahead % 2 == 1)
+        ends = np.empty((len(devices), len(ahead) + 1))
+        ends[:, 0], ends[:, 1:] = end, self._lengths(devices, count[:, None] + ahead, states)
+        np.cumsum(ends, axis=1, out=ends)
+        passed = np.minimum((ends <= time).sum(axis=1), len(ahead))  # the column of the phase that each stops in
+        rows = np.arange(len(devices))
+        self._count[devices], self._on[devices] = count + passed, on ^ (passed % 2 == 1)
+        self._start[devices], self._end[devices] = ends[rows, passed - 1], ends[rows, passed]
+
+    def _lengths(self, devices: NDArray[np.int64], counts: NDArray[np.int64], on: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """``_length`` of several phases of each device, to the same bits; float64, shape as ``counts``."""
+        uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
+        # numpy's own logarithm differs from that of ``math`` in the last bit now and then.
+        logarithms = np.fromiter(map(math.log, uniforms.ravel().tolist()), dtype=np.float64, count=uniforms.size)
+        seconds = -logarithms.reshape(counts.shape) * np.where(on, self._means[1], self._means[0])
+        lengths: NDArray[np.float64] = np.maximum(TICK_S, np.rint(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND)
+        return lengths

@@ -1,0 +1,94 @@
+"""Records as rows and as what is fingerprinted: written fast, and to the same bytes as written plainly."""
+
+import hashlib
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.records.digest import EventChain
+from fedsim.records.schema import EVENT_COLUMNS, Row, encode, encode_payloads, event_row
+from fedsim.simulation import Record
+
+numbers = st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.sampled_from([0, 0.0, 8, 8.0, 1, True, 1e22, 1e-9])
+texts = st.text(max_size=6) | st.sampled_from(['"', "'", "\\", "é", "\n"])
+values = st.recursive(st.none() | st.booleans() | numbers | texts, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+about = {"task": st.integers(0, 99), "device": st.integers(0, 99), "round": st.none() | st.integers(0, 9), "group": st.none()}
+plain_payloads = st.lists(
+    st.tuples(st.sampled_from(["model", 'a"b']), st.sampled_from([8, 8.0, 4.5, 1e16])).map(list), max_size=3
+)
+
+
+def plainly(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def plain_row(record: Record) -> Row:
+    rest = {name: value for name, value in record.fields.items() if name not in EVENT_COLUMNS}
+    columns = [record.fields.get(name) for name in EVENT_COLUMNS[1:]]
+    return (record.time, record.kind, *columns, plainly(rest) if rest else None)  # type: ignore[return-value]
+
+
+@given(st.dictionaries(texts, values, max_size=4))
+def test_json_is_that_of_the_standard_library(value: dict[str, Any]) -> None:
+    assert encode(value) == plainly(value)
+
+
+@given(plain_payloads)
+def test_payloads_too_whole_numbers_or_not(parts: list[Any]) -> None:
+    assert encode_payloads(parts) == plainly(parts)
+
+
+@given(
+    st.sampled_from(["task-start", "step-start", "step-end", "task-end"]),
+    st.fixed_dictionaries(about),
+    st.fixed_dictionaries(
+        {}, optional={"step": st.just("train"), "outcome": st.sampled_from(["done", None]), "epochs": numbers}
+    ),
+)
+def test_rows_of_tasks(kind: str, whose: dict[str, Any], more: dict[str, Any]) -> None:
+    record = Record(1.5, kind, whose | more)
+    assert event_row(record) == plain_row(record)
+
+
+@given(st.sampled_from(["download", "upload"]), st.fixed_dictionaries(about), numbers, numbers, plain_payloads)
+def test_rows_of_messages(step: str, whose: dict[str, Any], size: float, delivered: float, parts: list[Any]) -> None:
+    if any(value in (float("inf"), float("-inf")) or isinstance(value, bool) for value in (size, delivered)):
+        return
+    fields = whose | {"step": step, "outcome": "done", "bytes": size, "delivered": delivered, "payloads": parts}
+    record = Record(1.5, "step-end", fields)
+    assert event_row(record) == plain_row(record)
+
+
+@given(st.dictionaries(st.sampled_from([*EVENT_COLUMNS[1:], "a", "b"]), values, max_size=5))
+def test_rows_of_anything_else(fields: dict[str, Any]) -> None:
+    record = Record(0.25, "aggregate", fields)
+    assert event_row(record) == plain_row(record)
+    assert record.fields == fields
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.1, 1 / 3, 1e17]),
+            st.sampled_from(["round", "it's", "é"]),
+            *[st.none() | st.integers(0, 9)] * 4,
+            *[st.none() | texts] * 3,
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 8),
+)
+def test_the_chain_is_over_the_rows_as_python_writes_them(rows: list[Row], cut: int) -> None:
+    state = b""
+    for row in rows:
+        state = hashlib.sha256(state + repr(row).encode()).digest()
+    whole = EventChain()
+    whole.extend(rows)
+    assert (whole.hexdigest(), whole.count) == (state.hex(), len(rows))
+    first = EventChain()
+    first.extend(rows[:cut])
+    rest = EventChain(first.state, first.count)  # saved and continued
+    rest.extend(iter(rows[cut:]))
+    assert (rest.hexdigest(), rest.count) == (state.hex(), len(rows))

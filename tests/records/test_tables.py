@@ -1,0 +1,90 @@
+"""Tables that grow in parts: the file says what was appended, and is the same however the rows were parted."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.errors import CheckpointError
+from fedsim.records import tables
+from fedsim.records.tables import TableWriter
+
+SCHEMA = pa.schema([("time", pa.float64()), ("kind", pa.dictionary(pa.int16(), pa.string())), ("data", pa.string())])
+Row = tuple[Any, ...]
+
+
+def rows(count: int) -> list[Row]:
+    """Rows whose names change on the way: a group of rows has some that another has not."""
+    return [(number / 3, None if number % 7 == 0 else f"kind {number // 10 % 13}", f"{{{number}}}") for number in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_ROWS_A_BATCH", 8)
+    monkeypatch.setattr(tables, "_ROWS_A_PART", 50)
+
+
+def write(path: Path, content: list[Row], flush_at: set[int] = frozenset(), step: int = 1) -> bytes:  # type: ignore[assignment]
+    writer = TableWriter(path, SCHEMA)
+    for number in range(0, len(content), step):
+        if step == 1:
+            writer.append(content[number])
+        else:
+            writer.extend(content[number : number + step])
+        if number in flush_at:
+            writer.flush()
+    writer.close()
+    assert list(writer.rows()) == content
+    writer.drop_parts()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    return path.read_bytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 333), st.sets(st.integers(0, 333)), st.sampled_from([1, 3, 60]))
+def test_the_file_is_the_same_however_the_rows_were_parted(
+    tmp_path_factory: pytest.TempPathFactory, count: int, flush_at: set[int], step: int
+) -> None:
+    content, folder = rows(count), tmp_path_factory.mktemp("table")
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    whole = write(folder / "a" / "t.parquet", content)
+    assert write(folder / "b" / "t.parquet", content, flush_at, step) == whole
+    table = pq.read_table(folder / "a" / "t.parquet")
+    assert table.schema.equals(SCHEMA)
+    assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == content
+
+
+def test_what_a_killed_run_leaves_are_tables(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path / "t.parquet", SCHEMA)
+    content = rows(130)
+    writer.extend(content)
+    found = sorted(tmp_path.iterdir())
+    assert found
+    left = [row for path in found for row in zip(*(c.to_pylist() for c in pq.read_table(path).columns), strict=True)]
+    assert left == content[: len(left)]
+
+
+def test_it_goes_on_after_some_parts_and_forgets_the_rest(tmp_path: Path) -> None:
+    content = rows(180)
+    (tmp_path / "whole").mkdir()
+    whole = write(tmp_path / "whole" / "t.parquet", content)
+    writer = TableWriter(tmp_path / "t.parquet", SCHEMA)
+    writer.extend(content[:70])
+    parts = writer.flush()
+    writer.extend(rows(300)[200:])  # of a run that was killed later
+    writer.flush()
+    again = TableWriter(tmp_path / "t.parquet", SCHEMA)
+    again.append(content[0])  # what it held is forgotten too
+    again.adopt(parts)
+    assert list(again.rows()) == content[:70]
+    again.extend(content[70:])
+    again.close()
+    assert (tmp_path / "t.parquet").read_bytes() == whole
+    (tmp_path / "t.part-00000.parquet").unlink()
+    with pytest.raises(CheckpointError, match="part-00000"):
+        TableWriter(tmp_path / "t.parquet", SCHEMA).adopt(parts)

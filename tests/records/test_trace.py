@@ -1,0 +1,225 @@
+"""The Chrome trace: valid, complete, and as the records have it."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fedsim
+from fedsim.errors import RunFolderError
+from fedsim.records import trace
+from fedsim.records.link_load import Curve, link_load, summed, thinned
+from fedsim.records.reading import RunFolder
+from fedsim.records.trace import trace_events, write_trace
+
+Entries = list[dict[str, Any]]
+
+
+@pytest.fixture
+def run(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+    """Groups, newcomers, leavers, shifts, disconnections and deadlines, all in one."""
+    small["population"]["availability"] = {"kind": "renewal", "mean_on": "40 s", "mean_off": "10 s"}
+    small["population"]["arrivals"] = {"kind": "poisson", "rate": "0.1 /s", "newcomers": 5}
+    small["population"]["departures"] = {"kind": "exponential", "mean_stay": "60 s", "share": 0.3}
+    small["strategy"] = {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"}
+    small["drift"] = {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 3}}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
+    run = RunFolder(tmp_path / "run")
+    assert {"arrival", "departure", "shift", "assign"} <= {event["kind"] for event in run.events}
+    assert {"late", "lost", "left"} <= {event["outcome"] for event in run.events if event["kind"] == "task-end"}
+    return run
+
+
+def strict(text: str) -> Any:
+    """JSON without the numbers that only Python reads."""
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def written(run: RunFolder, path: Path) -> Entries:
+    count = write_trace(run, path)
+    read = strict(path.read_text(encoding="utf-8"))
+    entries: Entries = read["traceEvents"]
+    assert len(entries) == count
+    assert not path.with_name(path.name + ".writing").exists()
+    return entries
+
+
+def of(entries: Entries, phase: str, name: str = "") -> Entries:
+    return [entry for entry in entries if entry["ph"] == phase and entry["name"].startswith(name)]
+
+
+def test_every_entry_is_what_the_format_asks_for(run: RunFolder, tmp_path: Path) -> None:
+    for entry in written(run, tmp_path / "t.json"):
+        assert {"name", "ph", "pid", "tid", "args"} <= set(entry)
+        if entry["ph"] == "M":
+            assert entry["name"] in ("process_name", "thread_name", "thread_sort_index")
+            continue
+        assert entry["ts"] >= 0
+        assert entry["ph"] in "XiC"
+        if entry["ph"] == "X":
+            assert entry["dur"] >= 0
+        if entry["ph"] == "C":
+            assert all(isinstance(value, int | float) and math.isfinite(value) for value in entry["args"].values())
+
+
+def test_every_step_is_a_slice_on_its_lane(run: RunFolder, tmp_path: Path) -> None:
+    begun: dict[int, float] = {}
+    expected = []
+    for event in run.events:
+        if event["kind"] == "step-start":
+            begun[event["task"]] = event["time"]
+        elif event["kind"] == "step-end":
+            name = event["step"] if event["outcome"] == "done" else f"{event['step']} ({event['outcome']})"
+            expected.append((event["device"], name, event["task"], begun[event["task"]], event["time"]))
+    slices = [entry for entry in of(written(run, tmp_path / "t.json"), "X") if entry["pid"] == 2]
+    assert len(slices) == len(expected)
+    for entry, (device, name, task, start, end) in zip(slices, expected, strict=True):
+        assert (entry["tid"], entry["name"], entry["args"]["task"]) == (device, name, task)
+        assert entry["ts"] == pytest.approx(start * 1e6, abs=1e-2)
+        assert entry["ts"] + entry["dur"] == pytest.approx(end * 1e6, abs=1e-2)
+
+
+def test_slices_of_a_lane_do_not_overlap(run: RunFolder, tmp_path: Path) -> None:
+    ends: dict[tuple[int, int], float] = {}
+    for entry in of(written(run, tmp_path / "t.json"), "X"):
+        lane = (entry["pid"], entry["tid"])
+        assert entry["ts"] >= ends.get(lane, 0.0) - 1e-2
+        ends[lane] = entry["ts"] + entry["dur"]
+
+
+def test_what_happens_to_devices_are_instants_on_their_lanes(run: RunFolder, tmp_path: Path) -> None:
+    entries = written(run, tmp_path / "t.json")
+    outcomes = Counter(event["outcome"] for event in run.events if event["kind"] == "task-end")
+    kinds = Counter(event["kind"] for event in run.events)
+    found = Counter(entry["name"] for entry in of(entries, "i") if entry["pid"] == 2)
+    assert found["disconnected"] == outcomes["lost"]
+    assert found["arrives"] == kinds["arrival"]
+    assert found["data shift (swap-all)"] == kinds["shift"]
+    assert found["leaves for good"] == kinds["departure"]
+    assert found["left for good"] == outcomes["left"]
+    assert found["into group 0"] + found["into group 1"] == kinds["assign"]
+    named = {entry["tid"] for entry in of(entries, "M", "thread_name")}
+    assert {entry["tid"] for entry in entries if entry["pid"] == 2 and entry["ph"] != "M"} <= named
+
+
+def test_rounds_and_deadlines_are_the_servers(run: RunFolder, tmp_path: Path) -> None:
+    entries = written(run, tmp_path / "t.json")
+    rounds = [entry for entry in of(entries, "X") if entry["pid"] == 1]
+    assert [entry["name"] for entry in rounds] == [f"round {row['round']}" for row in run.rounds]
+    assert [entry["args"]["valid"] for entry in rounds] == [row["valid"] for row in run.rounds]
+    starts = {event["round"]: event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"}
+    reached = [starts[row["round"]] for row in run.rounds if starts[row["round"]] <= row["time"]]
+    assert 0 < len(reached) < len(run.rounds)
+    assert [entry["ts"] for entry in of(entries, "i", "deadline")] == pytest.approx([time * 1e6 for time in reached])
+    assert [entry["args"]["accuracy"] for entry in of(entries, "C", "accuracy")] == [row["accuracy"] for row in run.rounds]
+
+
+def test_the_counter_of_devices_at_work(run: RunFolder, tmp_path: Path) -> None:
+    """Its last value at each time is how many tasks are open then."""
+    working, expected = 0, {}
+    for event in run.events:
+        working += {"task-start": 1, "task-end": -1}.get(event["kind"], 0)
+        expected[event["time"]] = working
+    counted = [
+        (entry["ts"] / 1e6, entry["args"]["devices at work"]) for entry in of(written(run, tmp_path / "t.json"), "C", "dev")
+    ]
+    times = [time for time, _ in counted]
+    assert times == sorted(set(times))
+    for time, value in expected.items():
+        known = [count for at, count in counted if at <= time + 1e-8]
+        assert (known[-1] if known else 0) == value
+
+
+def test_strategies_without_rounds_have_versions(small: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"strategy": {"kind": "fedasync", "concurrency": 4}, "stop": {"rounds": 9}, "learning": "off"}
+    fedsim.run(fedsim.Scenario(**small | changes), tmp_path / "r", executor="inline")
+    entries = written(RunFolder(tmp_path / "r"), tmp_path / "t.json")
+    assert [entry["name"] for entry in of(entries, "i", "version")] == [f"version {number}" for number in range(9)]
+    assert not [entry for entry in of(entries, "X") if entry["pid"] == 1]
+
+
+def test_a_run_that_was_cut_off_and_one_that_diverged(run: RunFolder, tmp_path: Path) -> None:
+    table = pq.read_table(run.path / "events.parquet")
+    last = max(place for place, event in enumerate(run.events) if event["kind"] == "step-end")
+    texts = table.column("data").to_pylist()
+    place = next(place for place, event in enumerate(run.events) if event["kind"] == "round")
+    texts[place] = texts[place].replace('"accuracy":', '"accuracy":NaN,"was":').replace('"loss":', '"loss":Infinity,"were":')
+    broken = table.set_column(table.column_names.index("data"), "data", pa.array(texts)).slice(0, last)
+    pq.write_table(broken, run.path / "events.parquet")
+    entries = written(RunFolder(run.path), tmp_path / "t.json")
+    assert of(entries, "X", "upload (stopped)") or of(entries, "X", "train (stopped)") or of(entries, "X", "download (stopped)")
+    assert len(of(entries, "C", "accuracy")) == len(of(entries, "X", "round")) - 1
+
+
+def test_events_are_read_batch_by_batch(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = list(trace_events(run))
+    monkeypatch.setattr(trace, "_ROWS_A_BATCH", 7)
+    assert list(trace_events(run)) == whole
+
+
+def test_what_cannot_be_read_or_written_is_said(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        write_trace(run, tmp_path / "file" / "t.json")
+    path = tmp_path / "t.json"
+    write_trace(run, path)
+    before = path.read_bytes()
+    (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(RunFolderError, match=r"events\.parquet"):
+        write_trace(run, path)
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "run", "t.json"]
+
+
+# The load of the server's link.
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_the_loads_area_is_what_was_delivered(run: RunFolder, way: Any) -> None:
+    curve = link_load(run, way)
+    area = float(np.sum(curve.values[:-1] * np.diff(curve.times)))
+    assert area == pytest.approx(run.summary["bytes"][way], rel=1e-9)
+    assert curve.values[-1] == 0
+    assert (np.diff(curve.times) > 0).all()
+    assert (curve.values >= 0).all()
+
+
+def test_alone_on_its_link_a_device_has_its_rate(small: dict[str, Any], tmp_path: Path) -> None:
+    """One device: the load while it uploads is its own link's rate, after the latency."""
+    small["population"] = {"devices": 1, "speed": "10 samples/s"}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 1}
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 3}}), tmp_path / "r", executor="inline")
+    run = RunFolder(tmp_path / "r")
+    for way, rate in (("down", 200e3 / 8), ("up", 20e3 / 8)):
+        curve = link_load(run, "down" if way == "down" else "up")
+        assert np.allclose(curve.values, [rate, 0.0] * 3, rtol=1e-6)
+        starts = [row["start"] + 0.05 for row in run.transfers if row["direction"] == way]
+        assert curve.times[::2] == pytest.approx(starts, abs=1e-6)
+
+
+def test_sums_of_changes_in_any_order() -> None:
+    curve = summed(np.array([3.0, 1.0, 2.0, 1.0]), np.array([-5.0, 2.0, 1.0, 2.0]))
+    assert curve.times.tolist() == [1.0, 2.0, 3.0]
+    assert curve.values.tolist() == [4.0, 5.0, 0.0]
+    assert len(summed(np.zeros(0), np.zeros(0)).times) == 0
+
+
+def test_a_thinned_curve_has_the_same_area() -> None:
+    rng = np.random.default_rng(5)
+    times = np.sort(rng.uniform(0, 100, 3000))
+    curve = Curve(times, np.append(rng.uniform(0, 9, 2999), 0.0))
+    thin = thinned(curve, 50)
+    assert len(thin.times) == 50
+    areas = [float(np.sum(one.values[:-1] * np.diff(one.times))) for one in (curve, thin)]
+    assert areas[1] == pytest.approx(areas[0])
+    assert thinned(curve, 3000) is curve

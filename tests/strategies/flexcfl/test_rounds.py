@@ -1,0 +1,141 @@
+"""FlexCFL's rounds against known answers: one group, groups apart, and what happens between them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.strategies.clustered import PAIRED, STARTED, groups_of, moves, opposite_groups, played, ran, weights, world
+from tests.strategies.flexcfl.common import FULL, flexcfl, made, pretrained
+
+
+class TestOneGroup:
+    """m = 1 without influence between groups."""
+
+    def trajectories(self, folder: Path, alpha: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(FlexCFL's model, that of FedAvg started from the mean of the models that were pre-trained), after six rounds."""
+        data = opposite_groups(folder, [5, 12, 30, 8, 21, 9])
+        strategy = flexcfl(1, 3, alpha=alpha, sweep=False)
+        sections = world(data, 6, strategy, 6, training=FULL)
+        run, records = played(sections)
+        (chosen,) = (record.fields["devices"] for record in records if record.kind == "clustering")
+        assert len(chosen) == alpha
+        initial, trained = pretrained(sections)
+        start = initial + np.mean([trained[device] - initial for device in chosen], axis=0, dtype=np.float64)
+        fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start.tolist()}
+        other, _ = played(sections | {"strategy": fedavg})
+        return weights(run)[0], weights(other, [other.strategy.state["model"]])[0]
+
+    @pytest.mark.parametrize("alpha", [6, 2])
+    def test_it_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(self, tmp_path: Path, alpha: int) -> None:
+        """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""
+        ours, theirs = self.trajectories(tmp_path, alpha)
+        assert ours == pytest.approx(theirs, abs=2e-6)
+        assert np.linalg.norm(ours) > 0.5
+
+    def test_it_has_nobody_to_exchange_models_with(self) -> None:
+        run, records = played(world(PAIRED, 6, flexcfl(1, 3, eta_g=1.0), 3))
+        assert not [record for record in records if record.kind == "server-transfer"]
+        apart, _ = played(world(PAIRED, 6, flexcfl(1, 3), 3))
+        assert weights(run)[0].tobytes() == weights(apart)[0].tobytes()
+
+    def test_a_round_counts_everybody_once_whether_pretrained_or_not(self, tmp_path: Path) -> None:
+        data = opposite_groups(tmp_path / "data", [5, 12, 30, 8, 21, 9])
+        run = ran(world(data, 6, flexcfl(1, 3, alpha=1, sweep=True), 4), tmp_path / "run")
+        assert [(row["selected"], row["valid"]) for row in run.rounds] == [(3, 3)] * 4
+        assert sum(row["selected"] for row in run.devices) == 12
+        assert len(moves(run, "cold-start")) == 5
+
+
+class TestGroupsApart:
+    def models(self, folder: Path, second: float, **strategy: Any) -> list[NDArray[np.float32]]:
+        data = opposite_groups(folder, [20] * 8, second)
+        run, records = played(world(data, 8, flexcfl(2, 5, **strategy), 5))
+        (made,) = (record.fields for record in records if record.kind == "clustering")
+        found = dict(zip(made["devices"], made["groups"], strict=True))
+        even, odd = {found[device] for device in range(0, 8, 2)}, {found[device] for device in range(1, 8, 2)}
+        assert (len(even), len(odd)) == (1, 1)
+        assert even != odd
+        values = weights(run)
+        return [values[even.pop()], values[odd.pop()]]
+
+    def test_without_influence_one_groups_data_are_nothing_to_the_other(self, tmp_path: Path) -> None:
+        one, other = (self.models(tmp_path / str(second), second) for second in (1.0, 1.25))
+        assert one[0].tobytes() == other[0].tobytes()
+        assert one[1].tobytes() != other[1].tobytes()
+
+    @pytest.mark.parametrize("form", ["normalised", "literal"])
+    def test_with_influence_they_are(self, tmp_path: Path, form: str) -> None:
+        one, other = (self.models(tmp_path / f"{second}", second, eta_g=0.1, inter_group=form) for second in (1.0, 1.25))
+        assert one[0].tobytes() != other[0].tobytes()
+
+
+QUADRATIC = '''
+import torch
+
+class Quadratic(torch.nn.Module):
+    """Two weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.w - x[:, :2]
+'''
+
+
+class TestBetweenGroups:
+    def mixed(self, folder: Path, monkeypatch: pytest.MonkeyPatch, members: list[int], **strategy: Any) -> list[list[float]]:
+        """Two groups at (3, 0) and (0, 4), a third at (100, 100), after one mixing."""
+        (folder / "two_weights.py").write_text(QUADRATIC)
+        monkeypatch.syspath_prepend(folder)
+        data = opposite_groups(folder, [4] * 4)
+        model = {"kind": "module", "factory": "two_weights:Quadratic"}
+        run = made(world(data, 4, flexcfl(3, 2, eta_g=1.0, **strategy), 2, model=model, training={"init": "torch"}))
+        state = run.strategy.state
+        state["models"] = [run.learner.initial() for _ in range(3)]
+        for model_ref, value in zip(state["models"], ([3, 0], [0, 4], [100, 100]), strict=True):
+            model_ref.settle(np.array(value, dtype=np.float32))
+        state["group"] = members
+        asyncio.run(run.strategy.after_aggregation())  # type: ignore[attr-defined]
+        return [value.tolist() for value in weights(run)]
+
+    def test_two_groups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And a group without devices neither gives nor takes."""
+        members = [0, 1, 0, -1]
+        assert self.mixed(tmp_path, monkeypatch, members)[:2] == [pytest.approx([2.4, 0.8]), pytest.approx([0.75, 3.0])]
+        literal = self.mixed(tmp_path, monkeypatch, members, inter_group="literal")
+        assert literal == [pytest.approx([3, 1]), pytest.approx([1, 4]), [100, 100]]
+
+    def test_a_single_group_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.mixed(tmp_path, monkeypatch, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]
+
+    @pytest.mark.parametrize("form", ["normalised", "literal"])
+    def test_norms(self, form: str) -> None:
+        """Normalised, models stay within bounds; literally, each round adds to them."""
+        norms = []
+        for rounds in (1, 9):
+            run, _ = played(world(PAIRED, 10, flexcfl(5, 5, eta_g=5.0, inter_group=form), rounds))
+            norms.append(max(float(np.linalg.norm(value)) for value in weights(run)))
+        if form == "normalised":
+            assert norms[1] < 10
+        else:
+            assert norms[0] > 15
+            assert norms[1] > norms[0] + 8 * 10
+
+    @pytest.mark.parametrize("learning", ["on", "off"])
+    def test_each_inhabited_group_sends_its_model_to_the_auxiliary_server(self, tmp_path: Path, learning: str) -> None:
+        run = ran(world(PAIRED, 10, flexcfl(5, 4, eta_g=0.1), 6, learning=learning), tmp_path / "run")
+        sent = [row for row in run.transfers if row["sender"] is not None]
+        inhabited = len({group for group in groups_of(run) if group is not None})
+        assert inhabited == 5
+        assert [row["sender"] for row in sent] == [f"group-{group}" for group in range(5)] * 6
+        assert {(row["receiver"], row["purpose"], row["direction"], row["device"]) for row in sent} == {
+            ("auxiliary", "group-exchange", "up", None)
+        }
+        assert run.summary["bytes"]["by_purpose"]["group-exchange"] == 6 * 5 * 650 * 4
+        assert all(row["start"] == row["end"] for row in sent)

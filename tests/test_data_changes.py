@@ -1,0 +1,214 @@
+"""Files that change behind a run's back: while it runs they are nothing to it, and one that was stopped does not go on."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.errors import CheckpointError, DataError
+from fedsim.executors.threads import Threads
+from fedsim.runner import Job
+from fedsim.simulation import Record
+from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
+from tests.strategies.clustered import opposite_groups
+
+DEVICES = 8
+FILES = ("data.npz", "who.json", "speeds.csv", "phones.json", "network.json")
+
+
+def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
+    """A scenario all of whose data, speeds, phases and links come from files in a folder."""
+    data = opposite_groups(folder, [10 + 2 * device + seed for device in range(DEVICES)], seed=seed)
+    draw = np.random.default_rng(seed)
+    rows = [f"{milliseconds:.3f},{down:.3f},{up:.3f}" for milliseconds, down, up in draw.uniform(5, 20, (DEVICES, 3))]
+    (folder / "speeds.csv").write_text("\n".join(["computation_ms_per_sample,dl_kbps,ul_kbps", *rows]) + "\n")
+    phones = {
+        str(phone): {"start": 0, "end": 20, "ok": True, "ready": [[0, on], [on + 1, 20]]}
+        for phone, on in enumerate(draw.uniform(8, 18, 5).tolist())
+    }
+    (folder / "phones.json").write_text(json.dumps(phones))
+    edges = [{"source": "server", "target": f"cell {cell}", "capacity": f"{9 + seed + cell} kbit/s"} for cell in range(2)]
+    nodes = [{"id": name} for name in ("server", "cell 0", "cell 1")]
+    (folder / "network.json").write_text(json.dumps({"directed": False, "nodes": nodes, "edges": edges}))
+    return {
+        "seed": 3,
+        "data": data,
+        "training": {"lr": 0.1, "batch_size": 5},
+        "population": {
+            "devices": DEVICES,
+            "capacity": {"kind": "fedscale", "file": "speeds.csv"},
+            "availability": {"kind": "flash", "file": "phones.json"},
+        },
+        "network": {"kind": "graph", "file": "network.json", "server": "server", "attach": ["cell 0", "cell 1"]},
+        "drift": {"kind": "swap-all", "probability": 0.5},
+        "strategy": {"kind": "ifca", "groups": 2, "clients_per_round": 4, "local_epochs": 2},
+        "checkpoint": {"rounds": 2},
+        "stop": {"rounds": 7},
+    }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """Such a scenario, and the folder of its files."""
+    return written(tmp_path / "files"), tmp_path / "files"
+
+
+def replaced(path: Path) -> None:
+    """The same kind of file with other content."""
+    other = path.parent.with_name("others")
+    written(other, seed=2)
+    shutil.copy(other / path.name, path)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("harm", [replaced, truncated, removed])
+def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    sections, files = world
+    run(sections, tmp_path / "still")
+    job = Job(fedsim.Scenario(**sections), tmp_path / "harmed", Threads(2))
+    rounds: list[int] = []
+
+    def interfere(record: Record) -> None:
+        if record.kind == "round":
+            rounds.append(record.fields["round"])
+            if len(rounds) == 1:
+                for name in FILES:
+                    harm(files / name)
+
+    job.simulation.listen(interfere)
+    asyncio.run(job.execute())
+    assert rounds == list(range(7))
+    assert_same_run(tmp_path / "still", tmp_path / "harmed")
+    assert_sound(tmp_path / "harmed")
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_what_they_are_replaced_by_would_be_another_run(world: tuple[dict[str, Any], Path], name: str) -> None:
+    """Or else the test before, and those of resuming, would say nothing."""
+    sections, files = world
+    before = run(sections)
+    for other in ("data.npz", "who.json") if name == "who.json" else (name,):
+        replaced(files / other)
+    after = run(sections)
+    assert after["events_sha256"] != before["events_sha256"]
+
+
+@pytest.fixture
+def stopped(world: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path, Path]:
+    """The scenario, the folder of its files, and that of a run that was interrupted."""
+    sections, files = world
+    run(sections, tmp_path / "whole")
+    assert run_until(sections, tmp_path / "cut", 150) == "interrupted"
+    shutil.copytree(files, tmp_path / "kept")
+    return sections, files, tmp_path / "cut"
+
+
+class TestResume:
+    def content(self, folder: Path) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+    @pytest.mark.parametrize(
+        ("name", "section"),
+        [
+            ("speeds.csv", "population.capacity"),
+            ("phones.json", "population.availability"),
+            ("network.json", "network"),
+        ],
+    )
+    def test_other_traces_are_refused(
+        self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, name: str, section: str
+    ) -> None:
+        sections, files, cut = stopped
+        replaced(files / name)
+        self.refused(sections, cut, rf"files of \[{section}\] .* changed since the checkpoint")
+        shutil.copy(tmp_path / "kept" / name, files / name)
+        go_on(sections, cut)
+        assert_same_run(tmp_path / "whole", cut)
+
+    def refused(self, sections: dict[str, Any], cut: Path, says: str) -> None:
+        before = self.content(cut)
+        with pytest.raises(CheckpointError, match=says):
+            go_on(sections, cut)
+        assert self.content(cut) == before
+
+    @pytest.mark.parametrize("what", ["a pixel", "a label", "a sample's device", "two devices"])
+    def test_other_data_are_refused(self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, what: str) -> None:
+        sections, files, cut = stopped
+        arrays = dict(np.load(files / "data.npz"))
+        who = json.loads((files / "who.json").read_text())
+        match what:
+            case "a pixel":
+                arrays["x_test"][3, 1] += 2.0**-10
+            case "a label":
+                arrays["y_train"][5] = 1 - arrays["y_train"][5]
+            case "a sample's device":
+                who["1"]["train"].append(who["2"]["train"].pop())
+            case _:
+                who["3"], who["4"] = who["4"], who["3"]
+        np.savez(files / "data.npz", **arrays)
+        (files / "who.json").write_text(json.dumps(who))
+        self.refused(sections, cut, r"files of \[data\] .* put the old files back to resume it")
+        for name in ("data.npz", "who.json"):
+            shutil.copy(tmp_path / "kept" / name, files / name)
+        go_on(sections, cut)
+        assert_same_run(tmp_path / "whole", cut)
+
+    def test_all_that_has_changed_is_named(self, stopped: tuple[dict[str, Any], Path, Path]) -> None:
+        sections, files, cut = stopped
+        for name in ("data.npz", "who.json", "speeds.csv"):
+            replaced(files / name)
+        self.refused(sections, cut, r"files of \[data\] and \[population.capacity\] hold")
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_files_that_are_gone_are_named(self, stopped: tuple[dict[str, Any], Path, Path], name: str) -> None:
+        sections, files, cut = stopped
+        before = self.content(cut)
+        removed(files / name)
+        with pytest.raises((DataError, fedsim.ScenarioError), match=name):
+            go_on(sections, cut)
+        assert self.content(cut) == before
+
+    def test_samples_of_another_shape_are_refused_even_where_none_are_trained_on(self, tmp_path: Path) -> None:
+        files = tmp_path / "files"
+        sections = {"data": opposite_groups(files, [9] * DEVICES), "learning": "off", "stop": {"rounds": 9}}
+        sections |= {"population": {"devices": DEVICES, "speed": "10 samples/s", "samples": {"low": 5, "high": 9}}}
+        sections |= {"strategy": {"kind": "fedavg", "clients_per_round": 3}}
+        assert run_until(sections, tmp_path / "cut", 40) == "interrupted"
+        arrays = dict(np.load(files / "data.npz"))
+        np.savez(files / "data.npz", **arrays | {name: arrays[name][:, :3] for name in ("x_train", "x_test")})
+        self.refused(sections, tmp_path / "cut", r"files of \[data\]")
+
+    def test_the_same_data_in_another_file_serve(self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path) -> None:
+        sections, files, cut = stopped
+        np.savez_compressed(files / "data.npz", **dict(np.load(files / "data.npz")))
+        assert (files / "data.npz").read_bytes() != (tmp_path / "kept" / "data.npz").read_bytes()
+        go_on(sections, cut)
+        assert_same_run(tmp_path / "whole", cut)
+
+
+def test_the_command_line_says_what_has_changed(
+    stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsim.cli import main
+
+    sections, files, cut = stopped
+    path = tmp_path / "scenario.toml"
+    path.write_text(fedsim.Scenario(**sections).to_toml())
+    replaced(files / "phones.json")
+    with pytest.raises(SystemExit) as left:
+        main(["run", str(path), "--out", str(cut), "--quiet", "--resume"])
+    assert left.value.code == 2
+    assert "what the files of [population.availability] hold has changed" in capsys.readouterr().err
