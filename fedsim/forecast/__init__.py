@@ -1,0 +1,109 @@
+"""What a scenario will cost, before it is run: in the world that is simulated, and here."""
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedsim.executors.base import Executor
+from fedsim.forecast.learning import measure, steps
+from fedsim.forecast.nominal import nominal_lines
+from fedsim.forecast.trial import Trial
+from fedsim.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from fedsim.scenario import Scenario
+
+PATIENCE_S = 2.0
+
+
+class Forecast(NamedTuple):
+    """What a whole run takes here.
+
+    Attributes:
+        share: how much of the run was tried, 0..1; nothing below is known when that is 0.
+        build_s, simulation_s, training_s, testing_s: real seconds.
+        events, trained_steps, tests: how many.
+        memory_bytes: at most in use at a time; None where the system does not tell.
+        disk_bytes: the run folder.
+    """
+
+    share: float
+    build_s: float
+    simulation_s: float
+    training_s: float
+    testing_s: float
+    events: float
+    trained_steps: float
+    tests: float
+    memory_bytes: float | None
+    disk_bytes: float
+
+    @property
+    def real_s(self) -> float:
+        """All in all."""
+        return self.build_s + self.simulation_s + self.training_s + self.testing_s
+
+
+def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S) -> list[str]:
+    """Build the scenario, try its beginning, and say what can be known.
+
+    Args:
+        scenario: what would be run.
+        executor: where it would be run.
+        patience_s: real seconds for each part of the trial; 0: no trial, but only what follows without one.
+
+    Raises:
+        ScenarioError, DataError: it cannot be run.
+    """
+    trial = Trial.built(scenario, executor)
+    lines = nominal_lines(trial.run)
+    return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines
+
+
+def forecast(trial: Trial, patience_s: float = PATIENCE_S) -> Forecast:
+    """Try a run that has been built, and extrapolate.
+
+    The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. What
+    else a strategy computes (a clustering, say) is not counted, nor are checkpoints.
+    """
+    trial.go(patience_s)
+    run, tally = trial.run, trial.tally
+    times = 1 / trial.share if trial.share else 0.0
+    rates = measure(trial, patience_s)
+    batch_size = run.scenario.training.batch_size
+    trained = times * sum(steps(each, int(run.samples[each.device]), batch_size) for each in tally.trainings)
+    models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
+    return Forecast(
+        share=trial.share,
+        build_s=trial.build_s,
+        simulation_s=trial.real_s * times,
+        training_s=trained * rates.step_s,
+        testing_s=times * tally.tests * rates.test_s,
+        events=trial.events * times,
+        trained_steps=trained,
+        tests=times * tally.tests,
+        memory_bytes=_peak_memory(),
+        disk_bytes=trial.growing_bytes * times + trial.fixed_bytes + models,
+    )
+
+
+def _real_lines(scenario: "Scenario", found: Forecast) -> list[str]:
+    if not found.share:
+        return ["what a run takes here cannot be told: not one round ended within the trial"]
+    parts = [f"{show_seconds(found.simulation_s)} to simulate {found.events:.0f} events"]
+    if scenario.learning == "on":
+        parts.append(f"{show_seconds(found.training_s)} for {found.trained_steps:.0f} steps of SGD")
+        parts.append(f"{show_seconds(found.testing_s)} for {found.tests:.0f} tests")
+    most = "at most " if scenario.stop.accuracy is not None else ""
+    lines = [f"here a run takes {most}about {show_seconds(found.real_s)}: {', '.join(parts)}"]
+    memory = "" if found.memory_bytes is None else f"{show_bytes(found.memory_bytes)} of memory and "
+    return [*lines, f"it needs about {memory}{show_bytes(found.disk_bytes)} on disk"]
+
+
+def _peak_memory() -> float | None:
+    """The most memory that this process has had so far, in bytes."""
+    try:
+        import resource
+    except ImportError:  # there is none on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024.0

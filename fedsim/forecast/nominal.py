@@ -1,0 +1,82 @@
+"""What follows from a scenario without simulating: sizes, and the times of devices that have their links for themselves."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.assembly import Run
+from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.units import show_bytes, show_seconds
+
+
+def nominal_lines(run: Run) -> list[str]:
+    """Say what is known of a run that has been built and not begun."""
+    server, stop = run.server, run.scenario.stop
+    epoch_s = run.population.epochs_s()
+    down = np.array(
+        [run.workforce.nominal_transfer_s(device, "down", server.download_bytes) for device in range(server.devices)]
+    )
+    up = np.array([run.workforce.nominal_transfer_s(device, "up", server.upload_bytes) for device in range(server.devices)])
+    lines = [
+        f"{server.devices} devices with {int(run.samples.sum())} training samples "
+        f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(run.samples))})",
+        f"a model of {run.learner.parameters} parameters; {show_bytes(server.download_bytes)} down, "
+        f"{show_bytes(server.upload_bytes)} up",
+        f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
+        f"an epoch takes it {_range(epoch_s)}",
+    ]
+    params = run.scenario.strategy
+    if isinstance(params, SynchronousParams) and stop.rounds is not None:
+        task_s = _task_s(params, server.mean_epoch_s, down, epoch_s, up)
+        lines += _round_lines(run, params, stop.rounds, task_s)
+    return lines
+
+
+def _task_s(
+    params: SynchronousParams,
+    mean_epoch_s: float,
+    down: NDArray[np.float64],
+    epoch_s: NDArray[np.float64],
+    up: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """How long each device is at work in a round, the deadline considered (s), [devices]."""
+    limit, training = params.deadline_s(mean_epoch_s), params.local_epochs * epoch_s
+    if limit is None:
+        return down + training + up
+    if params.bounds_training:
+        return down + np.minimum(training, limit) + up
+    return np.minimum(down + training + up, limit)
+
+
+def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArray[np.float64]) -> list[str]:
+    """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
+    asked = params.cohort_size(run.server.devices)
+    round_s = expected_maximum(task_s, asked)
+    apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
+    traffic = asked * (run.server.download_bytes + run.server.upload_bytes)
+    steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * asked
+    gigaflops = run.samples.mean() * params.local_epochs * asked * run.learner.flops_per_sample / 1e9
+    return [
+        f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
+        f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic)}, about {show_seconds(rounds * apart_s)} of simulated time",
+    ]
+
+
+def expected_maximum(values: NDArray[np.float64], drawn: int) -> float:
+    """The mean of the largest of ``drawn`` values, drawn uniformly without replacement out of ``values``.
+
+    All of them lie among the i smallest with probability C(i, drawn) / C(n, drawn).
+    """
+    from scipy.special import gammaln
+
+    n = len(values)
+    smallest = np.arange(drawn, n + 1)
+    log_share = gammaln(smallest + 1) - gammaln(smallest - drawn + 1) - gammaln(n + 1) + gammaln(n - drawn + 1)
+    return float(np.diff(np.exp(log_share), prepend=0.0) @ np.sort(values)[drawn - 1 :])
+
+
+def _range(seconds: NDArray[np.float64]) -> str:
+    low, middle, high = (show_seconds(float(value)) for value in (seconds.min(), np.median(seconds), seconds.max()))
+    return f"{middle} (median; {low} to {high})"
