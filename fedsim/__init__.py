@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
+    from fedsim.loading import load_run, load_study
     from fedsim.runner import Result, run, run_async
     from fedsim.scenario import Scenario, load
     from fedsim.server import Download, Evaluate, Payload, Server, TaskEnd, Train, Upload
@@ -23,6 +24,8 @@ _HOMES = {
     "RunFolderError": "errors",
     "ScenarioError": "errors",
     "SimulationError": "errors",
+    "load_run": "loading",
+    "load_study": "loading",
     "Result": "runner",
     "run": "runner",
     "run_async": "runner",
@@ -49,6 +52,8 @@ __all__ = [  # noqa: RUF022 - by home, as above
     "RunFolderError",
     "ScenarioError",
     "SimulationError",
+    "load_run",
+    "load_study",
     "Result",
     "run",
     "run_async",

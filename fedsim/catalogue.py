@@ -6,6 +6,7 @@ from fedsim.data.spec import DataSpec
 from fedsim.runner import EXECUTORS
 from fedsim.scenario import Scenario
 from fedsim.strategies import REGISTRY, strategy_class
+from fedsim.study.references import REFERENCES
 from fedsim.world.population import PopulationSpec
 
 Entries = list[tuple[str, str]]
@@ -25,6 +26,7 @@ def catalogue() -> dict[str, Entries]:
         "availabilities": _kinds(PopulationSpec, "availability"),
         "speed distributions": _kinds(PopulationSpec, "speed"),
         "executors": list(EXECUTORS.items()),
+        "references of studies": [(name, _first_line(make)) for name, make in REFERENCES.items()],
     }
 
 

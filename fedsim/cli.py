@@ -125,14 +125,17 @@ class _InterruptOnce:
 @_scenario
 @_seed
 @_changes
+@click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
 @_explained
-def check_command(scenario: str, seed: int | None, changes: tuple[str, ...]) -> None:
+def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], no_trial: bool) -> None:
     """Validate SCENARIO, print it with every default, and say what it will cost."""
-    from fedsim.forecast import forecast_lines
+    from fedsim.forecast import PATIENCE_S, forecast_lines
+    from fedsim.runner import make_executor
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed)
-    lines = forecast_lines(read)
+    with closing(make_executor("threads", device=read.training.device)) as executor:
+        lines = forecast_lines(read, executor, 0.0 if no_trial else PATIENCE_S)
     click.echo(read.to_toml())
     for line in lines:
         click.echo(f"# {line}")
@@ -173,34 +176,80 @@ def data_fetch_command(name: str, root: Path) -> None:
     click.echo(f"written to {fetch(name, root)}")
 
 
+@main.command("study")
+@click.argument("study", type=click.Path(dir_okay=False))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The study's folder, new or begun before.")
+@click.option("--workers", type=int, help="Runs at a time; by default one a core. No influence on the results.")
+@_changes
+@click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_explained
+def study_command(study: str, out: Path, workers: int | None, changes: tuple[str, ...], dry_run: bool, quiet: bool) -> int:
+    """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
+    from rich.console import Console
+
+    from fedsim.compare.harmless import clean
+    from fedsim.compare.show import compare, print_to
+    from fedsim.study.conduct import Conductor
+    from fedsim.study.plan import read_study
+    from fedsim.study.progress import StudyProgress
+
+    conductor = Conductor(read_study(study, changes), out, workers)
+    if dry_run:
+        for run, state in zip(conductor.study.runs, conductor.states, strict=True):
+            click.echo(f"{state:<6}  {run.folder}")
+        return 0
+    with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, _InterruptOnce(conductor.interrupt):
+        outcome = conductor.run(progress)
+    for failure in outcome.failed:
+        click.echo(f"fedsim: {clean(failure.order.label)} failed: {failure.error}", err=True)
+    if outcome.interrupted:
+        return _INTERRUPTED
+    if not quiet:
+        print_to(Console(), compare([out])[:1])
+        click.echo(f"written to {out}")
+    return 1 if outcome.failed else 0
+
+
 @main.command("compare")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Which bytes count."
+    "--ledger",
+    type=click.Choice(["strict", "paper"]),
+    default="strict",
+    show_default=True,
+    help="Which bytes count as traffic.",
 )
-@click.option("--target", type=click.FloatRange(0, 1), help="An accuracy: adds rounds, time and bytes until it was reached.")
-@click.option("--csv", "as_text", is_flag=True, help="Print CSV.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.FloatRange(0, 1),
+    help="An accuracy: adds rounds, time and bytes until it was reached; may be repeated.",
+)
+@click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file, as its ending says: .csv, .md."
+)
 @_explained
-def compare_command(runs: tuple[Path, ...], ledger: Any, target: float | None, as_text: bool) -> None:
-    """Put RUNS side by side; byte ratios are to the first."""
+def compare_command(
+    runs: tuple[Path, ...], ledger: Any, targets: tuple[float, ...], baseline: str | None, form: Any, out: Path | None
+) -> None:
+    """Put RUNS side by side: run folders, and folders of studies."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    from fedsim.compare import as_csv, compare
+    from fedsim.compare.show import as_text, compare, form_of, print_to, write_file
 
-    rows = compare(runs, ledger, target)
-    if as_text:
-        click.echo(as_csv(rows), nl=False)
-        return
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    chosen = form if out is None else form_of(out, form)
+    tables = compare(runs, targets, baseline, ledger)
+    if chosen is None:
+        print_to(Console(), tables)
+    elif out is None:
+        click.echo(as_text(tables, chosen), nl=False)
+    else:
+        write_file(out, as_text(tables, chosen))
 
 
 @main.command("audit")
@@ -229,6 +278,32 @@ def trace_command(run: Path, out: Path | None) -> None:
     from fedsim.records.reading import RunFolder
     from fedsim.records.trace import write_trace
 
-    path = out or run.with_name(run.name + ".trace.json")
+    path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
     count = write_trace(RunFolder(run), path)
     click.echo(f"written {count} trace events to {path}")
+
+
+@main.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The HTML file; by default FOLDER.report.html beside the first folder."
+)
+@_explained
+def report_command(runs: tuple[Path, ...], out: Path | None) -> None:
+    """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline."""
+    from analysis.report import write_report
+
+    path = write_report(runs, out)
+    click.echo(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
+
+
+@main.command("tensorboard")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to point TensorBoard at.")
+@_explained
+def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
+    """Write the rounds of RUNS for TensorBoard: "Step" is the round, "Relative" the simulated time."""
+    from fedsim.records.tensorboard import write_tensorboard
+
+    for path in write_tensorboard(runs, out):
+        click.echo(f"written {path}")

@@ -62,7 +62,7 @@ class RunProgress:
             self._live.stop()
 
     def _show(self, simulated_s: float, real_s: float) -> None:
-        done = self._share_done(simulated_s)
+        done = share_done(self._stop, self._round, simulated_s)
         accuracy = "" if self._accuracy is None else f", accuracy {self._accuracy:.4f}"
         text = f"simulated {show_seconds(simulated_s)}, round {self._round}{accuracy}"
         if self._live is not None:
@@ -71,13 +71,15 @@ class RunProgress:
             left = show_seconds(real_s * (1 - done) / done) if done else "unknown"
             self._console.print(f"{text}, about {left} left", highlight=False, soft_wrap=True)
 
-    def _share_done(self, simulated_s: float) -> float:
-        shares = [0.0]
-        if self._stop.rounds is not None:
-            shares.append(self._round / self._stop.rounds)
-        if self._stop.simulated_time is not None:
-            shares.append(simulated_s / self._stop.simulated_time)
-        return min(1.0, max(shares))
+
+def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
+    """The share (0..1) of a run that is done after so many rounds and so much simulated time."""
+    shares = [0.0]
+    if stop.rounds is not None:
+        shares.append(rounds / stop.rounds)
+    if stop.simulated_time is not None:
+        shares.append(simulated_s / stop.simulated_time)
+    return min(1.0, max(shares))
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

@@ -107,21 +107,34 @@ def load(path: str | Path, changes: Sequence[str] = (), seed: int | None = None)
     Raises:
         ScenarioError: the file cannot be read, or says something that cannot be run.
     """
-    try:
-        sections = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ScenarioError(f"the scenario {str(path)!r} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"the scenario {str(path)!r} is not valid TOML: {error}") from None
+    sections = read_toml(path, "scenario")
     for change in changes:
-        _apply(sections, change)
+        apply_change(sections, change)
     if seed is not None:
         sections["seed"] = seed
     return Scenario(**sections)
 
 
-def _apply(sections: dict[str, Any], change: str) -> None:
-    """Carry out one ``key.path=value``."""
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file, as they are written; ``what`` names it in errors.
+
+    Raises:
+        ScenarioError: the file cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"the {what} {str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"the {what} {str(path)!r} is not valid TOML: {error}") from None
+
+
+def apply_change(sections: dict[str, Any], change: str) -> None:
+    """Carry out one ``key.path=value`` on a scenario's tables.
+
+    Raises:
+        ScenarioError: it is not of that form, or leads through something that is no table.
+    """
     path, equals, text = change.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
@@ -138,11 +151,11 @@ def _apply(sections: dict[str, Any], change: str) -> None:
     table[keys[-1]] = value
 
 
-def explain(error: ValidationError, sections: Mapping[str, Any]) -> str:
+def explain(error: ValidationError, sections: Mapping[str, Any], whole: str = "the scenario") -> str:
     """One message for what is wrong with a scenario: the key, the value, what is allowed, the nearest right name."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    key = _key_path(first["loc"], sections) or "the scenario"
+    key = _key_path(first["loc"], sections) or whole
     message = _explain_one(key, first)
     return message if len(problems) == 1 else f"{message} (and {len(problems) - 1} more)"
 

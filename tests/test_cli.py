@@ -76,7 +76,16 @@ def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_pat
     assert "momentum = 0.0" in result.output
     assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in result.output
     (tmp_path / "resolved.toml").write_text(result.output)
-    assert call("check", tmp_path / "resolved.toml").output == result.output
+    assert _without_real_times(call("check", tmp_path / "resolved.toml").output) == _without_real_times(result.output)
+
+
+def test_check_says_what_a_run_takes_here_unless_told_not_to_try(scenario: Path) -> None:
+    assert re.search(r"# here a run takes about .* s: .* s to simulate \d+ events, .* SGD", call("check", scenario).output)
+    assert "# here" not in call("check", scenario, "--no-trial").output
+
+
+def _without_real_times(output: str) -> str:
+    return re.sub(r"\(?[\d.]+ m?s\b|[\d.]+ MB of memory", "", output)
 
 
 def test_list_names_everything() -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from fedsim.data.dataset import Dataset, Normalise, pooled
 from fedsim.data.federated import FederatedData
 from fedsim.data.partitions import Iid, Partition, PartitionSpec, SyntheticSizes
+from fedsim.data.pooling import pool_shards
 from fedsim.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import ScenarioError
@@ -32,6 +33,8 @@ class DataSpec(Spec):
             training samples), ``none`` for ``synthetic``, ``pixel`` for the others.
         augmentation: distortion of training images, a table, or ``"none"``. Without it the defaults of ``Augmentation`` for
             ``class-bias``, ``none`` for the others.
+        pooled_from: deal to so many devices, then put all that they hold onto one: the reference line of centralised training.
+            ``population.devices`` is 1 then. None: everybody keeps what is dealt.
     """
 
     source: SourceSpec = Digits()
@@ -39,6 +42,7 @@ class DataSpec(Spec):
     partition: PartitionSpec = Iid()
     normalise: Normalise = "pixel"
     augmentation: Augmentation | Literal["none"] = "none"
+    pooled_from: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -86,9 +90,18 @@ class DataSpec(Spec):
             ScenarioError: the partition cannot serve so many devices, or does not fit the source.
             DataError: files are missing, truncated or malformed.
         """
-        dataset = self._dataset(devices, streams)
-        data = self.partition.under(self.folder()).split(dataset, devices, streams)
+        if self.pooled_from is None:
+            data = self._deal(devices, streams)
+        elif devices == 1:
+            data = pool_shards(self._deal(self.pooled_from, streams))
+        else:
+            raise ScenarioError(
+                f"population.devices is {devices}; with data.pooled_from all samples are on one device, so 1 is allowed only"
+            )
         return data if self.augmentation == "none" else _augmented(data, self.augmentation, streams)
+
+    def _deal(self, devices: int, streams: Streams) -> FederatedData:
+        return self.partition.under(self.folder()).split(self._dataset(devices, streams), devices, streams)
 
     def _dataset(self, devices: int, streams: Streams) -> Dataset:
         if isinstance(self.source, Synthetic):

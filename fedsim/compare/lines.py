@@ -1,0 +1,150 @@
+"""What is put side by side: run folders one by one, and the variants of studies, each with the runs of its seeds."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.records.reading import RunFolder
+from fedsim.study.folder import STUDY, run_status
+from fedsim.study.plan import Study, Variant, read_study
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a comparison.
+
+    Attributes:
+        name: of the run's folder, or of the variant.
+        runs: one, or one a seed: those that are there.
+        planned: how many runs there should be.
+        point: the grid's keys and their values, of a variant in a study with a grid.
+        study: where it comes from; empty for a single run.
+    """
+
+    name: str
+    runs: tuple[RunFolder, ...]
+    planned: int = 1
+    point: tuple[tuple[str, Any], ...] = ()
+    study: str = ""
+
+    @property
+    def longer_name(self) -> str:
+        """Its name after that of the folder around it."""
+        return f"{self.runs[0].path.resolve().parent.name}/{self.name}" if self.runs else self.name
+
+    @property
+    def strategy(self) -> str:
+        """What its runs say of it, or of them."""
+        return ", ".join(dict.fromkeys(str(run.summary.get("strategy")) for run in self.runs))
+
+    @property
+    def statuses(self) -> str:
+        """How its runs ended."""
+        return ", ".join(dict.fromkeys(str(run.summary.get("status")) for run in self.runs))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """All lines of a comparison.
+
+    Attributes:
+        lines: in the order of their arguments, and of the studies' variants.
+        targets: the accuracies that the studies name.
+        baselines: the place of each line's baseline, or None.
+        baseline: what the baseline is called; empty if there is none.
+        is_first: whether the first run is the baseline for want of a better one.
+    """
+
+    lines: tuple[Line, ...]
+    targets: tuple[float, ...]
+    baselines: tuple[int | None, ...]
+    baseline: str = ""
+    is_first: bool = False
+
+    @property
+    def are_runs(self) -> bool:
+        """Whether they are runs alone, and no studies."""
+        return not any(line.study for line in self.lines)
+
+
+def is_study(path: Path) -> bool:
+    """Whether a folder is that of a study."""
+    return (path / STUDY).is_file()
+
+
+def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Lines:
+    """What is to be compared.
+
+    Args:
+        paths: folders of runs and of studies.
+        baseline: the run (its folder's name) or the variant that all are compared with. None: what the study says; the first
+            one if there are only runs.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study, or is damaged.
+        ScenarioError: there is no such baseline.
+    """
+    lines: list[Line] = []
+    targets: list[float] = []
+    named = baseline
+    for path in map(Path, paths):
+        if is_study(path):
+            study = study_at(path)
+            lines += [line_of(path, study, variant) for variant in study.variants]
+            targets += study.spec.target
+            named = named or study.spec.baseline
+        else:
+            lines.append(Line(path.resolve().name, (RunFolder(path),)))
+    lines = _told_apart(lines)
+    if named is None and not any(line.study for line in lines):
+        return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, is_first=True)
+    names = list(dict.fromkeys(line.name for line in lines))
+    if named is not None and named not in names:
+        raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
+    baselines = tuple(_baseline_of(line, lines, named) for line in lines)
+    return Lines(tuple(lines), tuple(sorted(set(targets))), baselines, named or "")
+
+
+def line_of(path: Path, study: Study, variant: Variant) -> Line:
+    """A variant of the study at ``path``, with those of its runs that are done."""
+    folders = [path / run.folder for run in study.runs_of(variant)]
+    runs = tuple(RunFolder(folder) for folder in folders if run_status(folder) == "done")
+    return Line(variant.name, runs, len(folders), variant.point, path.resolve().name)
+
+
+def study_at(path: Path) -> Study:
+    """The study in a folder.
+
+    Raises:
+        RunFolderError: its ``study.toml`` is missing or damaged.
+    """
+    try:
+        return read_study(path / STUDY)
+    except ScenarioError as error:
+        raise RunFolderError(f"{STUDY} of {str(path)!r} is damaged: {error}") from None
+
+
+def _told_apart(lines: list[Line]) -> list[Line]:
+    """Lines of which no two runs have the same name: their parent's is added, then their place."""
+    lines = _renamed(lines, [line.longer_name for line in lines])
+    return _renamed(lines, [f"{line.name} ({place})" for place, line in enumerate(lines, start=1)])
+
+
+def _renamed(lines: list[Line], names: Sequence[str]) -> list[Line]:
+    """Lines of single runs whose name is another one's too are called otherwise."""
+    count = Counter(line.name for line in lines if not line.study)
+    return [
+        replace(line, name=name) if not line.study and count[line.name] > 1 else line
+        for line, name in zip(lines, names, strict=True)
+    ]
+
+
+def _baseline_of(line: Line, lines: Sequence[Line], name: str | None) -> int | None:
+    """The place of a line's baseline: in its own study, at its own point of the grid; else where the name is."""
+    places = [at for at, other in enumerate(lines) if other.name == name]
+    near = [at for at in places if (lines[at].study, lines[at].point) == (line.study, line.point)]
+    same = near or [at for at in places if not lines[at].point]
+    return same[0] if same else None

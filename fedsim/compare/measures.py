@@ -1,0 +1,131 @@
+"""The figures of one run, read off its folder. What a run does not have is None, never 0."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.compare.work import read_work
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+from fedsim.records.fairness import jain_index, worst_decile
+from fedsim.records.ledger import Preset
+from fedsim.records.reading import RunFolder
+
+Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
+
+Values = dict[str, float | int | None]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure that every run may have.
+
+    Attributes:
+        name: what it is; different for each.
+        unit: what it is counted in; empty for a plain count.
+        topic: beside which others it is shown.
+        is_cost: whether ratios of it mean something: how many times as long, or as much.
+    """
+
+    name: str
+    unit: str
+    topic: Topic
+    is_cost: bool = False
+
+    @property
+    def head(self) -> str:
+        """The head of its column."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+ROUNDS = Measure("rounds", "", "accuracy")
+FINAL = Measure("final accuracy", "0-1", "accuracy")
+BEST = Measure("best accuracy", "0-1", "accuracy")
+WORST = Measure("worst-decile accuracy", "0-1", "accuracy")
+FINE_TUNED = Measure("fine-tuned accuracy", "0-1", "accuracy")
+TIME = Measure("simulated time", "s", "cost", is_cost=True)
+TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
+COMPUTE = Measure("compute", "device-s", "cost", is_cost=True)
+WASTED_TRAFFIC = Measure("wasted traffic", "bytes", "wasted")
+WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
+JAIN = Measure("Jain's index of selections", "0-1", "fairness and groups")
+MOVES = Measure("migrations", "", "fairness and groups")
+PURITY = Measure("mean purity of groups", "0-1", "fairness and groups")
+LAST_PURITY = Measure("last purity of groups", "0-1", "fairness and groups")
+
+
+def measures(targets: Sequence[float] = ()) -> list[Measure]:
+    """All measures, in the order of their columns; three more for each target accuracy."""
+    return [
+        *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE),
+        *(measure for target in targets for measure in _of_target(target)),
+        *(WASTED_TRAFFIC, WASTED_COMPUTE, JAIN, MOVES, PURITY, LAST_PURITY),
+    ]
+
+
+def _of_target(target: float) -> tuple[Measure, Measure, Measure]:
+    return (
+        Measure(f"rounds to target {target:g}", "", "to target", is_cost=True),
+        Measure(f"time to target {target:g}", "s", "to target", is_cost=True),
+        Measure(f"traffic to target {target:g}", "bytes", "to target", is_cost=True),
+    )
+
+
+def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "strict") -> Values:
+    """The figures of a run, by their measures' names.
+
+    Accuracy, and rounds, are all that a run on pooled data has (the reference line of centralised training): its times and
+    bytes are those of no federation.
+
+    Args:
+        run: the folder.
+        targets: accuracies (0..1).
+        ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count; the bytes until a target are strict.
+
+    Raises:
+        RunFolderError: the folder is damaged.
+    """
+    try:
+        values = _of_run(run, ledger)
+        for target in targets:
+            values |= _until(run, target)
+    except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not what a run writes
+        raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
+    if run.scenario.get("data", {}).get("pooled_from") is not None:
+        values |= {one.name: None for one in measures(targets) if not one.name.startswith(("rounds", FINAL.name, BEST.name))}
+    return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
+
+
+def _of_run(run: RunFolder, ledger: Preset) -> Values:
+    summary, moved = run.summary, run.summary["bytes"]
+    work = read_work(run)
+    accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
+    purities = [row["purity"] for row in run.rounds if row["purity"] is not None]
+    return {
+        ROUNDS.name: summary["rounds"],
+        FINAL.name: summary["accuracy"]["final"],
+        BEST.name: summary["accuracy"]["best"],
+        WORST.name: worst_decile(accuracies),
+        FINE_TUNED.name: summary["accuracy"].get("fine_tuned"),
+        TIME.name: summary["simulated_s"],
+        TRAFFIC.name: float(moved["paper"] if ledger == "paper" else moved["down"] + moved["up"]),
+        COMPUTE.name: work.seconds,
+        WASTED_TRAFFIC.name: moved["wasted"],
+        WASTED_COMPUTE.name: work.wasted,
+        JAIN.name: jain_index(row["selected"] for row in run.devices),
+        MOVES.name: work.moves,
+        PURITY.name: math.fsum(purities) / len(purities) if purities else None,
+        LAST_PURITY.name: purities[-1] if purities else None,
+    }
+
+
+def _until(run: RunFolder, target: float) -> Values:
+    """What it took until a test first showed the target accuracy; Nones where none did."""
+    names = [measure.name for measure in _of_target(target)]
+    moved = 0.0
+    for row in run.rounds:
+        moved += row["bytes_down"] + row["bytes_up"]
+        if row["accuracy"] is not None and row["accuracy"] >= target:
+            return dict(zip(names, (row["round"] + 1, row["time"], moved), strict=True))
+    return dict.fromkeys(names)

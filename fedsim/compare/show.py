@@ -1,0 +1,85 @@
+"""A comparison from folders to text: what ``fedsim compare`` does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedsim.compare.lines import read_lines
+from fedsim.compare.measures import measure
+from fedsim.compare.table import Table, compare_figures, differences
+from fedsim.compare.text import to_csv, to_markdown, to_terminal
+from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.records.folder import write_text
+from fedsim.records.ledger import Preset
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Form = Literal["csv", "markdown"]
+
+_ENDINGS: dict[str, Form] = {".csv": "csv", ".md": "markdown"}
+_WIDE = 10_000  # where no terminal is, no line is folded
+
+
+def compare(
+    paths: Sequence[str | Path],
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+    ledger: Preset = "strict",
+) -> list[Table]:
+    """Put folders of runs and studies side by side; for studies with a baseline, the differences from it follow.
+
+    Args:
+        paths: the folders.
+        targets: accuracies (0..1), besides those that studies name.
+        baseline: see ``read_lines``.
+        ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study, or is damaged.
+        ScenarioError: there is no such baseline.
+    """
+    lines = read_lines(paths, baseline)
+    wanted = tuple(sorted({*lines.targets, *targets}))
+    figures = [[measure(run, wanted, ledger) for run in line.runs] for line in lines.lines]
+    apart = [] if lines.are_runs or not lines.baseline else [differences(lines, figures, wanted)]
+    return [compare_figures(lines, figures, wanted), *apart]
+
+
+def print_to(console: "Console", tables: Sequence[Table]) -> None:
+    """Print tables for people; without a terminal, at their full width."""
+    if not console.is_terminal:
+        console.width = _WIDE
+    for table in tables:
+        console.print(*to_terminal(table), sep="\n")
+
+
+def as_text(tables: Sequence[Table], form: Form) -> str:
+    """Tables as CSV (the first alone) or Markdown."""
+    return to_csv(tables[0]) if form == "csv" else "\n".join(to_markdown(table) for table in tables)
+
+
+def form_of(path: Path, said: Form | None) -> Form:
+    """In which form a file is written: as said, or as its ending says.
+
+    Raises:
+        ScenarioError: neither says it.
+    """
+    form = said or _ENDINGS.get(path.suffix.lower())
+    if form is None:
+        raise ScenarioError(
+            f"--out is {str(path)!r}; allowed is a name that ends in {' or '.join(_ENDINGS)}, or say --csv or --markdown"
+        )
+    return form
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a comparison.
+
+    Raises:
+        RunFolderError: the system refuses.
+    """
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise RunFolderError(f"--out {str(path)!r} cannot be written: {error.strerror}") from None

@@ -1,0 +1,32 @@
+"""The tables of a study, written beside its runs."""
+
+from pathlib import Path
+
+from fedsim.compare.lines import read_lines
+from fedsim.compare.measures import measure
+from fedsim.compare.table import compare_figures, differences, pair_up, runs_one_by_one
+from fedsim.compare.text import to_csv, to_markdown
+from fedsim.records.folder import write_text
+from fedsim.study.folder import STUDY
+from fedsim.study.plan import read_study
+
+COMPARE, MARKDOWN, PAIRED, RUNS = "compare.csv", "compare.md", "paired.csv", "runs.csv"
+
+
+def write_tables(path: Path) -> None:
+    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at ``path``.
+
+    They depend on its runs alone, never on when or in which order these were made.
+
+    Raises:
+        RunFolderError: a run is damaged.
+    """
+    study = read_study(path / STUDY)
+    targets = study.spec.target
+    lines = read_lines([path])
+    figures = [[measure(run, targets) for run in line.runs] for line in lines.lines]
+    write_text(path / COMPARE, to_csv(compare_figures(lines, figures, targets)))
+    write_text(path / RUNS, to_csv(runs_one_by_one(lines, figures, targets)))
+    write_text(path / PAIRED, to_csv(pair_up(lines, figures, targets, study.spec.seeds)))
+    together = (compare_figures(lines, figures, targets), differences(lines, figures, targets))
+    write_text(path / MARKDOWN, "\n".join(to_markdown(*pair) for pair in zip(together, (study.spec.name, ""), strict=True)))

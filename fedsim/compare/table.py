@@ -1,0 +1,269 @@
+"""Rows and columns: the figures of lines side by side, with intervals over seeds and ratios to a baseline."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fedsim.compare.harmless import clean
+from fedsim.compare.lines import Line, Lines
+from fedsim.compare.measures import Measure, Values, measures
+from fedsim.compare.paired import Difference, bootstrap_difference, bootstrap_mean
+from fedsim.study.plan import short_key, shown
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean over seeds and its interval; without one for a single seed."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+
+Cell = str | float | int | Estimate | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        head: with its unit.
+        cells: one a row; None where there is nothing.
+        topic: beside which other columns it is shown; empty for what says which row it is.
+        over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
+        unit: what numbers are counted in.
+        signed: whether they are differences.
+    """
+
+    head: str
+    cells: tuple[Cell, ...]
+    topic: str = ""
+    over_seeds: bool = False
+    unit: str = ""
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of the same length.
+
+    Attributes:
+        columns: those that say which row it is first.
+        notes: what a reader should know.
+    """
+
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...] = ()
+
+
+Figures = Sequence[Sequence[Values]]
+"""The figures of each line's runs."""
+
+
+def compare_figures(lines: Lines, figures: Figures, targets: Sequence[float]) -> Table:
+    """The lines side by side: means over seeds, with intervals where there are several.
+
+    Args:
+        lines: what to compare.
+        figures: what ``measure`` gave for each of their runs.
+        targets: the accuracies (0..1) that it was asked for.
+    """
+    columns = _identity(lines)
+    for one in measures(targets):
+        cells = tuple(_mean([values[one.name] for values in line]) for line in figures)
+        columns.append(Column(one.head, cells, one.topic, over_seeds=not lines.are_runs, unit=one.unit))
+    columns += _ratios(lines, figures, targets)
+    return Table(tuple(columns), tuple(_notes(lines)))
+
+
+def runs_one_by_one(lines: Lines, figures: Figures, targets: Sequence[float]) -> Table:
+    """A row a run, of studies."""
+    rows: list[dict[str, Cell]] = []
+    for line, own in zip(lines.lines, figures, strict=True):
+        for run, values in zip(line.runs, own, strict=True):
+            said: dict[str, Cell] = {"variant": line.name, **_point(lines, line), "strategy": line.strategy}
+            rows.append(said | {"seed": int(run.summary["seed"])} | {one.head: values[one.name] for one in measures(targets)})
+    heads = ["variant", *_point_heads(lines), "strategy", "seed", *(one.head for one in measures(targets))]
+    return _from_rows(heads, rows)
+
+
+def pair_up(lines: Lines, figures: Figures, targets: Sequence[float], seeds: Sequence[int]) -> Table:
+    """Each line against its baseline, a row a measure: the difference in each seed's world, and their mean with its interval.
+
+    The mean is empty unless both have the figure in every seed: over those in which a target happened to be reached it would
+    flatter whoever often fails.
+    """
+    rows: list[dict[str, Cell]] = []
+    for line, at, pairs_of in _compared(lines, figures):
+        said: dict[str, Cell] = {"variant": line.name, "baseline": at.name, **_point(lines, line)}
+        for one in measures(targets):
+            pairs = pairs_of(one)
+            row: dict[str, Cell] = {"measure": one.name, "unit": one.unit, "pairs": len(pairs)}
+            row |= {f"seed {seed}": above - below for seed, (above, below) in pairs.items()}
+            if pairs and len(pairs) == len(seeds):
+                mean, ratio = _mean_difference(pairs), _ratio(one, list(pairs.values()))
+                row |= {"mean difference": mean.mean, "low": mean.low, "high": mean.high, "ratio": ratio}
+            rows.append(said | row)
+    return _from_rows([*_KEYS, *_point_heads(lines), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
+
+
+_MANY = 10  # seeds from which on percentile intervals hold about what they promise
+_KEYS = ("variant", "baseline")
+_PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
+_TAKEN = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
+
+
+def differences(lines: Lines, figures: Figures, targets: Sequence[float]) -> Table:
+    """The mean differences of ``pair_up``, a row a line and a column a measure."""
+    rows = []
+    for line, at, pairs_of in _compared(lines, figures):
+        row: dict[str, Cell] = {"variant": line.name, "baseline": at.name, **_point(lines, line)}
+        for one in measures(targets):
+            pairs = pairs_of(one)
+            row[one.head] = _mean_difference(pairs) if pairs and len(pairs) == max(len(line.runs), len(at.runs)) else None
+        rows.append(row)
+    who = _from_rows([*_KEYS, *_point_heads(lines)], rows).columns
+    columns = [
+        Column(one.head, tuple(row[one.head] for row in rows), f"{one.topic}, difference to the baseline", True, one.unit, True)
+        for one in measures(targets)
+    ]
+    return Table((*who, *columns), ("Variant minus baseline, seed by seed in the same worlds.",) if rows else ())
+
+
+Pairs = dict[int, tuple[float, float]]
+"""By seed: the figure of a line and that of its baseline."""
+
+
+def _compared(lines: Lines, figures: Figures) -> Iterator[tuple[Line, Line, Callable[[Measure], Pairs]]]:
+    """Each line that has a baseline, the baseline, and what gives their pairs."""
+    for place, at in enumerate(lines.baselines):
+        if at is not None and at != place:
+            own, base = ((lines.lines[which], figures[which]) for which in (place, at))
+            yield own[0], base[0], partial(_pairs, own, base)
+
+
+def _pairs(above: tuple[Line, Sequence[Values]], below: tuple[Line, Sequence[Values]], one: Measure) -> Pairs:
+    own, base = _by_seed(*above, one), _by_seed(*below, one)
+    return {seed: (own[seed], base[seed]) for seed in own if seed in base}
+
+
+def _mean_difference(pairs: Pairs) -> Estimate:
+    return _estimate(bootstrap_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
+
+
+def _estimate(difference: Difference) -> Estimate:
+    low, high = (edge if math.isfinite(edge) else None for edge in (difference.low, difference.high))
+    return Estimate(difference.mean, low, high)
+
+
+def _from_rows(heads: Sequence[str], rows: Sequence[dict[str, Cell]]) -> Table:
+    return Table(tuple(Column(head, tuple(row.get(head) for row in rows)) for head in heads))
+
+
+def _by_seed(line: Line, values: Sequence[Values], one: Measure) -> dict[int, float]:
+    found = {}
+    for run, own in zip(line.runs, values, strict=True):
+        value = own[one.name]
+        if value is not None:
+            found[int(run.summary["seed"])] = float(value)
+    return found
+
+
+def _mean(values: Sequence[float | int | None]) -> Cell:
+    """One value as it is; the mean of several, if all of them are there."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return known[0] if len(known) == 1 else _estimate(bootstrap_mean(known))
+
+
+def _ratio(one: Measure, pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The geometric mean of ratios; None where they mean nothing."""
+    if not one.is_cost or any(above <= 0 or below <= 0 for above, below in pairs):
+        return None
+    return math.exp(math.fsum(math.log(above / below) for above, below in pairs) / len(pairs))
+
+
+def _ratios(lines: Lines, figures: Figures, targets: Sequence[float]) -> list[Column]:
+    """How many times what the baseline took, for each cost."""
+    if not lines.baseline:
+        return []
+    to, columns = "first" if lines.is_first else "baseline", []
+    for one in measures(targets):
+        if one.is_cost:
+            cells = tuple(_ratio_cell(lines, figures, one, place) for place in range(len(lines.lines)))
+            columns.append(Column(f"{one.name} to {to} (ratio)", cells, f"ratios to the {to}", unit="ratio"))
+    return columns
+
+
+def _ratio_cell(lines: Lines, figures: Figures, one: Measure, place: int) -> Cell:
+    at = lines.baselines[place]
+    if at is None:
+        return None
+    above, below = (_by_seed(lines.lines[which], figures[which], one) for which in (place, at))
+    if lines.are_runs:  # compared as they are, whatever their seeds
+        pairs = list(zip(above.values(), below.values(), strict=False))
+    elif above.keys() == below.keys() and len(above) == len(lines.lines[place].runs):
+        pairs = [(above[seed], below[seed]) for seed in above]
+    else:
+        pairs = []
+    return _ratio(one, pairs) if pairs else None
+
+
+def _identity(lines: Lines) -> list[Column]:
+    """The columns that say which row it is."""
+    if lines.are_runs:
+        runs = [line.runs[0] for line in lines.lines]
+        return [
+            Column("run", tuple(line.name for line in lines.lines)),
+            Column("strategy", tuple(line.strategy for line in lines.lines)),
+            Column("seed", tuple(int(run.summary["seed"]) for run in runs)),
+        ]
+    columns = [_column("variant", lines, lambda line: line.name)]
+    if len({line.study for line in lines.lines}) > 1:
+        columns.append(_column("study", lines, lambda line: line.study or None))
+    points = [_point(lines, line) for line in lines.lines]
+    columns += [Column(head, tuple(point.get(head) for point in points)) for head in _point_heads(lines)]
+    columns.append(_column("strategy", lines, lambda line: line.strategy))
+    columns.append(_column("runs", lines, lambda line: len(line.runs)))
+    return columns
+
+
+def _column(head: str, lines: Lines, cell: Callable[[Line], Cell]) -> Column:
+    return Column(head, tuple(cell(line) for line in lines.lines))
+
+
+def _point(lines: Lines, line: Line) -> dict[str, Cell]:
+    """A line's place in the grid, by the heads of its columns."""
+    heads = _grid_heads(lines)
+    return {heads[key]: shown(value) for key, value in line.point}
+
+
+def _point_heads(lines: Lines) -> list[str]:
+    return list(_grid_heads(lines).values())
+
+
+def _grid_heads(lines: Lines) -> dict[str, str]:
+    """Each grid key's head: its last part, unless that is the head of another column."""
+    keys = dict.fromkeys(key for line in lines.lines for key, _ in line.point)
+    shorts = {key: short_key(key, keys) for key in keys}
+    return {key: key if short in _TAKEN else short for key, short in shorts.items()}
+
+
+def _notes(lines: Lines) -> list[str]:
+    notes = []
+    if lines.baseline and not lines.is_first:
+        notes.append(f"The baseline is {clean(lines.baseline)}.")
+    seeds = max(len(line.runs) for line in lines.lines)
+    if seeds > 1:
+        notes.append("Means over seeds with 95 % bootstrap percentile intervals; empty unless all seeds have the figure.")
+    if 1 < seeds < _MANY:
+        notes.append(f"Of {seeds} seeds such an interval is narrower than it should be.")
+    for line in lines.lines:
+        if len(line.runs) < line.planned:
+            notes.append(f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done.")
+        elif line.statuses != "done":
+            notes.append(f"{clean(line.name)} was not run to its end: {clean(line.statuses)}.")
+    return notes

@@ -1,0 +1,124 @@
+"""Tables as text: for a terminal, as CSV, as Markdown."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from fedsim.compare.harmless import clean, for_csv, for_markdown
+from fedsim.compare.table import Cell, Column, Estimate, Table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def to_csv(table: Table) -> str:
+    """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
+    columns = in_full(table)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_plain(column.head) for column in columns])
+    for row in zip(*(column.cells for column in columns), strict=True):
+        writer.writerow([_plain(cell) for cell in row])
+    return out.getvalue()
+
+
+def to_markdown(table: Table, title: str = "") -> str:
+    """A table for each topic; columns in which no row has anything are left out."""
+    lines = [f"# {_escaped(title)}", ""] if title else []
+    for topic, columns in _by_topic(table):
+        lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
+        lines.append("| " + " | ".join(_escaped(column.head) for column in columns) + " |")
+        lines.append("|" + "|".join(" --- " if _is_text(column) else " ---: " for column in columns) + "|")
+        for row in zip(*([shown(cell, column) for cell in column.cells] for column in columns), strict=True):
+            lines.append("| " + " | ".join(_escaped(cell) for cell in row) + " |")
+        lines.append("")
+    return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
+
+
+def to_terminal(table: Table) -> "list[RenderableType]":
+    """What rich can print: a table for each topic, then the notes."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for topic, columns in _by_topic(table):
+        drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for column in columns:
+            drawn.add_column(Text(clean(column.head)), justify="left" if _is_text(column) else "right", overflow="fold")
+        for row in zip(*([shown(cell, column) for cell in column.cells] for column in columns), strict=True):
+            drawn.add_row(*(Text(cell) for cell in row))
+        parts.append(drawn)
+    return [*parts, *(Text(note) for note in table.notes)]
+
+
+def shown(cell: Cell, column: Column) -> str:
+    """A cell of a column for people: empty where there is nothing."""
+    if cell is None:
+        return ""
+    if isinstance(cell, Estimate):
+        mean = shown(cell.mean, column)
+        alone = cell.low is None or cell.low == cell.high
+        return mean if alone else f"{mean} ({shown(cell.low, column)} to {shown(cell.high, column)})"
+    if isinstance(cell, str):
+        return clean(cell)
+    sign = "+" if column.signed and cell > 0 else ""
+    if isinstance(cell, int):
+        return f"{sign}{cell}"
+    return sign + (_short_bytes(cell) if column.unit == "bytes" else f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
+
+
+def _short_bytes(size: float) -> str:
+    for letter, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(size) >= factor:
+            return f"{size / factor:.4g}{letter}"
+    return f"{size:.4g}"
+
+
+def _by_topic(table: Table) -> Iterator[tuple[str, list[Column]]]:
+    """Each topic with its columns, after those that say which row it is."""
+    who = [column for column in table.columns if not column.topic]
+    rest = [column for column in table.columns if column.topic]
+    order = list(dict.fromkeys(column.topic for column in rest))
+    rest.sort(key=lambda column: order.index(column.topic))  # stable: columns of a topic keep their order
+    if not rest:
+        yield "", who
+    for topic, columns in groupby(rest, key=lambda column: column.topic):
+        there = [column for column in columns if any(cell is not None for cell in column.cells)]
+        if there:
+            yield topic, [*who, *there]
+
+
+def _is_text(column: Column) -> bool:
+    return any(isinstance(cell, str) for cell in column.cells)
+
+
+def in_full(table: Table) -> list[Column]:
+    """All columns, those of estimates as three: mean, low, high."""
+    return [part for column in table.columns for part in _in_full(column)]
+
+
+def _in_full(column: Column) -> Sequence[Column]:
+    """A column of estimates as three: mean, low, high."""
+    if not column.over_seeds:
+        return [column]
+    whole = [(cell.mean, cell.low, cell.high) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
+    return [
+        Column(column.head + ending, tuple(cells[place] for cells in whole))
+        for place, ending in enumerate(("", " low", " high"))
+    ]
+
+
+def _plain(cell: Cell) -> str:
+    """A cell of CSV."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.12g}"
+    return for_csv(cell) if isinstance(cell, str) else str(cell)
+
+
+def _escaped(text: str) -> str:
+    return for_markdown(clean(text))

@@ -1,0 +1,301 @@
+"""Runs and studies for notebooks: tables as pandas frames, figures, and a summary that shows itself."""
+
+import html
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
+from fedsim.records import folder as files
+from fedsim.records.reading import RunFolder
+from fedsim.scenario import Scenario
+from fedsim.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from fedsim.compare.lines import Lines
+    from fedsim.compare.table import Figures, Table
+    from fedsim.study.plan import Study
+
+_OF_ONE = {
+    "timeline": "timeline:draw_timeline",
+    "stragglers": "stragglers:draw_stragglers",
+    "clusters": "clusters:draw_clusters",
+    "membership": "membership:draw_membership",
+    "similarity": "similarity:draw_similarity",
+    "embedding": "embedding:draw_embedding",
+    "split-tree": "split_tree:draw_split_tree",
+    "traffic": "traffic:draw_traffic",
+}
+_OF_SEVERAL = {
+    "accuracy": "accuracy:draw_accuracy",
+    "fairness": "fairness:draw_fairness",
+    "costs": "costs:draw_costs",
+    "traffic-compared": "traffic:draw_traffic_compared",
+    "traffic-purposes": "purposes:draw_purposes_compared",
+}
+
+
+def load_run(path: str | Path) -> "LoadedRun":
+    """A run that was made before.
+
+    Raises:
+        RunFolderError: there is no run, or, when it is looked at, a file is missing or damaged.
+    """
+    return LoadedRun(RunFolder(path))
+
+
+def load_study(path: str | Path) -> "LoadedStudy":
+    """A study that was made before, or is still being made: of its runs those that are done.
+
+    Raises:
+        RunFolderError: there is no study, or, when it is looked at, a file is missing or damaged.
+    """
+    return LoadedStudy(path)
+
+
+class LoadedRun:
+    """What a run has left. Tables are pandas frames, read when they are first asked for; times in s, sizes in bytes.
+
+    Args:
+        folder: where it is.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        return self.folder.summary
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        """What was run; running it gives the same run."""
+        try:
+            return Scenario(**self.folder.scenario)
+        except ScenarioError as error:
+            raise RunFolderError(f"{files.SCENARIO} of {str(self.path)!r} cannot be used by this fedsim: {error}") from None
+
+    @cached_property
+    def rounds(self) -> "pd.DataFrame":
+        """One row an aggregation: accuracy and loss on test data, who was selected and came through, bytes."""
+        return self._frame(files.ROUNDS)
+
+    @cached_property
+    def devices(self) -> "pd.DataFrame":
+        """One row a device: speed, links, samples, arrival and departure, group, times selected, accuracy."""
+        return self._frame(files.DEVICES)
+
+    @cached_property
+    def events(self) -> "pd.DataFrame":
+        """One row a record; ``data`` holds what a kind of record has besides the columns, as a dict."""
+        frame = self._frame(files.EVENTS)
+        parsed: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame["data"]]
+        return frame.assign(data=parsed)
+
+    @cached_property
+    def transfers(self) -> "pd.DataFrame":
+        """One row a message; ``payloads`` are its parts, [purpose, bytes] each."""
+        frame = self._frame(files.TRANSFERS)
+        return frame.assign(payloads=[json.loads(text) for text in frame["payloads"]])
+
+    def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
+        """Every model file's tensors, by file name without its ending and tensor name."""
+        return self.folder.models()
+
+    def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
+        """A picture of the run.
+
+        Args:
+            kind: such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
+            options: what the picture takes, see ``analysis``.
+
+        Raises:
+            FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
+        """
+        if kind in _OF_SEVERAL:
+            return _draw(_OF_SEVERAL, kind)([self.folder], **options)
+        return _draw(_OF_ONE | _OF_SEVERAL, kind)(self.folder, **options)
+
+    def __repr__(self) -> str:
+        return f"<fedsim run {str(self.path)!r}: {', '.join(f'{key} {value}' for key, value in self._facts().items())}>"
+
+    def _repr_html_(self) -> str:
+        return _as_html(f"run {self.path.name}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        summary = self.summary
+        accuracy, moved = summary["accuracy"], summary["bytes"]
+        best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
+        return {
+            "scenario": str(summary["name"]),
+            "strategy": str(summary["strategy"]),
+            "seed": str(summary["seed"]),
+            "status": f"{summary['status']} ({summary['stopped']})",
+            "rounds": str(summary["rounds"]),
+            "accuracy": best,
+            "simulated time": show_seconds(summary["simulated_s"]),
+            "moved": f"{show_bytes(moved['down'] + moved['up'])}, {show_bytes(moved['wasted'])} of it wasted",
+        }
+
+    def _frame(self, name: str) -> "pd.DataFrame":
+        import pandas as pd
+        import pyarrow as pa
+
+        whole: Mapping[Any, Any] = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}  # whole numbers, though some lack
+        frame: pd.DataFrame = self.folder.table(name).to_pandas(types_mapper=whole.get)
+        return frame
+
+
+class LoadedStudy:
+    """What a study has left, as far as it is.
+
+    Args:
+        path: the study's folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from fedsim.compare.lines import is_study
+
+        self.path = Path(path)
+        if not is_study(self.path):
+            raise RunFolderError(f"{str(self.path)!r} is not the folder of a study: it holds no study.toml")
+
+    @cached_property
+    def plan(self) -> "Study":
+        """What the study is: its variants, and each run's scenario."""
+        from fedsim.compare.lines import study_at
+
+        return study_at(self.path)
+
+    @cached_property
+    def table(self) -> "pd.DataFrame":
+        """The variants side by side: means over seeds, with the ends of their intervals."""
+        from fedsim.compare.table import compare_figures
+
+        return _to_frame(compare_figures(*self._figures))
+
+    @cached_property
+    def runs(self) -> "pd.DataFrame":
+        """One row a run."""
+        from fedsim.compare.table import runs_one_by_one
+
+        return _to_frame(runs_one_by_one(*self._figures))
+
+    @cached_property
+    def paired(self) -> "pd.DataFrame":
+        """Each variant against the baseline, seed by seed: a row a variant and measure."""
+        from fedsim.compare.table import pair_up
+
+        return _to_frame(pair_up(*self._figures, self.plan.spec.seeds))
+
+    def run(self, variant: str, seed: int | None = None) -> LoadedRun:
+        """One of its runs.
+
+        Args:
+            variant: its name; in a study with a grid with its place in it, as in ``variants``.
+            seed: which; by default the first.
+
+        Raises:
+            RunFolderError: the study has no such run, or it is not done.
+        """
+        seed = self.plan.spec.seeds[0] if seed is None else seed
+        if variant not in self.variants:
+            allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
+            raise RunFolderError(f"the study {str(self.path)!r} has no variant {variant!r}; {allowed}")
+        for run in self.plan.runs:
+            if run.variant.label == variant and run.scenario.seed == seed:
+                return load_run(self.path / run.folder)
+        raise RunFolderError(f"the study {str(self.path)!r} has no seed {seed}; allowed are {self.plan.spec.seeds}")
+
+    @property
+    def variants(self) -> list[str]:
+        """Its variants, at each point of the grid."""
+        return [variant.label for variant in self.plan.variants]
+
+    def figure(self, kind: str = "costs", **options: Any) -> "Figure":
+        """A picture of all its runs side by side.
+
+        Args:
+            kind: ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
+            options: what the picture takes, see ``analysis``.
+
+        Raises:
+            FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
+        """
+        return _draw(_OF_SEVERAL, kind)([run for line in self._lines.lines for run in line.runs], **options)
+
+    def __repr__(self) -> str:
+        return f"<fedsim study {str(self.path)!r}: {len(self.plan.variants)} variants, {len(self.plan.runs)} runs>"
+
+    def _repr_html_(self) -> str:
+        seeds = ", ".join(map(str, self.plan.spec.seeds))
+        done = f"{sum(len(line.runs) for line in self._lines.lines)} of {len(self.plan.runs)}"
+        facts = {"study": self.plan.spec.name, "variants": ", ".join(self.variants), "seeds": seeds, "runs that are done": done}
+        return _as_html(f"study {self.path.name}", facts)
+
+    @cached_property
+    def _lines(self) -> "Lines":
+        from fedsim.compare.lines import read_lines
+
+        return read_lines([self.path])
+
+    @cached_property
+    def _figures(self) -> "tuple[Lines, Figures, list[float]]":
+        from fedsim.compare.measures import measure
+
+        targets = self.plan.spec.target
+        return self._lines, [[measure(run, targets) for run in line.runs] for line in self._lines.lines], targets
+
+
+def _draw(known: Mapping[str, str], kind: str) -> "Callable[..., Figure]":
+    """The function that draws a kind of picture."""
+    if kind not in known:
+        raise FedsimError(f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}")
+    module, _, name = known[kind].partition(":")
+    try:
+        draw: Callable[..., Figure] = getattr(import_module(f"analysis.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise FedsimError(
+            f"figures are drawn by the package 'analysis' of fedsim's repository, which cannot be imported here: {error}"
+        ) from None
+    return draw
+
+
+def _to_frame(table: "Table") -> "pd.DataFrame":
+    import pandas as pd
+
+    from fedsim.compare.text import in_full
+
+    frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
+    nowhere = [head for head in frame if frame[head].isna().all()]
+    return frame.astype(dict.fromkeys(nowhere, float))
+
+
+def _as_html(title: str, facts: Mapping[str, str]) -> str:
+    """A small table; what it shows may come from files of any origin."""
+    left = 'style="text-align:left"'
+    rows = "".join(
+        f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(_short(value))}</td></tr>"
+        for key, value in facts.items()
+    )
+    return f"<table><caption>{html.escape(_short(title))}</caption>{rows}</table>"
+
+
+def _short(text: str) -> str:
+    from fedsim.compare.harmless import clean
+
+    return clean(text, 400)

@@ -1,0 +1,119 @@
+"""A study from its plan to its tables: refuse what can be refused, run what has not been run, and compare."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.errors import FedsimError, ScenarioError
+from fedsim.simulation import Simulation
+from fedsim.study import folder as files
+from fedsim.study.folder import State
+from fedsim.study.plan import PlannedRun, Study
+from fedsim.study.pool import Ended, Listener, Order, Pool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a study.
+
+    Attributes:
+        folder: where it is.
+        ended: how each run ended that was still to be done, in the study's order.
+    """
+
+    folder: Path
+    ended: tuple[Ended, ...]
+
+    @property
+    def failed(self) -> list[Ended]:
+        """The runs that failed."""
+        return [run for run in self.ended if run.status == "failed"]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a run was left unfinished, to be gone on with."""
+        return any(run.status == "interrupted" for run in self.ended)
+
+
+class Conductor:
+    """Carries a study out. Building it refuses whatever can be refused, and writes nothing.
+
+    Args:
+        study: what to run.
+        out: the study's folder, a new one or one that an earlier call has begun.
+        workers: how many runs at a time; by default one a core.
+
+    Attributes:
+        states: how far each of the study's runs was before.
+
+    Raises:
+        ScenarioError, DataError: a run cannot be done; the message names its variant.
+        RunFolderError: the folder cannot be used, or holds runs of other scenarios.
+    """
+
+    def __init__(self, study: Study, out: Path, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
+        files.refuse_unusable(out)
+        self.study, self.out = study, out
+        self.workers = workers or os.cpu_count() or 1
+        self.states: list[State] = files.states(out, study)
+        for run in _firsts([run for run, state in zip(study.runs, self.states, strict=True) if state != "done"]):
+            _try_to_build(run)
+        self._pool: Pool | None = None
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        """Let the runs under way save themselves, and begin no other. Safe in a signal's handler."""
+        self._interrupted = True
+        if self._pool is not None:
+            self._pool.interrupt()
+
+    def run(self, listener: Listener) -> Outcome:
+        """Run what has not been run, then write the tables, of as many runs as there are if some failed.
+
+        Args:
+            listener: who is told how it goes.
+
+        Raises:
+            RunFolderError: the folder cannot be written, or another process works in it.
+        """
+        from fedsim.compare.study import write_tables
+
+        with files.locked(self.out) as lock:
+            self.states = files.states(self.out, self.study)  # the workers of a killed study may have ended meanwhile
+            files.write_study(self.out, self.study)
+            orders = self._orders()
+            listener.begin(orders, len(self.states) - len(orders))
+            self._pool = Pool(self.workers, listener, lock)
+            if self._interrupted:
+                self._pool.interrupt()
+            outcome = Outcome(self.out, tuple(self._pool.run(orders)))
+            if not outcome.interrupted:
+                write_tables(self.out)
+        return outcome
+
+    def _orders(self) -> list[Order]:
+        runs = zip(self.study.runs, self.states, strict=True)
+        return [
+            Order(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
+            for run, state in runs
+            if state != "done"
+        ]
+
+
+def _firsts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The first run of each variant."""
+    first: dict[str, PlannedRun] = {}
+    for run in runs:
+        first.setdefault(run.variant.label, run)
+    return list(first.values())
+
+
+def _try_to_build(run: PlannedRun) -> None:
+    """Build a run's world, data and strategy, without what learns, and drop it."""
+    try:
+        Simulation(run.scenario.model_copy(update={"learning": "off"}))
+    except FedsimError as error:
+        raise type(error)(f"variant {run.variant.label!r}: {error}") from None

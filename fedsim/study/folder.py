@@ -1,0 +1,134 @@
+"""What a study leaves on disk, and what of an earlier one can be gone on with.
+
+::
+
+    study.toml                       the study as one file that needs no other
+    runs/VARIANT/seed-N/             run folders
+    compare.csv, compare.md          the variants side by side
+    paired.csv                       each variant against the baseline, seed by seed
+    runs.csv                         the runs side by side
+"""
+
+import json
+import os
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+from fedsim.study.changes import first_difference
+from fedsim.study.plan import RUNS, Study
+
+STUDY = "study.toml"
+State = Literal["done", "resume", "anew", "new"]
+
+_LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
+
+
+def refuse_unusable(path: Path) -> None:
+    """Look whether a study can be kept at ``path``, and change nothing.
+
+    Raises:
+        RunFolderError: it holds files that are not of a study, is no folder, or cannot be written.
+    """
+    if not (path / STUDY).is_file():
+        files.refuse_unusable(path)
+    elif not os.access(path, os.W_OK | os.X_OK):
+        raise RunFolderError(f"--out {str(path)!r} holds a study, but you may not write to it")
+
+
+def states(path: Path, study: Study) -> list[State]:
+    """How far each run of a study is at ``path``: done, to be resumed, to be done anew, or not begun.
+
+    Raises:
+        RunFolderError: there are runs that are not this study's, or of other scenarios.
+    """
+    planned = {path / run.folder for run in study.runs}
+    for there in sorted((path / RUNS).glob("*/seed-*")):
+        if there not in planned:
+            raise RunFolderError(
+                f"--out {str(path)!r} holds {str(there.relative_to(path))!r}, no run of this study; give another folder"
+            )
+    return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
+
+
+def state_of(folder: Path, scenario: str) -> State:
+    """How far the run of a scenario (as TOML) is in its folder.
+
+    Raises:
+        RunFolderError: the folder holds something else.
+    """
+    if not folder.exists():
+        return "new"
+    try:
+        there = (folder / files.SCENARIO).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        if [entry.name for entry in folder.iterdir() if entry.name != f"{files.SCENARIO}.writing"]:
+            raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
+        return "anew"
+    if there != scenario:
+        raise RunFolderError(
+            f"{str(folder)!r} holds a run of another scenario: {_difference(there, scenario)}; "
+            "give another folder, or remove that run"
+        )
+    if run_status(folder) == "done":
+        return "done"
+    return "resume" if (folder / "checkpoint").is_dir() else "anew"
+
+
+def run_status(folder: Path) -> str | None:
+    """How the run in a folder ended; None where that cannot be read: it has not."""
+    try:
+        return str(json.loads((folder / files.SUMMARY).read_text(encoding="utf-8"))["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _difference(before: str, now: str) -> str:
+    try:
+        return first_difference(tomllib.loads(before), tomllib.loads(now))
+    except tomllib.TOMLDecodeError:
+        return f"its {files.SCENARIO} is damaged"
+
+
+def write_study(path: Path, study: Study) -> None:
+    """Write what the study is."""
+    files.write_text(path / STUDY, study.to_toml())
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[list[int]]:
+    """Make the folder, and keep other processes from working in it; gives the file descriptors that hold the lock.
+
+    Who inherits one holds the lock too. Where the system has no such locks, nothing is locked.
+
+    Raises:
+        RunFolderError: the system refuses, or another process works there.
+    """
+    try:
+        (path / RUNS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield []
+        return
+    descriptor = os.open(path / RUNS, os.O_RDONLY)
+    try:
+        end = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise RunFolderError(f"another process works on the study in {str(path)!r}; wait, or end it") from None
+                time.sleep(0.1)
+        yield [descriptor]
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,134 @@
+"""A process that carries out runs one after another, as its parent orders.
+
+Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGTERM interrupts the run
+under way, which saves itself; so does the end of standard input, which means that the parent is gone.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from fedsim.errors import CheckpointError, FedsimError
+from fedsim.executors.inline import Inline
+from fedsim.progress import share_done
+from fedsim.runner import Job
+from fedsim.scenario import Scenario
+from fedsim.simulation import Record
+
+_NEWS_EVERY_S = 0.25
+_ORPHAN_LIVES_S = 10.0  # a run that cannot be interrupted within this time dies with its parent
+
+
+class Worker:
+    """Takes orders until there are no more.
+
+    Args:
+        say: sends news to the parent.
+    """
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self._job: Job | None = None
+        self._stopping = False
+
+    def stop(self, *_: object) -> None:
+        """Interrupt the run under way, and begin no other."""
+        self._stopping = True
+        if self._job is not None:
+            self._job.interrupt()
+
+    def carry_out(self, order: Mapping[str, Any]) -> None:
+        """Do one run, and say how it ended."""
+        try:
+            summary = self._run(order)
+        except Exception as error:
+            text = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
+            self._say(event="ended", status="failed", error=text)
+        else:
+            shown = {key: summary[key] for key in ("status", "wall_s")} if summary else {"status": "interrupted"}
+            self._say(event="ended", accuracy=summary["accuracy"]["best"] if summary else None, **shown)
+        finally:
+            self._job = None
+            gc.collect()  # a run's objects point at each other
+
+    def _run(self, order: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if self._stopping:
+            return None
+        scenario, folder = Scenario(**tomllib.loads(order["scenario"])), Path(order["folder"])
+        job = self._prepare(scenario, folder, order["how"])
+        job.simulation.listen(_News(scenario, self._say).take)
+        self._job = job
+        if self._stopping:  # asked while the run was being built
+            job.interrupt()
+        return asyncio.run(job.execute()).summary
+
+    def _prepare(self, scenario: Scenario, folder: Path, how: str) -> Job:
+        if how == "resume":
+            try:
+                return Job(scenario, folder, Inline(), resume=True)
+            except CheckpointError as error:
+                self._say(event="note", text=f"begins anew: {error}")
+                how = "anew"
+        if how == "anew":
+            shutil.rmtree(folder)
+        return Job(scenario, folder, Inline())
+
+
+class _News:
+    """Says now and then how far a run is."""
+
+    def __init__(self, scenario: Scenario, say: Callable[..., None]) -> None:
+        self._stop, self._say = scenario.stop, say
+        self._rounds = 0
+        self._said = time.perf_counter()
+
+    def take(self, record: Record) -> None:
+        """Note a record."""
+        if record.kind == "round":
+            self._rounds = record.fields["round"] + 1
+        now = time.perf_counter()
+        if now - self._said >= _NEWS_EVERY_S:
+            self._said = now
+            self._say(event="progress", share=share_done(self._stop, self._rounds, record.time))
+
+
+def main() -> None:
+    """Take orders from standard input."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a strategy of the user's prints must not be taken for news
+
+    def say(**news: Any) -> None:
+        try:
+            out.write(json.dumps(news) + "\n")
+            out.flush()
+        except BrokenPipeError:  # the parent is gone; the end of standard input says so too
+            pass
+
+    worker = Worker(say)
+    signal.signal(signal.SIGTERM, worker.stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to pass on
+    orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    while (order := orders.get()) is not None:
+        worker.carry_out(order)
+
+
+def _listen(orders: "SimpleQueue[Mapping[str, Any] | None]") -> None:
+    """Pass orders on until standard input ends; then end the run under way, in its own thread, as a SIGTERM would."""
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    orders.put(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_LIVES_S)
+    os._exit(1)

@@ -1,0 +1,208 @@
+"""Comparisons as people and programs read them."""
+
+import csv
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+from fedsim.compare.harmless import clean, for_csv, for_markdown
+from fedsim.compare.lines import read_lines
+from fedsim.records.reading import RunFolder
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["compare", *(str(word) for word in words)])
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_runs_side_by_side(runs: dict[str, Path]) -> None:
+    result = call(*runs.values(), "--csv", "--target", "0.2", "--target", "0.4")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("run,strategy,seed,rounds")
+    fedavg, flexcfl, pooled, off = rows_of(result.output)
+    assert [row["run"] for row in (fedavg, flexcfl, pooled, off)] == list(runs)
+    summary = RunFolder(runs["flexcfl"]).summary
+    assert float(flexcfl["traffic (bytes)"]) == summary["bytes"]["down"] + summary["bytes"]["up"]
+    assert float(fedavg["traffic to first (ratio)"]) == 1
+    ratio = float(flexcfl["traffic (bytes)"]) / float(fedavg["traffic (bytes)"])
+    assert float(flexcfl["traffic to first (ratio)"]) == pytest.approx(ratio)
+    assert (fedavg["migrations"], pooled["simulated time (s)"], off["final accuracy (0-1)"]) == ("", "", "")
+    assert {"rounds to target 0.2", "time to target 0.4 (s)"} <= set(fedavg)
+    shown = call(*runs.values(), "--target", "0.2").output
+    assert "rounds to target 0.2" in shown
+    assert "\x1b" not in shown
+
+
+def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
+    paths = (runs["fedavg"], runs["flexcfl"])
+    fedavg, flexcfl = rows_of(call(*paths, "--csv", "--baseline", "flexcfl").output)
+    assert float(flexcfl["compute to baseline (ratio)"]) == 1
+    assert 0 < float(fedavg["compute to baseline (ratio)"]) < 1
+    paper = rows_of(call(*paths, "--csv", "--ledger", "paper").output)
+    assert float(paper[1]["traffic (bytes)"]) == RunFolder(runs["flexcfl"]).summary["bytes"]["paper"]
+    result = call(*paths, "--baseline", "flexclf")
+    assert result.exit_code == 2
+    assert result.output == "fedsim: --baseline is 'flexclf'; allowed are fedavg, flexcfl (did you mean 'flexcfl'?)\n"
+
+
+def test_files(runs: dict[str, Path], tmp_path: Path) -> None:
+    path = runs["fedavg"]
+    assert call(path, "--out", tmp_path / "t.csv").output == ""
+    assert (tmp_path / "t.csv").read_text() == call(path, "--csv").output
+    assert call(path, "--out", tmp_path / "t.md").exit_code == 0
+    assert (tmp_path / "t.md").read_text() == call(path, "--markdown").output
+    assert call(path, "--markdown", "--out", tmp_path / "t.txt").exit_code == 0
+    assert (tmp_path / "t.txt").read_text() == call(path, "--markdown").output
+    for words in (("--out", tmp_path / "t.xls"), ("--out", tmp_path / "none" / "t.csv"), ("--out", tmp_path)):
+        result = call(path, *words)
+        assert result.exit_code == 2, result.output
+        assert "Traceback" not in result.output
+    assert "ends in .csv or .md" in call(path, "--out", tmp_path / "t.xls").output
+
+
+def test_a_study(study: Path) -> None:
+    rows = rows_of(call(study, "--csv").output)
+    assert rows == rows_of((study / "compare.csv").read_text())
+    assert [(row["variant"], row["share"], row["runs"]) for row in rows] == [
+        (name, share, "3") for share in ("0.0", "0.5") for name in ("fedavg", "flexcfl", "centralised")
+    ]
+    for row in rows:
+        low, mean, high = (float(row[f"final accuracy (0-1){end}"]) for end in (" low", "", " high"))
+        assert low <= mean <= high
+    assert rows[0]["time to target 1 (s)"] == rows[0]["migrations"] == rows[2]["traffic (bytes)"] == ""
+    assert rows[0]["traffic to baseline (ratio)"] == rows[3]["traffic to baseline (ratio)"] == "1"
+    shown = call(study).output
+    assert "cost, difference to the baseline" in shown
+    assert "The baseline is fedavg." in shown
+
+
+def test_pairs_are_of_the_same_world(study: Path) -> None:
+    """The difference of each seed is that of the two runs with this seed at the same point of the grid."""
+    runs = {(row["variant"], row["share"], row["seed"]): row for row in rows_of((study / "runs.csv").read_text())}
+    paired = rows_of((study / "paired.csv").read_text())
+    assert {(row["variant"], row["share"]) for row in paired} == {
+        (name, share) for name in ("flexcfl", "centralised") for share in ("0.0", "0.5")
+    }
+    for row in paired:
+        head = f"{row['measure']} ({row['unit']})" if row["unit"] else row["measure"]
+        pairs = [[runs[name, row["share"], str(seed)][head] for name in (row["variant"], "fedavg")] for seed in (1, 2, 3)]
+        known = [float(own) - float(base) for own, base in pairs if own and base]
+        assert [float(row[f"seed {seed}"]) for seed in (1, 2, 3) if row[f"seed {seed}"]] == pytest.approx(known)
+        assert int(row["pairs"]) == len(known)
+        if len(known) == 3:
+            assert float(row["mean difference"]) == pytest.approx(sum(known) / 3)
+            assert [float(row["low"]), float(row["high"])] == pytest.approx([min(known), max(known)])  # of three
+        else:
+            assert row["mean difference"] == row["low"] == row["high"] == ""
+
+
+def test_studies_and_runs_together(study: Path, runs: dict[str, Path]) -> None:
+    rows = rows_of(call(study, runs["fedavg"], "--csv", "--baseline", "flexcfl").output)
+    assert [row["variant"] for row in rows][-1] == "fedavg"
+    assert rows[1]["traffic to baseline (ratio)"] == rows[4]["traffic to baseline (ratio)"] == "1"
+    assert rows[-1]["traffic to baseline (ratio)"] == ""  # the study's variant is of other worlds
+
+
+def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    shutil.copytree(runs["fedavg"], tmp_path / "other" / "fedavg")
+    names = [
+        line.name for line in read_lines([runs["fedavg"], tmp_path / "other" / "fedavg", runs["fedavg"], runs["off"]]).lines
+    ]
+    assert len(set(names)) == 4
+    assert (names[1], names[3]) == ("other/fedavg", "off")
+
+
+def test_damaged_folders_end_with_2(runs: dict[str, Path], study: Path, tmp_path: Path) -> None:
+    for name, content in (("summary.json", b"{}"), ("summary.json", b"[1]"), ("rounds.parquet", b"x"), ("scenario.toml", b"=")):
+        broken = tmp_path / "broken"
+        shutil.copytree(runs["fedavg"], broken)
+        (broken / name).write_bytes(content)
+        result = call(broken, runs["off"])
+        assert result.exit_code == 2, (name, result.output)
+        assert name in result.output
+        assert "Traceback" not in result.output
+        shutil.rmtree(broken)
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.toml").write_text("seeds = 3")
+    assert call(tmp_path / "study").exit_code == 2
+    assert call(tmp_path).exit_code == 2
+    assert call().exit_code == 2
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"quoted\", 'twice'",
+    "two\nlines\r\n| and | pipes |",
+    "\x1b[31mred\x1b[0m \x07\x9b31m \u202egnirts",
+    '=HYPERLINK("http://x")',
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\t=1",
+    "x" * 10_000,
+    "[red]markup[/red] [/]",
+    "*bold* _it_ `code` [link](x) # head ~~no~~ $x$ \\",
+    "\ud800",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    """In place of a strategy's name, which is shown in every form, and is whatever a summary says."""
+    run = tmp_path / "run"
+    shutil.copytree(runs["off"], run)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"strategy": name, "name": name, "status": name}))
+    for words in ((), ("--csv",), ("--markdown",)):
+        result = call(run, *words)
+        assert result.exit_code == 0, result.output
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", result.output)
+        assert max(map(len, result.output.splitlines())) < 2000
+    rows = list(csv.reader(io.StringIO(call(run, "--csv").output)))
+    assert len(rows) == 2
+    assert len(rows[0]) == len(rows[1])
+    assert rows[1][1][:1] not in ("=", "+", "-", "@", "\t")
+    text = call(run, "--markdown").output
+    assert "<script>" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table[:3]}) == 1
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_variants(name: str, tmp_path: Path) -> None:
+    """A study whose variant and own name are hostile: its folders and tables are not."""
+    import tomli_w
+
+    if "\ud800" in name or not name.strip() or len(name) > 200:
+        pytest.skip("no TOML file, or no study, can say this")
+    base: dict[str, Any] = {"learning": "off", "population": {"devices": 3}, "stop": {"rounds": 1}}
+    base["strategy"] = {"kind": "fedavg", "clients_per_round": 2}
+    tables = {"name": name, "base": base | {"name": name}, "variants": {name: {}}, "baseline": name}
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(tables))
+    from fedsim.study.conduct import Conductor
+    from fedsim.study.plan import read_study
+
+    conductor = Conductor(read_study(tmp_path / "s.toml"), tmp_path / "out")
+    (run,) = conductor.study.runs
+    assert re.fullmatch(r"runs/[A-Za-z0-9][\w.=,+-]*/seed-1", run.folder.as_posix(), re.ASCII)
+
+
+def test_names_are_cut_in_the_middle() -> None:
+    assert clean("a" * 50 + "b" * 50) == "a" * 40 + "…" + "b" * 39
+    assert len(clean("x" * 81)) == 80
+    assert clean("x" * 80) == "x" * 80
+    assert clean(" a\n\nb ") == "a b"
+    assert for_csv("=1") == "'=1"
+    assert for_markdown("a|b<c>") == r"a\|b&lt;c&gt;"

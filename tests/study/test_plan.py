@@ -1,0 +1,130 @@
+"""Study files: what they may say, and the runs that follow from them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.errors import ScenarioError
+from fedsim.study.plan import read_study, safe_name
+from tests.study.conftest import write
+
+
+def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["grid"] = {"population.jitter": [0.0, 0.2], "training.lr": [0.1]}
+    study = read_study(write(tmp_path / "s.toml", tables))
+    assert [(run.variant.name, run.scenario.population.jitter, run.scenario.seed) for run in study.runs] == [
+        (name, jitter, seed) for seed in (1, 2) for jitter in (0.0, 0.2) for name in ("fedavg", "fedprox")
+    ]
+    assert study.runs[1].folder == Path("runs/fedprox,jitter=0.0,lr=0.1/seed-1")
+    assert [run.scenario.strategy.kind for run in study.runs[:2]] == ["fedavg", "fedprox"]
+    assert study.runs[1].scenario.strategy.deadline == 30.0  # type: ignore[attr-defined]  # said once, in the base
+    baseline = study.baseline_of(study.variants[3])
+    assert baseline == study.variants[2]
+    assert study.baseline_of(study.variants[2]) is None
+
+
+def test_the_resolved_file_is_the_same_study_and_needs_no_other(tables: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "base.toml", tables["base"] | {"seed": 77})
+    (tmp_path / "elsewhere").mkdir()
+    tables |= {
+        "base": "../base.toml",
+        "target": 0.3,
+        "references": ["local", "centralised"],
+        "grid": {"training.lr": [0.1, 0.2]},
+    }
+    study = read_study(write(tmp_path / "elsewhere" / "s.toml", tables), ["stop.rounds=2"])
+    (tmp_path / "again.toml").write_text(study.to_toml())
+    again = read_study(tmp_path / "again.toml")
+    assert again.runs == study.runs
+    assert again.to_toml() == study.to_toml()
+    assert {run.scenario.stop.rounds for run in study.runs} == {2}
+    assert {run.scenario.seed for run in study.runs} == {1, 2}
+
+
+def refused(tables: dict[str, Any], tmp_path: Path) -> str:
+    with pytest.raises(ScenarioError) as raised:
+        read_study(write(tmp_path / "wrong.toml", tables))
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seedz": [1]}, "the study has the unknown key 'seedz'; allowed are name, base, seeds"),
+        ({"seedz": [1]}, "did you mean 'seeds'?"),
+        ({"seeds": []}, "seeds is []"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1] are not different"),
+        ({"seeds": [-1]}, "seeds: [-1] are not"),
+        ({"seeds": ["a"]}, "seeds.0 is 'a'"),
+        ({"baseline": "fedagv"}, "'baseline' is 'fedagv'; allowed are fedavg, fedprox (did you mean 'fedavg'?)"),
+        ({"target": [1.5]}, "target: 1.5 is no accuracy"),
+        ({"target": "high"}, "target is 'high'"),
+        ({"references": ["centralized"]}, "did you mean 'centralised'?"),
+        ({"references": ["local", "local"]}, "names one of them twice"),
+        ({"variants": {}, "baseline": "x"}, "a study needs a variant"),
+        ({"variants": {" ": {}}}, "a variant's name has 1 characters"),
+        ({"variants": {"fedavg": {"seed": 3}}}, "'fedavg' has a seed of its own"),
+        ({"variants": {"fedavg": {"strategy.kind": "fedavgg"}}}, "variant 'fedavg': strategy.kind is 'fedavgg'"),
+        ({"variants": {"fedavg": {"training.lrr": 1.0}}}, "variant 'fedavg': training has the unknown key 'lrr'"),
+        ({"variants": {"fedavg": 3}}, "variants.fedavg is 3"),
+        ({"grid": {"seed": [1, 2]}}, "'seed' is no key of a grid"),
+        ({"grid": {"training.lr": []}}, "'training.lr' has the values []"),
+        ({"grid": {"training.lr": [0.1, 0.1]}}, "different ones"),
+        ({"grid": {"training.lr": 0.1}}, "grid.training.lr is 0.1"),
+        ({"grid": {"training.lr": [0.1, "x"]}}, "variant 'fedavg, lr=x': training.lr is 'x'"),
+        ({"grid": {"training.lr": [float(n) for n in range(60_000)]}}, "at most 100000 are allowed"),
+        ({"base": 3}, "base"),
+        ({"base": {"population": 3}}, "variant 'fedavg': population is 3"),
+        ({"base": "nowhere.toml"}, "cannot be read: No such file"),
+        ({"base": {"strategy": {"kind": 5}}, "references": ["local"], "variants": {}, "baseline": "local"}, "must be a name"),
+        ({"references": ["centralised"], "base": {"learning": "off"}}, "'centralised' has no meaning with learning"),
+        ({"references": ["centralised"], "base": {"drift": {"kind": "rotation"}}}, "no meaning with drift.kind 'rotation'"),
+        ({"references": ["centralised"], "base": {"stop": {"simulated_time": "1 h"}}}, "needs stop.rounds"),
+        ({"references": ["local"], "variants": {"local": {}}, "baseline": "local"}, "both a variant and one of the references"),
+    ],
+)
+def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    assert says in refused(tables | change, tmp_path)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text("base = ")
+    with pytest.raises(ScenarioError, match="is not valid TOML"):
+        read_study(tmp_path / "s.toml")
+    with pytest.raises(ScenarioError, match="base is missing"):
+        read_study(write(tmp_path / "s.toml", {"variants": {"a": {}}}))
+
+
+HOSTILE = [
+    "../../etc",
+    "/",
+    ".",
+    "..",
+    "a/b",
+    "CON\n",
+    "<script>alert(1)</script>",
+    "\x1b[31mred",
+    "=1+1",
+    "x" * 10_000,
+    "-rf",
+    "é",
+    "",
+]
+
+
+def test_folders_have_harmless_names_that_differ() -> None:
+    folders = [safe_name(name) for name in [*HOSTILE, *(name + " " for name in HOSTILE)]]
+    assert len({folder.lower() for folder in folders}) == len(folders)
+    for folder in folders:
+        assert folder.isascii()
+        assert folder[0].isalnum()
+        assert len(folder) < 80
+        assert not set(folder) & set('/\\:*?"<>|\n\x1b ')
+    assert safe_name("flexcfl, share=0.3") == "flexcfl,share=0.3"
+
+
+def test_variants_that_would_share_a_folder_are_refused(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["variants"] = {"fedavg": {}, "FedAvg": {}}  # one folder on some systems
+    assert "would share a folder" in refused(tables, tmp_path)

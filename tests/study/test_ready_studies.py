@@ -1,0 +1,43 @@
+"""The studies that come with the project: each can be run, and they cover what they say."""
+
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.strategies import REGISTRY
+from fedsim.study.conduct import Conductor
+from fedsim.study.plan import read_study
+
+HERE = Path(__file__).resolve().parents[2] / "scenarios" / "studies"
+STUDIES = sorted(path.name for path in HERE.glob("*.toml") if not path.stem.endswith("base"))
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if "mnist" not in name])
+def test_every_run_can_be_built(name: str, tmp_path: Path) -> None:
+    conductor = Conductor(read_study(HERE / name), tmp_path / "out")
+    assert set(conductor.states) == {"new"}
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_all_variants_meet_the_same_worlds(name: str) -> None:
+    """But for who is not trained in them; and what shifts does so at simulated times, whatever a strategy's rounds are."""
+    study = read_study(HERE / name)
+    assert study.spec.baseline == "fedavg"
+    assert len(study.spec.seeds) >= 3
+    for point in {variant.point for variant in study.variants}:
+        runs = [run for run in study.runs if run.variant.point == point and run.variant.name != "centralised"]
+        for part in ("data", "model", "training", "population", "network", "drift"):
+            assert len({repr(getattr(run.scenario, part)) for run in runs}) == 1
+        assert all(run.scenario.drift is None or run.scenario.drift.at.every is not None for run in runs)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["communication.toml", "communication_mnist.toml"])
+def test_communication_is_of_all_strategies(name: str) -> None:
+    assert {run.scenario.strategy.kind for run in read_study(HERE / name).runs} == set(REGISTRY)
+
+
+def test_the_bases_are_scenarios() -> None:
+    for path in HERE.glob("*base.toml"):
+        assert isinstance(fedsim.load(path), fedsim.Scenario)

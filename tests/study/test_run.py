@@ -1,0 +1,290 @@
+"""Studies that are really run: as the command line does it, stopped in any way, and gone on with."""
+
+import csv
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.cli import main
+from tests.study.conftest import write
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def start(*words: str | Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", "from fedsim.cli import main; main()", "study", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def tables_of(out: Path) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in TABLES}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def states(study: Path, out: Path) -> list[str]:
+    return [line.split()[0] for line in call("study", study, "--out", out, "--dry-run").output.splitlines()]
+
+
+def summaries(out: Path) -> dict[str, dict[str, Any]]:
+    found = {path.parent: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/summary.json"))}
+    return {str(path.relative_to(out)): summary for path, summary in found.items()}
+
+
+def test_a_study_from_beginning_to_end(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    listed = call("study", study_file, "--out", out, "--dry-run")
+    assert listed.exit_code == 0
+    assert [line.split() for line in listed.output.splitlines()] == [
+        ["new", f"runs/{name}/seed-{seed}"] for seed in (1, 2) for name in ("fedavg", "fedprox")
+    ]
+    assert not out.exists()
+
+    done = call("study", study_file, "--out", out, "--workers", "2")
+    assert done.exit_code == 0, done.output
+    assert "4/4" in done.stderr
+    assert "final accuracy (0-1)" in done.stdout
+    assert {path.name for path in out.iterdir()} == {"study.toml", "runs", *TABLES}
+    assert {summary["status"] for summary in summaries(out).values()} == {"done"}
+
+    alone = fedsim.run(fedsim.load(out / "runs/fedprox/seed-2/scenario.toml"), tmp_path / "alone", executor="inline")
+    assert summaries(out)["runs/fedprox/seed-2"]["events_sha256"] == alone.summary["events_sha256"]
+    assert summaries(out)["runs/fedprox/seed-2"]["models_sha256"] == alone.summary["models_sha256"]
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
+    again = call("study", study_file, "--out", out, "--quiet")
+    assert (again.exit_code, again.output) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")} == before
+    assert states(study_file, out) == ["done"] * 4
+
+    say_what_the_runs_say(out)
+
+
+def say_what_the_runs_say(out: Path) -> None:
+    said = summaries(out)
+    first, second = (said[f"runs/fedprox/seed-{seed}"]["accuracy"]["final"] for seed in (1, 2))
+    base = [said[f"runs/fedavg/seed-{seed}"]["accuracy"]["final"] for seed in (1, 2)]
+    fedavg, fedprox = rows_of(out / "compare.csv")
+    assert (fedavg["variant"], fedprox["variant"], fedprox["runs"]) == ("fedavg", "fedprox", "2")
+    assert float(fedprox["final accuracy (0-1)"]) == pytest.approx((first + second) / 2)
+    assert float(fedprox["final accuracy (0-1) low"]) == pytest.approx(
+        min(first, second)
+    )  # of two seeds: from one to the other
+    assert float(fedprox["final accuracy (0-1) high"]) == pytest.approx(max(first, second))
+    (paired,) = [row for row in rows_of(out / "paired.csv") if row["measure"] == "final accuracy"]
+    differences = [first - base[0], second - base[1]]
+    assert (paired["variant"], paired["baseline"], paired["pairs"]) == ("fedprox", "fedavg", "2")
+    assert [float(paired["seed 1"]), float(paired["seed 2"])] == pytest.approx(differences)
+    assert float(paired["mean difference"]) == pytest.approx(sum(differences) / 2)
+    assert [float(paired["low"]), float(paired["high"])] == pytest.approx(sorted(differences))
+    runs = rows_of(out / "runs.csv")
+    assert [(row["variant"], row["seed"]) for row in runs] == [
+        ("fedavg", "1"),
+        ("fedavg", "2"),
+        ("fedprox", "1"),
+        ("fedprox", "2"),
+    ]
+    assert float(runs[2]["final accuracy (0-1)"]) == pytest.approx(first)
+    assert runs[0]["migrations"] == ""  # no groups: nothing, and not 0
+
+
+@pytest.fixture
+def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
+    """Runs that take a second or two, saved on the way."""
+    tables["base"] |= {"stop": {"rounds": 100}, "checkpoint": {"rounds": 10}, "evaluation": {"every": 50}}
+    return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
+
+
+def checkpoints(out: Path) -> set[Path]:
+    return set(out.glob("runs/*/*/checkpoint/0*/manifest.json"))
+
+
+def wait_for(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 90
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes whose parent is ``pid``."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def test_killed_and_interrupted_studies_go_on_to_the_same_tables(slow_study: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert call("study", slow_study, "--out", whole, "--quiet").exit_code == 0
+
+    killed = start(slow_study, "--out", out, "--workers", "2")
+    wait_for(lambda: checkpoints(out), killed)
+    workers = workers_of(killed.pid)
+    killed.kill()
+    killed.communicate()
+    assert len(workers) == 2
+
+    before = checkpoints(out)
+    stopped = start(slow_study, "--out", out, "--workers", "2")
+    wait_for(lambda: checkpoints(out) - before, stopped)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]  # the lock was free, so they are gone
+    stopped.send_signal(signal.SIGTERM)
+    output, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130, (output, errors)
+    assert "Traceback" not in errors
+    assert not (out / "compare.csv").exists()
+    assert "resume" in states(slow_study, out)
+
+    assert call("study", slow_study, "--out", out, "--quiet", "--workers", "1").exit_code == 0
+    assert tables_of(out) == tables_of(whole)
+    for path, summary in summaries(out).items():
+        for key in ("events", "events_sha256", "models_sha256", "bytes", "accuracy"):
+            assert summary[key] == summaries(whole)[path][key]
+        assert call("audit", out / path).exit_code == 0
+
+
+def test_ctrl_c_saves_the_runs_and_ends_with_130(slow_study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
+    wait_for(lambda: checkpoints(out), process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert {summary["status"] for summary in summaries(out).values()} == {"interrupted"}
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["variants"] |= {
+        "fails": {"strategy.kind": "tests.study.strategies:Fails"},
+        "dies": {"strategy.kind": "tests.study.strategies:Dies"},
+    }
+    tables["seeds"], tables["base"]["learning"] = [1], "off"
+    study, out = write(tmp_path / "s.toml", tables), tmp_path / "out"
+    done = call("study", study, "--out", out, "--workers", "2")
+    assert done.exit_code == 1
+    assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in done.stderr
+    assert "fedsim: dies, seed 1 failed: its process ended with signal 9" in done.stderr
+    assert "Of fails 0 of 1 runs are done." in done.stdout
+    assert [(row["variant"], row["runs"]) for row in rows_of(out / "compare.csv")] == [
+        ("fedavg", "1"), ("fedprox", "1"), ("fails", "0"), ("dies", "0")
+    ]  # fmt: skip
+    assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [True, True, False, False]
+    assert call("study", study, "--out", out, "--quiet").exit_code == 1  # they are tried again
+
+
+class TestRefusals:
+    """Each ends with 2 and one line, and changes nothing."""
+
+    def refused(self, *words: str | Path) -> str:
+        result = call("study", *words)
+        assert result.exit_code == 2, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result.output
+
+    def test_wrong_files_and_command_lines(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        self.refused(study_file)
+        self.refused(tmp_path / "none.toml", "--out", out)
+        assert "--workers is 0" in self.refused(study_file, "--out", out, "--workers", "0")
+        assert "variant 'fedavg': training has the unknown key" in self.refused(
+            study_file, "--out", out, "--set", "training.l=1"
+        )
+        message = self.refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
+        assert message.startswith("fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing")
+        tables["variants"]["many"] = {"strategy.clients_per_round": 13}
+        assert "variant 'many'" in self.refused(write(study_file, tables), "--out", out)
+        tables["variants"]["many"] = {"data.partition": {"kind": "label-groups", "groups": 13}}
+        assert "variant 'many'" in self.refused(write(study_file, tables), "--out", out)  # shows only when it is built
+        assert not out.exists()
+
+    def test_folders_that_are_none_of_a_study(self, study_file: Path, tmp_path: Path) -> None:
+        (tmp_path / "used").mkdir()
+        (tmp_path / "used" / "precious.txt").write_text("mine")
+        assert "already holds files" in self.refused(study_file, "--out", tmp_path / "used")
+        assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious.txt"]
+        assert "is a file" in self.refused(study_file, "--out", study_file)
+
+    def test_runs_of_other_scenarios(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        tables["seeds"] = [1]
+        tables["base"]["learning"] = "off"
+        assert call("study", write(study_file, tables), "--out", out, "--quiet").exit_code == 0
+        before = tables_of(out)
+
+        message = self.refused(study_file, "--out", out, "--set", "training.lr=0.2")
+        assert "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now" in message
+        fedprox = tables["variants"].pop("fedprox")
+        assert "holds 'runs/fedprox/seed-1', no run of this study" in self.refused(write(study_file, tables), "--out", out)
+        tables["variants"]["fedprox"] = fedprox
+        write(study_file, tables)
+        (out / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
+        assert "it is no run of this study" in self.refused(study_file, "--out", out)
+        assert tables_of(out) == before
+
+    def test_a_changed_file_whose_runs_are_the_same_goes_on(
+        self, study_file: Path, tables: dict[str, Any], tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out"
+        tables["seeds"] = [1]
+        tables["base"]["learning"] = "off"
+        assert call("study", write(study_file, tables), "--out", out, "--quiet").exit_code == 0
+        tables |= {"seeds": [1, 2], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
+        assert call("study", write(study_file, tables), "--out", out, "--quiet").exit_code == 0
+        assert {row["runs"] for row in rows_of(out / "compare.csv")} == {"2"}
+        assert (out / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
+        assert {row["baseline"] for row in rows_of(out / "paired.csv")} == {"fedprox"}
+
+    def test_two_at_once(self, slow_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedsim.study.folder._LOCK_WAIT_S", 0.5)
+        process = start(slow_study, "--out", tmp_path / "out", "--set", "stop.rounds=100000", "--set", "learning=off")
+        wait_for(lambda: any((tmp_path / "out").glob("runs/*/*/scenario.toml")), process)
+        try:
+            words = (slow_study, "--out", tmp_path / "out", "--set", "stop.rounds=100000", "--set", "learning=off")
+            assert "another process works on the study" in self.refused(*words)
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(
+    study_file: Path, tables: dict[str, Any], tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    tables["base"]["learning"] = "off"
+    write(study_file, tables)
+    assert call("study", study_file, "--out", whole, "--quiet").exit_code == 0
+    shutil.copytree(whole, out)
+    (out / "runs/fedavg/seed-1/summary.json").unlink()  # killed before it was saved
+    shutil.rmtree(out / "runs/fedavg/seed-2")
+    (out / "runs/fedavg/seed-2").mkdir()  # killed as soon as its folder was there
+    (out / "runs/fedprox/seed-1/summary.json").unlink()
+    (out / "runs/fedprox/seed-1/checkpoint/000000000012").mkdir(parents=True)  # a checkpoint of nothing
+    assert states(study_file, out) == ["anew", "resume", "anew", "done"]
+    done = call("study", study_file, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "fedprox, seed 1: begins anew: the checkpoint" in done.stderr
+    assert tables_of(out) == tables_of(whole)
