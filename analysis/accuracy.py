@@ -18,10 +18,11 @@ _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do n
 
 
 @style.styled
-def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
+def draw_accuracy(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> Figure:
     """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
 
-    Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line.
+    Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
+    called after their folders unless ``names`` are given.
 
     Raises:
         NothingToDrawError: none of the runs was evaluated.
@@ -43,7 +44,7 @@ def draw_accuracy(runs: Sequence[RunFolder]) -> Figure:
     if len(runs) == 1:
         figure.suptitle(style.headline(runs[0]))
     else:
-        _name_lines(figure, runs, curves)
+        _name_lines(figure, style.run_labels(runs, names), curves)
     return figure
 
 
@@ -90,10 +91,7 @@ def _line(number: int, marked: bool) -> dict[str, Any]:
     }
 
 
-def _name_lines(figure: Figure, runs: Sequence[RunFolder], curves: Sequence[pd.DataFrame]) -> None:
-    handles = [Line2D([], [], **_line(number, True)) for number in range(len(runs))]
-    names = [
-        f"{name}: {style.short(str(run.summary['strategy']), 20)}" + ("" if len(curve) else " (not evaluated)")
-        for name, run, curve in zip(style.run_names(runs), runs, curves, strict=True)
-    ]
-    style.legend_below(figure, handles, names)
+def _name_lines(figure: Figure, labels: Sequence[str], curves: Sequence[pd.DataFrame]) -> None:
+    handles = [Line2D([], [], **_line(number, True)) for number in range(len(labels))]
+    said = [label + ("" if len(curve) else " (not evaluated)") for label, curve in zip(labels, curves, strict=True)]
+    style.legend_below(figure, handles, said)

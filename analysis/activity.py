@@ -14,8 +14,9 @@ class Activity:
     """What happened, as tables with one row each; times in simulated seconds.
 
     Attributes:
-        steps: ``device``, ``task``, ``step``, ``start``, ``end``, and ``outcome``, that of the *task* it belongs to: unless
-            that is ``done``, the step's work was thrown away.
+        steps: ``device``, ``task``, ``round`` and ``group`` (NaN where it has none), ``step``, ``start``, ``end``, ``outcome``,
+            that of the *task* it belongs to: unless that is ``done``, the step's work was thrown away; and ``data``, what its
+            end's record says beyond that, as JSON (None for a step that never ended).
         tasks: ``device``, ``task``, ``end``, ``outcome``, and ``period``, the number of rounds that had ended by then.
         rounds: ``round``, ``end``, and ``deadline`` (NaN where there is none).
         end: the time of the last record.
@@ -65,10 +66,13 @@ def _steps(events: pd.DataFrame, tasks: pd.DataFrame, last: float) -> pd.DataFra
         {
             "device": begun["device"].astype(int),
             "task": begun["task"].astype(int),
+            "round": begun["round"],
+            "group": begun["group"],
             "step": begun["step"].astype(str),
             "start": begun["time"],
             "end": end[starts],
             "outcome": outcome.astype(str),
+            "data": rows["data"].shift(-1).where(ended, None)[starts],
         }
     ).reset_index(drop=True)
 

@@ -12,6 +12,7 @@ from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
 Matrix = NDArray[np.float64]
+_ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,35 @@ class Clustering:
         return self.distance if self.similarity is None else self.similarity
 
     def order(self) -> NDArray[np.int64]:
-        """Positions [n] by group, and within a group those most like it first (as they come where there is no matrix)."""
+        """Positions [n] by group, and within a group like ones together (as they come where there is no matrix)."""
         matrix = self.matrix
         if matrix is None:
             return np.argsort(self.groups, kind="stable")
-        same = self.groups[:, None] == self.groups[None]
-        typical = np.where(same, matrix, 0.0).sum(axis=1) / same.sum(axis=1)
-        return np.lexsort((typical if self.similarity is None else -typical, self.groups))
+        apart = matrix if self.similarity is None else -matrix
+        members = [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
+        return np.concatenate([own[_side_by_side(apart[np.ix_(own, own)])] for own in members])
+
+
+def _side_by_side(apart: Matrix) -> NDArray[np.int64]:
+    """Positions [n] such that those little apart lie together: the leaves of a tree of average linkage.
+
+    Args:
+        apart: how far apart every two are, [n, n], on any scale; unknown (NaN) counts as furthest.
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    n = len(apart)
+    if n < 3:
+        return np.arange(n)
+    both = (apart + apart.T) / 2
+    off = ~np.eye(n, dtype=bool) & np.isfinite(both)
+    low, high = (both[off].min(), both[off].max()) if off.any() else (0.0, 1.0)
+    distance = np.where(np.isfinite(both), both, high) - low
+    np.fill_diagonal(distance, 0.0)
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=n <= _ORDERED_WELL)
+    leaves: NDArray[np.int64] = leaves_list(tree).astype(np.int64)
+    return leaves if leaves[0] < leaves[-1] else leaves[::-1]
 
 
 def read_clusterings(run: RunFolder) -> list[Clustering]:

@@ -38,17 +38,18 @@ class Band:
 
 
 @style.styled
-def draw_costs(runs: Sequence[RunFolder]) -> Figure:
+def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Three panels with one accuracy axis, against bytes, simulated time and rounds.
 
     Of several seeds the line is the mean and the band goes from the minimum to the maximum, between rounds on straight lines.
     It begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
+    Runs of one scenario are a series, unless ``series`` says which are.
 
     Raises:
         NothingToDrawError: no scenario was run with several seeds, or none of the runs was evaluated.
         RunFolderError: a folder is damaged.
     """
-    series = group_by_scenario(runs)
+    series = group_by_scenario(runs) if series is None else series
     if all(len(one.runs) == 1 for one in series):
         raise style.NothingToDrawError("no scenario was run with several seeds; the picture of accuracy shows each run")
     curves = [[curve for run in one.runs if (curve := _curve(run))["accuracy"].size] for one in series]

@@ -23,8 +23,8 @@ def draw_embedding(run: RunFolder) -> Figure:
     """The features of the run's first clustering that recorded any: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7).
 
     Two dimensions are one panel, three are drawn pair by pair. Of more, the first two dimensions stand beside the first three
-    principal components (of the centred features), with the share of the variance that each component has. Crosses are the
-    groups' means. Shapes say the groups as well as colours do.
+    principal components (of the centred features), with the share of the variance that each component has. Crosses under the
+    points are the groups' means. Shapes say the groups as well as colours do.
 
     Raises:
         NothingToDrawError: no features were recorded.
@@ -46,7 +46,7 @@ def draw_embedding(run: RunFolder) -> Figure:
         panel.set_title(title, fontsize=11)
     handles = [Line2D([], [], linestyle="", markersize=7, **_look(group)) for group in groups]
     labels = [f"group {group}: {style.counted(int((found.groups == group).sum()), 'device')}" for group in groups]
-    center = Line2D([], [], linestyle="", marker="+", color=style.BLACK, markersize=11, markeredgewidth=1.8)
+    center = Line2D([], [], linestyle="", marker="+", color=style.BLACK, markersize=14, markeredgewidth=0.8)
     style.legend_below(figure, [*handles, center], [*labels, "a group's mean"])
     what = _WORDS.get(found.measure, f"features ({style.short(found.measure, 30)})" if found.measure else "features")
     figure.suptitle(
@@ -111,8 +111,7 @@ def _draw_points(panel: Axes, clustering: Clustering, points: Matrix) -> None:
         )
     for group in np.unique(clustering.groups):
         mean = points[clustering.groups == group].mean(axis=0)
-        panel.plot(*mean, marker="+", color="white", markersize=11, markeredgewidth=3.2, zorder=4)
-        panel.plot(*mean, marker="+", color=style.BLACK, markersize=10, markeredgewidth=1.5, zorder=5, gid=f"mean-{group}")
+        panel.plot(*mean, marker="+", color=style.BLACK, markersize=22, markeredgewidth=0.8, zorder=0.5, gid=f"mean-{group}")
     panel.set_aspect("equal", adjustable="datalim")
     panel.margins(0.08)
 

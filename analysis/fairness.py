@@ -23,11 +23,12 @@ _APART = 1.8  # points between lines that would lie on one another
 
 
 @style.styled
-def draw_fairness(runs: Sequence[RunFolder]) -> Figure:
+def draw_fairness(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> Figure:
     """Over rounds Jain's index of the selections and the waiting time of all devices; in total the selections of each.
 
     Waiting time is how long ago a device was last selected, or how old the run is if it never was: its mean, 90th percentile
     and maximum. Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time.
+    They are called after their folders unless ``names`` are given.
 
     Raises:
         NothingToDrawError: none of the runs has a round with a selection.
@@ -50,7 +51,7 @@ def draw_fairness(runs: Sequence[RunFolder]) -> Figure:
     _draw_groups(groups, runs)
     if len(runs) == 1:
         figure.suptitle(style.headline(runs[0]))
-    _draw_legend(figure, runs)
+    _draw_legend(figure, style.run_labels(runs, names))
     return figure
 
 
@@ -88,7 +89,9 @@ def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], inches: Affi
     Counts are whole numbers and often the same: each line is shifted by a hair, so that all can be seen.
     """
     for number, count in enumerate(counts):
-        line = panel.stairs(count, np.linspace(0, 100, len(count) + 1), baseline=None, **_look(number))
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])  # a step a value: there are few, of any population
+        edges = np.append(begins, len(count)) * (100 / len(count))
+        line = panel.stairs(count[begins], edges, baseline=None, **_look(number))
         shift = _APART / 72 * (number - (len(counts) - 1) / 2)
         line.set_transform(panel.transData + ScaledTranslation(0, shift, inches))
     panel.set(
@@ -116,21 +119,21 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder]) -> None:
             panel.bar(
                 left, failed, width * 0.92, valid, align="edge", color=pale, edgecolor=colour, hatch="//////", linewidth=0
             )
-    panel.set_xticks(range(len(keys)), ["none" if key is None else str(key) for key in keys])
     panel.tick_params(axis="x", length=0)
-    panel.set(title="selections by cluster or tier", xlabel="cluster or tier, the smallest data first", ylabel="selections")
+    if keys == [None]:
+        panel.set_xticks([])
+        panel.set(title="selections in all", ylabel="selections")
+    else:
+        panel.set_xticks(range(len(keys)), ["none" if key is None else str(key) for key in keys])
+        panel.set(title="selections by group", xlabel="group, cluster or tier of the device at that time", ylabel="selections")
     panel.set_xlim(-0.6, len(keys) - 0.4)
     panel.margins(y=0.05)
     panel.set_ylim(bottom=0)
 
 
-def _draw_legend(figure: Figure, runs: Sequence[RunFolder]) -> None:
+def _draw_legend(figure: Figure, labels: Sequence[str]) -> None:
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
     what = "not valid: slow, late, lost or cut off"
     failed = Patch(facecolor=style.PALE, edgecolor=style.GREY, hatch="//////", label=what)
-    handles = [Line2D([], [], **_look(number)) for number in range(len(runs))] if len(runs) > 1 else []
-    names = [
-        f"{name}: {style.short(str(run.summary['strategy']), 20)}"
-        for name, run in zip(style.run_names(runs), runs, strict=True)
-    ]
-    style.legend_below(figure, [*handles, age, failed], [*names[: len(handles)], str(age.get_label()), what])
+    handles = [Line2D([], [], **_look(number)) for number in range(len(labels))] if len(labels) > 1 else []
+    style.legend_below(figure, [*handles, age, failed], [*labels[: len(handles)], str(age.get_label()), what])

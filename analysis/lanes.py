@@ -22,7 +22,7 @@ _MANY_ROUNDS = 60  # with more, bars are too short for hatches
 _MANY_BARS = 4000  # as vectors they would make the SVG large and slow
 _PIXELS = 1250  # about what the time axis has: a step, however short, is drawn one pixel wide
 _MARKS = {"late": "|", "lost": "x", "left": "D"}
-_MEANING = {
+MEANING = {
     "late": "late: ended by the server",
     "lost": "lost: device disconnected",
     "left": "left for good",
@@ -49,7 +49,7 @@ def draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
             _draw_bars(axes, view, useful[useful["step"] == step], unit, gid=step, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=step))
     handles.append(Patch(facecolor=style.PALE, edgecolor=style.GREY, linewidth=0.4, label="idle or offline"))
-    for outcome in _MEANING:
+    for outcome in MEANING:
         wasted = view.steps[view.steps["outcome"] == outcome]
         if len(wasted):
             handles.append(_draw_wasted(axes, view, wasted, outcome, unit, coarse))
@@ -80,7 +80,7 @@ def _draw_background(axes: Axes, view: View) -> None:
 
 def _draw_wasted(axes: Axes, view: View, steps: pd.DataFrame, outcome: str, unit: float, coarse: bool) -> Artist:
     """Work that was thrown away: hatched over its step's pale colour, or in small bars plainly in the cause's colour."""
-    colour, label = style.OUTCOMES[outcome], f"thrown away, {_MEANING[outcome]}"
+    colour, label = style.OUTCOMES[outcome], f"thrown away, {MEANING[outcome]}"
     if not coarse:
         _draw_bars(axes, view, steps, unit, gid=f"thrown-away-{outcome}", facecolor=colour)
         return Patch(facecolor=colour, label=label)

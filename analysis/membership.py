@@ -100,12 +100,13 @@ def _title(run: RunFolder, membership: Membership, shown: int) -> str:
     counts = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
     counts += [
         style.counted(len(membership.groups), "group"),
-        style.counted(len(membership.migrations), "move") + " between them",
+        style.counted(int((membership.migrations["why"] != "split").sum()), "move") + " between them",
     ]
     for table, word in (
         (membership.shifts, "data shift"),
         (membership.arrivals, "newcomer"),
         (membership.departures, "departure"),
+        (membership.splits, "split"),
     ):
         if len(table):
             counts.append(style.counted(len(table), word))
@@ -209,10 +210,10 @@ def _name_rows(panel: Axes, membership: Membership, shown: NDArray[np.int64]) ->
     if len(shown) <= _NAMED_ROWS:
         panel.set_yticks(range(len(shown)), [str(device) for device in shown], fontsize=7)
         panel.tick_params(axis="y", length=0, pad=6)  # room for marks at the very beginning
-        panel.set_ylabel("device, by last group and first assignment")
+        panel.set_ylabel("device, by last group\nand first assignment")
     else:
         panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        panel.set_ylabel("devices, by last group and first assignment")
+        panel.set_ylabel("devices, by last group\nand first assignment")
     final = membership.final
     totals = final.value_counts()
     groups = final.reindex(shown).to_numpy()

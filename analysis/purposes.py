@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis import style
-from analysis.series import group_by_scenario
+from analysis.series import Series, group_by_scenario
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER
 from fedsim.records.reading import RunFolder
@@ -24,17 +24,17 @@ _VIEWS = {"strict": "everything that moved (strict)", "paper": "models and updat
 
 
 @style.styled
-def draw_purposes_compared(runs: Sequence[RunFolder]) -> Figure:
+def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """A bar a scenario, stacked by purpose, both ways together, in the ledger's two views: ``strict`` and ``paper``.
 
     Of several seeds the bar is the mean, and a line at its end goes from the least to the most. Where all runs send updates of
-    one size, an axis above counts in models of that size.
+    one size, an axis above counts in models of that size. Runs of one scenario are a series, unless ``series`` says which are.
 
     Raises:
         NothingToDrawError: none of the runs moved any bytes.
         RunFolderError: a folder is damaged.
     """
-    series = group_by_scenario(runs)
+    series = group_by_scenario(runs) if series is None else series
     table = [pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(0.0) for one in series]
     if not any(seeds.to_numpy().sum() for seeds in table):
         raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")

@@ -17,14 +17,20 @@ from fedsim.units import show_seconds
 _MOST = 6  # clusterings in one picture
 _NAMED = 40  # with more devices, rows are too thin to be named
 _STRIP = 0.035  # the groups' colours beside the matrix, in its width
-_WORDS = {"edc": "EDC", "madc": "MADC"}
+_WORDS = {
+    "edc": "EDC",
+    "madc": "MADC",
+    "lcfl": "loss of each on the other's data (LCFL, Eq. 2)",
+    "diff-norm": "norm of their models' difference",
+    "grad-cos": "1 - cosine of their updates",
+}
 
 
 @style.styled
 def draw_similarity(run: RunFolder) -> Figure:
     """A panel a clustering: similarities (or distances) of every two devices, ordered by the groups that were found.
 
-    Within a group those most like it stand first. Beside the matrix are the groups' colours, above it the mean within groups
+    Within a group like ones stand together. Beside the matrix are the groups' colours, above it the mean within groups
     and across them, without the diagonal, which is not drawn either. All panels have one scale. Of more than six clusterings
     the first, the last and some between are drawn.
 
@@ -51,7 +57,7 @@ def draw_similarity(run: RunFolder) -> Figure:
         panel.set_axis_off()
     bar = figure.colorbar(image, ax=list(panels), shrink=0.75, aspect=30, pad=0.02)
     bar.ax.set_ylim(*_range(chosen))
-    bar.set_label(f"{'distance' if distances else 'similarity'} of two devices{_measure(chosen[0])}")
+    bar.set_label(f"{'distance' if distances else 'similarity'} of two devices\n{_measure(chosen[0])}")
     part = f": {len(chosen)} of {len(kind)} clusterings" if len(chosen) < len(kind) else ""
     figure.suptitle(style.headline(run) + part, fontsize=12)
     return figure
@@ -59,9 +65,10 @@ def draw_similarity(run: RunFolder) -> Figure:
 
 def _measure(clustering: Clustering) -> str:
     name = clustering.measure
+    known = _WORDS.get(name, style.short(name, 24) if name else "")
     if clustering.similarity is not None:
-        return " (cosine of their updates)" + (f", grouped by {style.short(_WORDS.get(name, name), 20)}" if name else "")
-    return f" ({style.short(_WORDS.get(name, name), 30)})" if name else ""
+        return "cosine of their updates" + (f"; grouped by {known}" if name not in ("", "cosine") else "")
+    return known
 
 
 def _off_diagonal(clustering: Clustering) -> Matrix:
@@ -128,8 +135,8 @@ def _draw_strips(panel: Axes, groups: Any) -> None:
         panel.add_collection(style.rectangles(far, near, low, high, facecolor=colour, clip_on=False), autolim=False)
         panel.add_collection(style.rectangles(low, high, far, near, facecolor=colour, clip_on=False), autolim=False)
         if len(own) >= n / 30:
-            name = f"group\n{group}" if group >= 0 else "none"
-            panel.text(n - 0.5 + wide / 2, own.mean(), name, va="center", ha="left", fontsize=9)
+            name = f"group {group}" if group >= 0 else "none"
+            panel.text(n - 0.5 + wide / 2, own.mean(), name, va="center", ha="left", fontsize=9, rotation=270)
     panel.set_xlim(-0.5 - wide, n - 0.5)
     panel.set_ylim(n - 0.5, -0.5 - wide)
     panel.set_xticks([])

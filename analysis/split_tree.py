@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +19,8 @@ from fedsim.units import show_seconds
 
 _LEAF_IN, _LEAST_IN, _MOST_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
 _ACCURACY_IN, _FRAME_IN = 2.0, 1.6
-_CROWDED = 12  # with more leaves there is no room for what is written at each split
+_CROWDED = 12  # with more leaves there is no room for words about each split
+_COLUMNS, _LINE_IN = 3, 0.24  # of these words: columns, and a line's height
 _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 _SPLIT: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
@@ -27,9 +29,10 @@ _SPLIT: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0
 def draw_split_tree(run: RunFolder) -> Figure:
     """CFL's bipartitions (Sattler et al. 2020): each cluster from its making to its split, and the clusters of the end.
 
-    A line is as thick as its cluster has members. At a split stand its round and time, and the two norms that decided it: of
-    the cluster's mean update, and of its members' largest update. At the end of each leaf stand its devices and the mean of
-    their accuracies. Below it is the accuracy over all devices: a cluster's own is known at the end only.
+    A line is as thick as its cluster has members. Splits have numbers; below stand their rounds and times, and the two norms
+    that decided them: of the cluster's mean update, and of its members' largest update. At the end of each leaf stand its
+    devices and the mean of their accuracies. Under the tree is the accuracy over all devices: a cluster's own is known at the
+    end only.
 
     Raises:
         NothingToDrawError: no cluster was split.
@@ -39,27 +42,80 @@ def draw_split_tree(run: RunFolder) -> Figure:
     if not tree.roots:
         raise style.NothingToDrawError(f"{str(run.path)!r} never splits a cluster, so there is no tree to draw")
     leaves = [leaf for root in tree.roots for leaf in root.leaves()]
-    height = float(np.clip(len(leaves) * _LEAF_IN, _LEAST_IN, _MOST_IN))
-    curve = run.table(ROUNDS).select(["round", "accuracy"]).to_pandas().dropna()
-    heights = [height, _ACCURACY_IN] if len(curve) else [height]
-    figure = Figure(figsize=(style.WIDTH_IN, sum(heights) + _FRAME_IN))
-    panels = np.atleast_1d(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
-    _draw_tree(panels[0], tree, leaves, height)
     splits = [node for root in tree.roots for node in root.nodes() if node.split_round is not None]
+    splits.sort(key=lambda node: (node.split_round or 0, node.group))
+    told = [] if len(leaves) > _CROWDED else [_told(number, node) for number, node in enumerate(splits, start=1)]
+    curve = run.table(ROUNDS).select(["round", "accuracy"]).to_pandas().dropna()
+    heights = {"tree": float(np.clip(len(leaves) * _LEAF_IN, _LEAST_IN, _MOST_IN))}
     if len(curve):
-        panels[1].plot(curve["round"] + 1, curve["accuracy"], color=style.BLACK, linewidth=1.4, gid="accuracy")
-        panels[1].set_ylabel("test accuracy,\nall devices (0 to 1)")
-        panels[1].grid(color=style.PALE, linewidth=1)
-        times = sorted({float(node.split_round or 0) for node in splits})
-        panels[1].vlines(times, 0, 1, transform=panels[1].get_xaxis_transform(), gid="splits", **_SPLIT)
+        heights["accuracy"] = _ACCURACY_IN
+    if told:
+        heights["words"] = _LINE_IN * math.ceil(len(told) / _COLUMNS)
+    figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
+    panels = figure.subplot_mosaic([[name] for name in heights], height_ratios=list(heights.values()))
+    bottom = panels["accuracy" if len(curve) else "tree"]
+    _draw_tree(panels["tree"], tree, leaves, heights["tree"])
+    if told:
+        _number_splits(panels["tree"], splits)
+        _write_splits(panels["words"], told)
+    if len(curve):
+        _draw_accuracy(bottom, curve, splits)
+        bottom.sharex(panels["tree"])
+        panels["tree"].tick_params(labelbottom=False)
         key = [Line2D([], [], color=style.BLACK, linewidth=1.4), Line2D([], [], **_SPLIT)]
         style.legend_below(figure, key, ["accuracy over all devices", "a cluster splits"])
-    panels[-1].set_xlabel("rounds that have ended")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-    panels[-1].set_xlim(0, tree.rounds)
+    bottom.set_xlabel("rounds that have ended")
+    bottom.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    bottom.set_xlim(0, tree.rounds)
     counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
     figure.suptitle(f"{style.headline(run)}\n{counts}", fontsize=12)
     return figure
+
+
+def _draw_accuracy(panel: Axes, curve: pd.DataFrame, splits: list[Node]) -> None:
+    panel.plot(curve["round"] + 1, curve["accuracy"], color=style.BLACK, linewidth=1.4, gid="accuracy")
+    panel.set_ylabel("test accuracy,\nall devices (0 to 1)")
+    panel.grid(color=style.PALE, linewidth=1)
+    times = sorted({float(node.split_round or 0) for node in splits})
+    panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), gid="splits", **_SPLIT)
+
+
+# Splits close in time leave no room for words beside them: they have numbers, and the words stand below.
+
+
+def _told(number: int, node: Node) -> str:
+    when = f"round {(node.split_round or 0) - 1}" + (
+        f" ({show_seconds(node.split_time)})" if node.split_time is not None else ""
+    )
+    norms = [
+        f"{word} {value:.3g}"
+        for word, value in (("mean norm", node.mean_norm), ("largest", node.max_norm))
+        if value is not None
+    ]
+    return f"{number}: " + ", ".join([when, *norms])
+
+
+def _write_splits(words: Axes, told: list[str]) -> None:
+    """The splits' rounds, times and norms, in columns."""
+    words.set_axis_off()
+    rows = math.ceil(len(told) / _COLUMNS)
+    for place, text in enumerate(told):
+        column, row = divmod(place, rows)
+        words.text(
+            column / _COLUMNS, 1 - (row + 0.5) / rows, text, transform=words.transAxes, va="center", fontsize=9.5, gid="told"
+        )
+
+
+def _number_splits(panel: Axes, splits: list[Node]) -> None:
+    """Each split's number in its dot."""
+    dots = {line.get_label(): line for line in panel.lines if line.get_gid() == "split"}
+    for number, node in enumerate(splits, start=1):
+        dot = dots[f"split of {node.group}"]
+        dot.set_markersize(13)
+        x, y = (float(np.asarray(values).item()) for values in dot.get_data())
+        panel.annotate(
+            str(number), (x, y), color="white", ha="center", va="center_baseline", fontsize=8, zorder=5, weight="bold"
+        )
 
 
 def _draw_tree(panel: Axes, tree: SplitTree, leaves: list[Node], height: float) -> None:
@@ -100,25 +156,17 @@ def _draw_node(panel: Axes, tree: SplitTree, node: Node, places: dict[int, float
         width = _width(child, most)
         panel.plot([end, end], [y, below], color="#BBBBBB", linewidth=min(width, 2.5), solid_capstyle="butt", zorder=1)
     _draw_line(panel, node, y, end, most, style.GREY, crowded)
-    panel.plot([end], [y], marker="o", color=style.BLACK, markersize=6, zorder=4, gid="split")
-    if not crowded:
-        when = f"round {end - 1:.0f}" + (f", {show_seconds(node.split_time)}" if node.split_time is not None else "")
-        norms = [
-            f"{word} {value:.3g}"
-            for word, value in (("mean norm", node.mean_norm), ("max", node.max_norm))
-            if value is not None
-        ]
-        panel.annotate(
-            "\n".join([when, *([", ".join(norms)] if norms else [])]),
-            (end, y),
-            (-8, 8),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=8.5,
-            path_effects=_OUTLINE,
-            gid="told",
-        )
+    panel.plot(
+        [end],
+        [y],
+        marker="o",
+        linestyle="",
+        color=style.BLACK,
+        markersize=6,
+        zorder=4,
+        gid="split",
+        label=f"split of {node.group}",
+    )
     return y
 
 

@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind
 dark ones for work that is thrown away.
 """
 
+import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -106,15 +107,23 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
     paths = []
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
-        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
+        content = rendered(figure, kind)
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
-            with matplotlib.rc_context(_RC):
-                figure.savefig(path, format=kind, metadata=metadata)
+            path.write_bytes(content)
         except OSError as error:
             raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
         paths.append(path)
     return paths
+
+
+def rendered(figure: Figure, kind: str, dpi: int = DPI) -> bytes:
+    """The figure as the bytes of a file; the same figure gives the same bytes."""
+    content = io.BytesIO()
+    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
+    with matplotlib.rc_context(_RC):
+        figure.savefig(content, format=kind, metadata=metadata, dpi=dpi)
+    return content.getvalue()
 
 
 def rectangles(x0: Floats, x1: Floats, y0: Floats, y1: Floats, **look: Any) -> PolyCollection:
@@ -133,6 +142,11 @@ def group_colour(group: int) -> str:
     """The colour of a group of devices, the same in all pictures; from the eleventh group on the colours come again, paler."""
     turn, place = divmod(group, len(GROUPS))
     return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
+
+
+def tint(colour: str) -> str:
+    """The colour as pale as a background has to be."""
+    return to_hex(lighten(colour, 0.72))
 
 
 def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
@@ -167,9 +181,24 @@ def run_names(runs: Iterable[RunFolder]) -> list[str]:
     ]
 
 
+def run_labels(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> list[str]:
+    """What legends call runs: the names given, or those of ``run_names``, each with its strategy unless it says that itself."""
+    labels = []
+    for run, name in zip(runs, run_names(runs) if names is None else map(short, names), strict=True):
+        strategy = short(str(run.summary["strategy"]), 20)
+        labels.append(name if strategy.lower() in name.lower() else f"{name}: {strategy}")
+    return labels
+
+
 def counted(count: int, word: str) -> str:
     """``"1 group"``, ``"2 groups"``, ``"no groups"``."""
     return f"{f'{count:,}' if count else 'no'} {word}{'' if count == 1 else 's'}"
+
+
+def ordinal(number: int) -> str:
+    """``"2nd"``, ``"5th"``, ``"20th"``."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def step_for(count: int, most: int) -> int:

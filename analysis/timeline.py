@@ -94,7 +94,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artis
     """
     rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
     every = style.step_for(len(rounds), _MOST_LINES)
-    which, shade = ("", 1.0) if every == 1 else (f" (of every {every}th round)", 0.5)
+    which, shade = ("", 1.0) if every == 1 else (f" (of every {style.ordinal(every)} round)", 0.5)
     handles: list[Artist] = []
     for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
         times = rounds[column][rounds["round"] % every == 0].dropna().to_numpy() / unit

@@ -68,8 +68,10 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 @style.styled
-def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
+def draw_traffic_compared(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> Figure:
     """A bar a run: what it moved down, up and within the server's side and was of use, and what was wasted.
+
+    Runs are called after their folders unless ``names`` are given.
 
     Raises:
         NothingToDrawError: none of the runs moved any bytes.
@@ -96,7 +98,7 @@ def draw_traffic_compared(runs: Sequence[RunFolder]) -> Figure:
         panel.annotate(
             _amount(total, wasted * unit.size), (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
         )
-    panel.set_yticks(range(len(runs)), style.run_names(runs))
+    panel.set_yticks(range(len(runs)), style.run_names(runs) if names is None else list(map(style.short, names)))
     panel.set_ylim(len(runs) - 0.5, -0.5)
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
@@ -123,7 +125,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
         )
         for purpose, size in split_by_purpose(payloads(text), delivered).items()
     ]
-    return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"])
+    return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype({"wasted": bool})
 
 
 def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -167,7 +169,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
     if not in_paper.all():
         panel.plot(grid / time.size, _moved_by(grid, parts[in_paper]) / size.size, gid="paper", **_PAPER)
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
-    panel.set_xlim(0, end / time.size)
+    panel.set_xlim(0, end / time.size or 1.0)  # transfers may take no time
     panel.set_ylim(bottom=0)
     panel.grid(color=style.PALE, linewidth=1)
 

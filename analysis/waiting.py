@@ -21,8 +21,9 @@ class Waiting:
 
     Attributes:
         at: rounds that had ended, or the time.
-        mean, tenth, longest: mean, 90th percentile and maximum over all devices of the time since a device's last selection,
-            or since the beginning if it never was selected; 0 rounds for those selected in this one.
+        mean, tenth, longest: mean, 90th percentile and maximum of the time since a device's last selection, or since the
+            beginning or its arrival if it never was selected; 0 rounds for those selected in this one. Over all devices that
+            are there: who has left for good, or is yet to come, does not wait.
     """
 
     at: Floats
@@ -38,15 +39,21 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
         RunFolderError: a table is missing or damaged.
     """
     table = run.table(EVENTS).select(["time", "kind", "device", "round"])
-    last = np.full(run.table(DEVICES).num_rows, -1.0 if clock == "round" else 0.0)
+    population = run.table(DEVICES)
+    last = np.full(population.num_rows, -1.0 if clock == "round" else 0.0)
+    there = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
     shown = set(np.linspace(0, max(0, run.summary["rounds"] - 1), _MOST).round().astype(int).tolist())
     ended, moments = 0, []
     for time, kind, device, number in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if kind == "task-start" and number is not None:
             last[device] = ended if clock == "round" else time
+        elif kind == "arrival":
+            there[device], last[device] = True, ended - 1 if clock == "round" else time
+        elif kind == "departure":
+            there[device] = False
         elif kind == "round":
-            if ended in shown:
-                waited = (ended if clock == "round" else time) - last
+            if ended in shown and there.any():
+                waited = ((ended if clock == "round" else time) - last)[there]
                 at = ended + 1 if clock == "round" else time
                 moments.append((at, waited.mean(), np.percentile(waited, 90), waited.max()))
             ended += 1

@@ -65,3 +65,24 @@ def test_files_are_the_same_every_time(split: RunFolder, renamed: RunFolder, tmp
     first, second = (save(draw_fairness([split, renamed]), tmp_path / name / "fairness") for name in ("a", "b"))
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_who_is_not_there_does_not_wait(grouped: RunFolder) -> None:
+    """Newcomers count from their arrival on, leavers until they leave."""
+    waiting = read_waiting(grouped, "round")
+    ends = [row["time"] for row in grouped.rounds]
+    chosen = {
+        (event["round"], event["device"])
+        for event in grouped.events
+        if event["kind"] == "task-start" and event["round"] is not None
+    }
+    for number, end in enumerate(ends):
+        waits = []
+        for row in grouped.devices:
+            if not row["arrival"] <= end < (row["departure"] if row["departure"] is not None else np.inf):
+                continue
+            first = sum(before <= row["arrival"] for before in ends) if row["arrival"] else 0
+            past = [number - earlier for earlier in range(number + 1) if (earlier, row["device"]) in chosen]
+            waits.append(min(past) if past else number + 1 - first)
+        assert waiting.mean[number] == pytest.approx(np.mean(waits))
+        assert waiting.longest[number] == max(waits)

@@ -48,11 +48,21 @@ def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder,
     save(figure, tmp_path / "similarity")
 
 
-def test_who_is_most_like_its_group_comes_first_and_distances_count_the_other_way() -> None:
-    near = np.array([[1.0, 0.9, 0.0, 0.5], [0.9, 1.0, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0], [0.5, 0.8, 0.0, 1.0]])
+def test_like_ones_stand_together_within_a_group_and_distances_count_the_other_way() -> None:
+    near = np.array([[1.0, 0.5, 0.0, 0.9], [0.5, 1.0, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0], [0.9, 0.8, 0.0, 1.0]])
     devices, groups = np.arange(4), np.array([1, 1, 0, 1])
-    assert Clustering(0.0, 0, "", devices, groups, near, None, None).order().tolist() == [2, 1, 0, 3]
-    assert Clustering(0.0, 0, "", devices, groups, None, 1 - near, None).order().tolist() == [2, 1, 0, 3]
+    assert Clustering(0.0, 0, "", devices, groups, near, None, None).order().tolist() == [2, 0, 3, 1]
+    assert Clustering(0.0, 0, "", devices, groups, None, 1 - near, None).order().tolist() == [2, 0, 3, 1]
+
+
+def test_parts_of_a_group_are_blocks() -> None:
+    """Two kinds of devices that are still in one group, alternating by number, and one that is like nobody known."""
+    kinds = np.arange(8) % 2
+    near = np.where(kinds[:, None] == kinds[None], 0.9, 0.1)
+    near[7] = near[:, 7] = np.nan
+    order = Clustering(0.0, 0, "", np.arange(8), np.zeros(8, np.int64), near, None, None).order()
+    assert sorted(order.tolist()) == list(range(8))
+    assert np.abs(np.diff(kinds[order[order != 7]])).sum() == 1
 
 
 def test_lcfl_has_distances(grouped_scenario: dict[str, Any], tmp_path: Path) -> None:

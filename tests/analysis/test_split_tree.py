@@ -83,7 +83,7 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
 
 def test_lines_last_as_long_as_their_clusters(divided: RunFolder, tmp_path: Path) -> None:
     figure = draw_split_tree(divided)
-    panel, below = figure.axes
+    panel, below, words = figure.axes
     lines = {line.get_gid(): line for line in panel.lines if str(line.get_gid()).startswith("cluster-")}
     spans = {name: tuple(int(x) for x in line.get_xdata()) for name, line in lines.items()}
     assert spans == {f"cluster-{group}": (0, 2) for group in (0,)} | {
@@ -93,8 +93,12 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder, tmp_path: Path
     assert list(leaves.values()) == [0, 1, 2, 3]
     widths = {name: line.get_linewidth() for name, line in lines.items()}
     assert widths["cluster-5"] < widths["cluster-3"] < widths["cluster-1"] < widths["cluster-0"]
-    told = [text.get_text() for text in panel.texts if text.get_gid() == "told"]
-    assert sorted(text.split(",")[0] for text in told) == ["round 1", "round 4", "round 4"]
+    told = [text.get_text() for text in words.texts]
+    assert [text.partition(" (")[0] for text in told] == ["1: round 1", "2: round 4", "3: round 4"]
+    assert ", mean norm 0.03, largest " in told[2]
+    dots = [line for line in panel.lines if line.get_gid() == "split"]
+    assert [text.get_text() for text in panel.texts if text.get_text().isdigit()] == ["1", "2", "3"]
+    assert len(dots) == 3
     assert len(below.lines[0].get_xdata()) == sum(row["accuracy"] is not None for row in divided.rounds)
     save(figure, tmp_path / "tree")
 

@@ -1,0 +1,256 @@
+// The pictures of a timeline: the lanes as pixels, and over them lines, labels, marks, curves and what the pointer is on.
+
+const INK = "#1c2226", SOFT = "#5b666d", RULE = "#d5dade", DEADLINE = "#D55E00";
+const FONT = "12px system-ui, sans-serif", SMALL = "11px system-ui, sans-serif";
+
+class Drawing {
+  constructor(timeline) {
+    this.timeline = timeline;
+    const { stage } = timeline;
+    this.lanes = stage.querySelector("canvas.lanes");
+    this.over = stage.querySelector("canvas.over");
+    this.hover = stage.querySelector(".hover");
+    this.asked = 0; // 1: what lies over the lanes; 2: the lanes too
+  }
+
+  resize() {
+    const { timeline, lanes, over } = this, { stage } = timeline;
+    this.dense = Math.min(2, devicePixelRatio || 1);
+    this.height = SIZES.top + timeline.lanesHeight + 2 * SIZES.gap + SIZES.work + SIZES.load + SIZES.axis;
+    stage.style.height = `${this.height}px`;
+    const place = (canvas, left, top, width, height) => {
+      Object.assign(canvas.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
+      canvas.width = Math.max(1, Math.round(width * this.dense));
+      canvas.height = Math.max(1, Math.round(height * this.dense));
+    };
+    place(lanes, timeline.gutter, SIZES.top, timeline.width, timeline.lanesHeight);
+    place(over, 0, 0, stage.clientWidth, this.height);
+    this.image = new ImageData(lanes.width, lanes.height);
+  }
+
+  /** Draw at the next frame; the lanes as well, or only what lies over them. */
+  ask(lanes) {
+    if (!this.asked) requestAnimationFrame(() => this.draw());
+    this.asked = Math.max(this.asked, lanes ? 2 : 1);
+  }
+
+  draw() {
+    const { timeline } = this, begun = performance.now();
+    if (this.asked === 2) this.drawLanes();
+    this.asked = 0;
+    const pen = this.over.getContext("2d");
+    pen.setTransform(this.dense, 0, 0, this.dense, 0, 0);
+    pen.clearRect(0, 0, this.over.width, this.over.height);
+    pen.lineWidth = 1;
+    this.drawRounds(pen);
+    this.drawMarks(pen);
+    this.drawNames(pen);
+    drawStrips(pen, timeline, SIZES.top + timeline.lanesHeight + SIZES.gap);
+    this.drawAxis(pen);
+    this.drawSelected(pen);
+    this.drawPointer(pen);
+    timeline.stage.dataset.ms = (performance.now() - begun).toFixed(1);
+  }
+
+  drawLanes() {
+    const { timeline, dense } = this, { view, lanes, rows } = timeline;
+    const tall = view.height * dense;
+    lanes.draw(this.image, rows, {
+      from: view.from, scale: timeline.scale * dense, top: view.top * dense, height: tall,
+      gap: view.height >= 4 ? Math.round(dense * (view.height >= 12 ? 2 : 1)) : 0,
+      hatched: view.height >= 6 ? Math.round(6 * dense) : 0, tinted: timeline.tinted, least: this.sparse() ? 2 : 1,
+    });
+    this.lanes.getContext("2d").putImageData(this.image, 0, 0);
+  }
+
+  /** Whether lanes are thin and so empty that steps of one pixel would be lost. */
+  sparse() {
+    const { view, lanes, width, end } = this.timeline;
+    return view.height < 2 && (lanes.start.length * view.span) / end < 0.1 * lanes.count * width;
+  }
+
+  /** Round ends and deadlines through the lanes, of many only every so many-th, and the rounds' numbers above. */
+  drawRounds(pen) {
+    const { timeline } = this, { lanes, view } = timeline, { round_end: ends, round_deadline: deadlines, round_number: numbers } = lanes;
+    const low = lowerBound(ends, view.from), high = lowerBound(ends, view.from + view.span);
+    const step = everyNth(high - low + 1, Math.max(4, timeline.width / 22));
+    const bottom = SIZES.top + timeline.lanesHeight;
+    const rule = (time, look) => {
+      const x = Math.round(timeline.x(time)) + 0.5;
+      pen.setLineDash(look.dash);
+      pen.strokeStyle = look.colour;
+      pen.beginPath();
+      pen.moveTo(x, SIZES.top - 4);
+      pen.lineTo(x, bottom);
+      pen.stroke();
+    };
+    for (let at = low; at <= Math.min(high, ends.length - 1); at++) {
+      if (numbers[at] % step) continue;
+      if (at < high) rule(ends[at], { dash: [], colour: "rgba(40,48,54,0.75)" });
+      if (deadlines[at]) rule(deadlines[at], { dash: [5, 4], colour: DEADLINE }); // over the end, where they are the same
+    }
+    pen.setLineDash([]);
+    pen.font = SMALL;
+    pen.fillStyle = SOFT;
+    pen.textAlign = "center";
+    pen.textBaseline = "alphabetic";
+    const every = everyNth(high - low + 1, timeline.width / 34);
+    let free = timeline.gutter; // from here on no number stands yet
+    for (let at = low; at <= Math.min(high, ends.length - 1); at++) {
+      if (numbers[at] % every) continue;
+      const left = Math.max(view.from, at ? ends[at - 1] : 0), right = Math.min(view.from + view.span, ends[at]);
+      const x = timeline.x((left + right) / 2), half = pen.measureText(String(numbers[at])).width / 2 + 4;
+      if (x - half < free) continue;
+      pen.fillText(String(numbers[at]), x, SIZES.top - 9);
+      free = x + half;
+    }
+    pen.textAlign = "right";
+    if (ends.length) pen.fillText("round", timeline.gutter - 8, SIZES.top - 9);
+  }
+
+  /** Marks where tasks ended early and where something happened to a device, if lanes are tall enough for them. */
+  drawMarks(pen) {
+    const { timeline } = this, { lanes, view, rows } = timeline;
+    if (view.height < 5) return;
+    const half = Math.min(5, view.height * 0.32), until = view.from + view.span;
+    const firstRow = Math.floor(view.top / view.height), lastRow = Math.ceil((view.top + timeline.lanesHeight) / view.height);
+    pen.save();
+    pen.beginPath();
+    pen.rect(timeline.gutter - half, SIZES.top - half, timeline.width + 2 * half, timeline.lanesHeight + 2 * half);
+    pen.clip();
+    for (let row = firstRow; row < Math.min(lastRow, rows.length); row++) {
+      const lane = rows[row], y = timeline.y(row) + view.height / 2;
+      for (let i = lanes.after(lane, view.from - 1); i < lanes.first[lane + 1] && lanes.end[i] <= until; i++) {
+        const outcome = lanes.outcomeOf(i);
+        if ((outcome === 2 || outcome === 3) && lanes.isLast(i, lane)) drawMark(pen, outcome === 2 ? "lost" : "left", timeline.x(lanes.end[i]), y, half);
+      }
+      for (let at = lowerBound(lanes.mark_lane, lane); at < lanes.mark_lane.length && lanes.mark_lane[at] === lane; at++) {
+        const time = lanes.mark_time[at];
+        if (time >= view.from && time <= until) drawMark(pen, MARK_NAMES[lanes.mark_kind[at]], timeline.x(time), y, half);
+      }
+    }
+    pen.restore();
+  }
+
+  /** The lanes' names: all of tall lanes, some of thin ones. */
+  drawNames(pen) {
+    const { timeline } = this, { lanes, view, rows } = timeline;
+    const step = everyNth(rows.length, Math.max(1, (rows.length * view.height) / 15));
+    const wide = timeline.gutter > 60;
+    pen.font = view.height < 13 && step === 1 ? "10px system-ui, sans-serif" : SMALL;
+    pen.fillStyle = INK;
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    pen.save();
+    pen.beginPath();
+    pen.rect(0, SIZES.top - 7, timeline.gutter, timeline.lanesHeight + 14);
+    pen.clip();
+    const last = Math.min(rows.length, Math.ceil((view.top + timeline.lanesHeight) / view.height));
+    for (let row = Math.max(0, Math.floor(view.top / view.height)); row < last; row++) {
+      if (row % step) continue;
+      const lane = rows[row];
+      const speed = Number.isFinite(lanes.speed[lane]) ? `  ${Number(lanes.speed[lane].toPrecision(3))}/s` : "";
+      pen.fillText(wide ? `${lanes.device[lane]}${speed}` : String(lanes.device[lane]), timeline.gutter - 8, timeline.y(row) + view.height / 2);
+    }
+    pen.restore();
+  }
+
+  drawAxis(pen) {
+    const { timeline, height } = this, { view } = timeline;
+    const [unit, name] = timeUnit(timeline.seconds(view.span));
+    const from = timeline.seconds(view.from) / unit, to = timeline.seconds(view.from + view.span) / unit;
+    const { step, places } = niceTicks(from, to, timeline.width / 90);
+    const y = height - SIZES.axis + 0.5;
+    pen.strokeStyle = SOFT;
+    pen.beginPath();
+    pen.moveTo(timeline.gutter, y);
+    pen.lineTo(timeline.gutter + timeline.width, y);
+    for (const place of places) {
+      const x = Math.round(timeline.x((place * unit) / timeline.header.tick)) + 0.5;
+      pen.moveTo(x, y);
+      pen.lineTo(x, y + 4);
+    }
+    pen.stroke();
+    pen.font = SMALL;
+    pen.fillStyle = INK;
+    pen.textAlign = "center";
+    pen.textBaseline = "top";
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    for (const place of places) pen.fillText(place.toFixed(digits), timeline.x((place * unit) / timeline.header.tick), y + 6);
+    pen.fillStyle = SOFT;
+    pen.fillText(`simulated time (${name})`, timeline.gutter + timeline.width / 2, y + 20);
+  }
+
+  drawSelected(pen) {
+    const { timeline } = this, { selected, view, lanes } = timeline;
+    if (!selected) return;
+    const y = timeline.y(timeline.rowOf[selected.lane]);
+    if (y + view.height < SIZES.top || y > SIZES.top + timeline.lanesHeight) return;
+    pen.strokeStyle = INK;
+    pen.strokeRect(timeline.gutter - 0.5, y - 0.5, timeline.width + 1, Math.max(2, view.height));
+    if (selected.step < 0) return;
+    this.frame(pen, selected.step, y);
+  }
+
+  frame(pen, step, y) {
+    const { timeline } = this, { lanes, view } = timeline;
+    const left = Math.max(timeline.gutter - 2, timeline.x(lanes.start[step])), right = Math.min(timeline.gutter + timeline.width + 2, timeline.x(lanes.end[step]));
+    if (right < timeline.gutter || left > timeline.gutter + timeline.width) return;
+    const wide = Math.max(4, right - left), tall = Math.max(4, view.height);
+    pen.strokeStyle = "#ffffff";
+    pen.lineWidth = 4;
+    pen.strokeRect(left, y - 0.5, wide, tall);
+    pen.strokeStyle = "#000000";
+    pen.lineWidth = 2;
+    pen.strokeRect(left, y - 0.5, wide, tall);
+    pen.lineWidth = 1;
+  }
+
+  /** A line at the pointer, a frame around the step that it is on, and what there is to say. */
+  drawPointer(pen) {
+    const { timeline, hover } = this, { pointer } = timeline;
+    const found = pointer && timeline.under(pointer);
+    hover.hidden = !found;
+    if (!found) return;
+    pen.strokeStyle = "rgba(28,34,38,0.35)";
+    pen.beginPath();
+    pen.moveTo(Math.round(pointer.x) + 0.5, SIZES.top);
+    pen.lineTo(Math.round(pointer.x) + 0.5, this.height - SIZES.axis);
+    pen.stroke();
+    let lines;
+    if ("round" in found) lines = describeRound(timeline, found.round);
+    else if ("curves" in found) lines = describeCurves(timeline, found.curves);
+    else {
+      if (found.step >= 0) this.frame(pen, found.step, timeline.y(timeline.rowOf[found.lane]));
+      const group = timeline.lanes.groupAt(found.lane, timeline.time(pointer.x));
+      const at = showTime(timeline.seconds(timeline.time(pointer.x)), timeline.grain);
+      lines = found.step >= 0 ? describeStep(timeline, found.lane, found.step)
+        : [...describeLane(timeline, found.lane), `at ${at}: idle or offline${group >= 0 ? `, in group ${group}` : ""}`];
+      lines = [...lines, ...this.marksNear(found.lane, pointer.x)];
+    }
+    hover.replaceChildren(...lines.map((line) => Object.assign(document.createElement("div"), { textContent: line })));
+    const { clientWidth: wide, clientHeight: tall } = timeline.stage;
+    const left = pointer.x + 16 + hover.offsetWidth > wide ? pointer.x - 12 - hover.offsetWidth : pointer.x + 16;
+    hover.style.left = `${Math.max(0, left)}px`;
+    hover.style.top = `${Math.max(0, Math.min(tall - hover.offsetHeight, pointer.y + 14))}px`;
+  }
+
+  marksNear(lane, x) {
+    const { timeline } = this, { mark_lane: marked, mark_time: times } = timeline.lanes, found = [];
+    if (timeline.view.height < 5) return found;
+    for (let at = lowerBound(marked, lane); at < marked.length && marked[at] === lane; at++) {
+      if (Math.abs(timeline.x(times[at]) - x) <= 5) found.push(describeMark(timeline, at));
+    }
+    return found;
+  }
+}
+
+/** The first position of an ascending array whose value is not below `value`. */
+function lowerBound(values, value) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < value) low = middle + 1; else high = middle;
+  }
+  return low;
+}

@@ -1,0 +1,73 @@
+// What is said of a lane, a step, a round: a list of short parts.
+
+const OUTCOME_WORDS = {
+  late: "thrown away: late, ended by the server",
+  lost: "thrown away: the device disconnected",
+  left: "thrown away: the device left for good",
+  stopped: "cut off by the end of the run",
+};
+const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group"];
+
+function describeStep(timeline, lane, i) {
+  const { lanes, palette } = timeline;
+  const names = Object.keys(palette.steps), outcomes = Object.keys(palette.outcomes);
+  const step = names[lanes.stepOf(i)], outcome = outcomes[lanes.outcomeOf(i)];
+  const begin = timeline.seconds(lanes.start[i]), length = timeline.seconds(lanes.end[i]) - begin;
+  const parts = [
+    `Device ${lanes.device[lane]}, ${step}`,
+    `${showLength(length)} from ${showTime(begin, length / 20)} on`,
+  ];
+  const done = lanes.done[i], asked = lanes.asked[i];
+  if (!Number.isNaN(done)) {
+    if (step === "train") parts.push(`${done} of ${asked} epochs`);
+    else if (step === "evaluate") parts.push(`${done} models`);
+    else parts.push(done === asked ? showSize(done) : `${showSize(done)} of ${showSize(asked)}`);
+  }
+  const where = [`task ${lanes.task[i]}`];
+  if (lanes.round[i] >= 0) where.push(`round ${lanes.round[i]}`);
+  if (lanes.group[i] >= 0) where.push(`group ${lanes.group[i]}`);
+  parts.push(where.join(", "));
+  if (outcome !== "done") parts.push(OUTCOME_WORDS[outcome]);
+  return parts;
+}
+
+function describeLane(timeline, lane) {
+  const { lanes, palette } = timeline;
+  const counts = new Map();
+  for (let i = lanes.first[lane]; i < lanes.first[lane + 1]; i++) {
+    if (lanes.isLast(i, lane)) counts.set(lanes.outcomeOf(i), (counts.get(lanes.outcomeOf(i)) ?? 0) + 1);
+  }
+  const total = [...counts.values()].reduce((sum, count) => sum + count, 0);
+  const outcomes = Object.keys(palette.outcomes);
+  const ends = outcomes.map((name, k) => (counts.get(k) ? `${counts.get(k)} ${name}` : "")).filter(Boolean).join(", ");
+  const parts = [`Device ${lanes.device[lane]}`, `${showCount(lanes.speed[lane])} samples/s, ${showCount(lanes.samples[lane])} training samples`];
+  parts.push(total ? `${total} tasks: ${ends}` : "it never worked");
+  if (lanes.last_group[lane] >= 0) parts.push(`in group ${lanes.last_group[lane]} at the end`);
+  return parts;
+}
+
+function describeRound(timeline, at) {
+  const { round_number: numbers, round_end: ends, round_deadline: deadlines, round_accuracy: accuracies } = timeline.lanes;
+  const begin = timeline.seconds(at ? ends[at - 1] : 0), end = timeline.seconds(ends[at]);
+  const parts = [`Round ${numbers[at]}`, `${showLength(end - begin)} from ${showTime(begin, (end - begin) / 20)} on`];
+  if (deadlines[at]) parts.push("its deadline was reached");
+  if (!Number.isNaN(accuracies[at])) parts.push(`accuracy ${accuracies[at].toFixed(4)}`);
+  return parts;
+}
+
+function describeCurves(timeline, time) {
+  const { curves, view, width } = timeline;
+  const half = view.span / width / 2; // as much time as a pixel has
+  const mean = (name) => curves[name].means(time - half, time + half, 1)[0];
+  const useful = mean("useful"), wasted = mean("wasted");
+  return [
+    showTime(timeline.seconds(time), timeline.grain),
+    `${showCount(useful + wasted)} devices at work, ${showCount(wasted)} of them in vain`,
+    `server's link: ${showRate(mean("down"))} down, ${showRate(mean("up"))} up`,
+  ];
+}
+
+function describeMark(timeline, at) {
+  const { mark_kind: kinds, mark_time: times } = timeline.lanes;
+  return `${MARK_WORDS[kinds[at]]} at ${showTime(timeline.seconds(times[at]), timeline.grain)}`;
+}

@@ -1,0 +1,52 @@
+"""HTML without surprises: every text is escaped unless it is marked as HTML already."""
+
+import html
+import json
+from typing import Any
+
+_LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
+
+
+class Markup(str):
+    """HTML, to be taken as it stands."""
+
+    __slots__ = ()
+
+
+def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
+    """An element. Texts among the children are escaped, ``None`` is left out.
+
+    Attributes lose a closing underscore and have hyphens for the others (``class_``, ``aria_label``); ``True`` stands for a
+    bare one, ``None`` and ``False`` leave it out.
+    """
+    words = []
+    for name, value in attributes.items():
+        if value is not None and value is not False:
+            key = name.rstrip("_").replace("_", "-")
+            words.append(f" {key}" if value is True else f' {key}="{html.escape(str(value))}"')
+    opening = f"<{tag}{''.join(words)}>"
+    return Markup(opening if tag in ("img", "input", "meta") else f"{opening}{join(*children)}</{tag}>")
+
+
+def join(*children: str | None) -> Markup:
+    """Children one after the other, texts escaped."""
+    return Markup(
+        "".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child is not None)
+    )
+
+
+def plain(text: object, most: int = _LONGEST) -> str:
+    """A text from a scenario as one line that shows what it is: nothing invisible, the middle left out when it is long."""
+    shown = visible(" ".join(str(text).split()))
+    return shown if len(shown) <= most else f"{shown[: most - most // 3 - 1]}…{shown[-(most // 3) :]}"
+
+
+def visible(text: str) -> str:
+    """The text with a sign for each character that is not seen, or that changes how others are seen; line ends stay."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{WHITE SQUARE}" for letter in text)
+
+
+def data_block(name: str, value: object) -> Markup:
+    """A value for the page's scripts, as JSON that no text in it can end early."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')

@@ -1,0 +1,278 @@
+"""A scenario in plain English, made from its resolved tables, for people who have not read the file."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from analysis.report.markup import plain
+
+Table = Mapping[str, Any]
+
+_SOURCES = {
+    "digits": "scikit-learn's 1,797 hand-written digits",
+    "mnist": "MNIST's hand-written digits",
+    "fashion": "Fashion-MNIST's pictures of clothes",
+    "cifar10": "CIFAR-10's colour pictures",
+    "emnist": "EMNIST's hand-written letters and digits",
+    "synthetic": "synthetic samples, drawn for each device",
+    "npz": "samples from a file of arrays",
+}
+_MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module": "a model of the user's own", "size": "a model"}
+_STRATEGIES = {
+    "cata-fed": "CATA-Fed",
+    "cfl": "CFL",
+    "fedasync": "FedAsync",
+    "fedavg": "FedAvg",
+    "fedbuff": "FedBuff",
+    "fedgroup": "FedGroup",
+    "fedprox": "FedProx",
+    "fesem": "FeSEM",
+    "fesem-mig": "FeSEM",
+    "flexcfl": "FlexCFL",
+    "ifca": "IFCA",
+    "ifca-mig": "IFCA with migration",
+    "lcfl": "LCFL",
+    "local": "Local training",
+    "rfedavg": "RFedAvg",
+    "tifl": "TiFL",
+}
+
+
+def describe(scenario: Table) -> str:
+    """One paragraph: the devices and their data, what they train, how they are connected, the strategy, and the end.
+
+    Args:
+        scenario: the tables of a resolved ``scenario.toml``. What they say in a way that is not known here is left out.
+    """
+    parts = (_data, _training, _speed, _availability, _lifetimes, _network, _drift, _strategy, _end)
+    sentences = (_said(part, scenario) for part in parts)
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def strategy_name(kind: str) -> str:
+    """A strategy as its paper writes it; a strategy of the user's own by its class."""
+    return _STRATEGIES.get(kind) or plain(kind.rpartition(":")[2], 60)
+
+
+def without_places(value: Any) -> Any:
+    """A scenario without the folders of the machine that it was run on."""
+    if isinstance(value, dict):
+        return {key: without_places(item) for key, item in value.items() if key != "root"}
+    if isinstance(value, list):
+        return [without_places(item) for item in value]
+    if isinstance(value, str) and value.startswith(("/", "~", "\\")):
+        return f"…/{value.replace(chr(92), '/').rpartition('/')[2]}"
+    return value
+
+
+def _said(part: Callable[[Table], str], scenario: Table) -> str:
+    try:
+        return part(scenario)
+    except (KeyError, TypeError, ValueError, AttributeError):  # a scenario of another version, or made by hand
+        return ""
+
+
+def _data(scenario: Table) -> str:
+    population, data = scenario["population"], scenario["data"]
+    devices = f"{population['devices']:,} devices hold"
+    if "pooled_from" in data:
+        devices = f"One device holds all the data of {data['pooled_from']:,}:"
+    elif population["devices"] == 1:
+        devices = "One device holds"
+    if "samples" in population:
+        sizes = population["samples"]
+        words = f"{sizes['low']:,} to {sizes['high']:,}" if sizes["kind"] == "uniform" else "long-tailed numbers of"
+        return f"{devices} {words} training samples each."
+    source = data["source"]["kind"]
+    dealt = _said(lambda partition: _PARTITIONS[partition["kind"]](partition), data["partition"])
+    return f"{devices} {_SOURCES.get(source, source)}{', ' if dealt else ''}{dealt}."
+
+
+def _sizes(sizes: Table) -> str:
+    return f", {sizes['low']:,} to {sizes['high']:,} samples each" if sizes.get("kind") == "uniform" else ""
+
+
+_PARTITIONS: dict[str, Callable[[Table], str]] = {
+    "iid": lambda _: "dealt evenly at random",
+    "dirichlet": lambda p: f"each class cut among them in random shares (Dirichlet, alpha {p['alpha']:g})",
+    "power-law": lambda p: f"{p['classes_per_device']} classes a device, in very unequal amounts (a power law)",
+    "femnist": lambda p: f"{p['classes_per_device']} classes a device, in unequal amounts",
+    "ditto": lambda p: f"{p['classes_per_device']} classes a device, in unequal amounts",
+    "class-bias": lambda p: (
+        f"{p['share']:.0%} of a device's from {p['classes_per_device']} classes of its own{_sizes(p['sizes'])}"
+    ),
+    "class-imbalance": lambda _: "each device with one majority class, most often a middle one",
+    "label-groups": lambda p: f"dealt so that each of {p['groups']} groups of devices has classes of its own",
+    "rotations": lambda p: f"turned by {_listed([f'{turn}°' for turn in p['degrees']])}, each by another group of devices",
+    "permutations": lambda p: f"whose labels each of {p['groups']} groups of devices names in its own way",
+    "file": lambda _: "dealt as a file says",
+    "synthetic": lambda _: "in lognormal amounts",
+}
+
+
+def _training(scenario: Table) -> str:
+    model, training = scenario["model"], scenario["training"]
+    name = _MODELS.get(model["kind"], f"the network {model['kind']}")
+    if model["kind"] == "mlp":
+        name += f" with {_listed([str(width) for width in model.get('hidden', [128])])} hidden units"
+    if scenario.get("learning") == "off":
+        return f"Nothing is learned: the run counts time and bytes, as {name} would take them."
+    rate = f"learning rate {training['lr']:g}" + (" (falling)" if training.get("lr_decay", 1) < 1 else "")
+    momentum = f", momentum {training['momentum']:g}" if training.get("momentum") else ""
+    return f"They train {name} by SGD ({rate}, batches of {training['batch_size']:,}{momentum})."
+
+
+def _speed(scenario: Table) -> str:
+    population = scenario["population"]
+    if "capacity" in population:
+        words = "Their speeds and links are those of real phones (FedScale)"
+    elif "speed" not in population:
+        return "Training takes no simulated time."
+    else:
+        words = f"A device's speed is {_amount(population['speed'])}"
+    if population.get("jitter"):
+        words += f"; an epoch's time varies by {population['jitter']:.0%}"
+    if "stragglers" in population:
+        slow = population["stragglers"]
+        words += f"; {slow['share']:.0%} of them are slowed to {slow['factor']:.0%} of their speed"
+    return f"{words}."
+
+
+def _availability(scenario: Table) -> str:
+    own = scenario["population"].get("availability", {"kind": "always"})
+    if own["kind"] == "renewal":
+        return f"Devices can be reached for {own['mean_on']} and then not for {own['mean_off']}, on average."
+    if own["kind"] == "flash":
+        return "Devices can be reached when real phones were idle, charging and on Wi-Fi (FLASH)."
+    return "Devices can be reached at any time."
+
+
+def _lifetimes(scenario: Table) -> str:
+    population = scenario["population"]
+    words = []
+    arrivals, departures = population.get("arrivals"), population.get("departures")
+    if arrivals:
+        which = f"{arrivals['newcomers']:,} of them" if "newcomers" in arrivals else "Some"
+        words.append(f"{which} arrive later ({arrivals['rate']})" if "rate" in arrivals else "Some arrive later")
+    if departures:
+        share = f"{departures['share']:.0%}" if "share" in departures else "some"
+        stay = f", after {departures['mean_stay']} on average" if "mean_stay" in departures else ""
+        words.append(f"{share} leave for good{stay}")
+    text = " and ".join(words)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _network(scenario: Table) -> str:
+    network = scenario["network"]
+    device = network.get("device", {})
+    own = [f"{_amount(device[way])} {way}" for way in ("down", "up") if way in device and not _unlimited(device[way])]
+    if "capacity" in scenario["population"]:
+        own = []
+    links = f"Each device's link has {_listed(own)}" if own else ""
+    latency = device.get("latency")
+    if latency and not str(latency.get("value", "")).startswith("0 "):
+        links += f"{', with ' if links else 'Messages have '}{_amount(latency)} of latency"
+    server = network.get("server")
+    shared = ""
+    if isinstance(server, Mapping):
+        limits = [f"{server[way]} {way}" for way in ("down", "up") if not _unlimited({"value": server[way]})]
+        shared = f"the server's link, which all share, has {_listed(limits)}" if limits else ""
+    if network["kind"] == "tree":
+        shared = f"{'; '.join(filter(None, [shared, _cells(network)]))}"
+    elif network["kind"] == "graph":
+        shared = "they reach the server through a network that is read from a file"
+    text = "; ".join(filter(None, [links, shared]))
+    return f"{text[:1].upper()}{text[1:]}." if text else "Messages take no simulated time."
+
+
+def _cells(network: Table) -> str:
+    cell = network.get("cell", {})
+    limits = [f"{cell[way]} {way}" for way in ("down", "up") if way in cell and not _unlimited({"value": cell[way]})]
+    return f"they are in {network['cells']:,} cells" + (f" with {_listed(limits)} each" if limits else "")
+
+
+def _drift(scenario: Table) -> str:
+    drift = scenario.get("drift")
+    if not drift:
+        return ""
+    at = drift["at"]
+    if "every_rounds" in at:
+        when = "Every round" if at["every_rounds"] == 1 else f"Every {at['every_rounds']:,} rounds"
+    elif "every" in at:
+        when = f"Every {at['every']}"
+    else:
+        when = f"At round{'s' if len(at['rounds']) > 1 else ''} {_listed(at['rounds'])}" if "rounds" in at else "At set times"
+    chance = f"with probability {drift['probability']:g} " if "probability" in drift else ""
+    what = {
+        "swap-all": f"devices {chance}exchange all their data with another one",
+        "swap-part": f"devices {chance}exchange the samples of two classes with another one",
+        "incremental": "devices hold a larger share of their data",
+        "label-permutation": f"devices {chance}rename their classes",
+        "rotation": f"devices' pictures {chance}turn by quarter turns",
+    }[drift["kind"]]
+    return f"{when}, {what}."
+
+
+def _strategy(scenario: Table) -> str:
+    own = scenario["strategy"]
+    name = strategy_name(own["kind"])
+    epochs = f"{own['local_epochs']} local epoch{'' if own['local_epochs'] == 1 else 's'}"
+    if "concurrency" in own:
+        buffer = f", and {own['buffer']} answers make a version of the model" if "buffer" in own else ""
+        return f"{name} keeps {own['concurrency']:,} devices at work for {epochs} each{buffer}; it has no rounds."
+    asked = own.get("clients_per_round")
+    who = "all devices" if asked is None else f"{asked:,} device{'' if asked == 1 else 's'} a round"
+    if "participation" in own and asked is None:
+        who = f"{own['participation']:.0%} of the devices a round" if own["participation"] < 1 else "all devices"
+    words = f"{name} asks {who} for {epochs}"
+    if "deadline" in own:
+        words += f", within {own['deadline']}"
+    elif "relative_deadline" in own:
+        words += f", within {own['relative_deadline']:g} times the mean time of {own['reference_epochs']} epochs"
+    else:
+        words += ", and waits for all of them"
+    if isinstance(own.get("groups"), int) and own["groups"] > 1:
+        words += f"; it forms {own['groups']} groups"
+    if own.get("clusters", 1) != 1:
+        words += f"; it forms {own['clusters']} clusters"
+    if own.get("tiers"):
+        words += f"; it forms {own['tiers']} tiers"
+    if "mu" in own:
+        words += f"; its proximal term weighs {own['mu']:g}"
+    return f"{words}."
+
+
+def _end(scenario: Table) -> str:
+    stop = scenario["stop"]
+    ends = []
+    if "rounds" in stop:
+        unit = "versions of the model" if "concurrency" in scenario["strategy"] else "rounds"
+        ends.append(f"after {stop['rounds']:,} {unit}")
+    if "simulated_time" in stop:
+        ends.append(f"after {stop['simulated_time']} of simulated time")
+    if "accuracy" in stop:
+        ends.append(f"at an accuracy of {stop['accuracy']:g}")
+    return f"The run ends {_listed(ends, 'or')}; what is drawn at random follows from the seed {scenario['seed']}."
+
+
+def _amount(distribution: Table) -> str:
+    """A quantity that may differ between devices."""
+    match distribution["kind"]:
+        case "constant":
+            return str(distribution["value"])
+        case "uniform":
+            return f"{distribution['low']} to {distribution['high']}"
+        case "lognormal":
+            return f"{distribution['median']} in the median (lognormal, a factor of {distribution['spread']:g})"
+        case "choice":
+            return _listed([str(value) for value in distribution["values"]], "or")
+    raise ValueError(distribution["kind"])
+
+
+def _unlimited(distribution: Table) -> bool:
+    return str(distribution.get("value", "")).startswith("inf")
+
+
+def _listed(words: list[Any], last: str = "and") -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    texts = [str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}" if texts else ""

@@ -1,0 +1,62 @@
+"""Writing a report: where to, and nothing half-written."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.report.gather import gather
+from analysis.report.page import build
+from analysis.style import PictureError
+from fedsim.errors import RunFolderError
+from fedsim.records.folder import write_text
+from fedsim.records.reading import RunFolder
+
+ENDINGS = (".html", ".htm")
+_LONGEST = 100  # of the part of a file name that comes from a folder's
+
+
+def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Write the report of runs and studies; returns its file.
+
+    Args:
+        paths: folders of runs or studies, one or more.
+        out: an HTML file; by default beside the first folder and named after it.
+
+    Raises:
+        PictureError: ``out`` is no name for an HTML file, or lies in one of the run folders.
+        RunFolderError: a folder is neither a run nor a study or is damaged, or the file cannot be written.
+    """
+    folders = [Path(path) for path in paths]
+    target = default_out(folders[0]) if out is None else Path(out)
+    if target.suffix.lower() not in ENDINGS:
+        raise PictureError(f"--out is {str(target)!r}; allowed is a file whose name ends in {' or '.join(ENDINGS)}")
+    subject = gather(folders)
+    _refuse_unusable(target, subject.runs)
+    text = build(subject)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, text)
+    except OSError as error:
+        raise RunFolderError(f"{str(target)!r} cannot be written: {error.strerror}") from None
+    return target
+
+
+def _refuse_unusable(target: Path, runs: Sequence[RunFolder]) -> None:
+    """Look whether the file can be written, before the work of drawing, and change nothing."""
+    for run in runs:
+        if target.resolve().is_relative_to(run.path.resolve()):
+            raise PictureError(f"--out {str(target)!r} lies in the run folder {str(run.path)!r}; give a file outside of it")
+    if target.is_dir():
+        raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
+    parent = target.resolve().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise RunFolderError(f"--out {str(target)!r} cannot be written: {str(parent)!r} is not a folder that you may write to")
+
+
+def default_out(folder: Path) -> Path:
+    """Beside a folder, named after it by letters, digits and ``-_.`` alone."""
+    whole = folder.resolve()
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in whole.name)[:_LONGEST]
+    return whole.with_name(f"{kept.lstrip('-.') or 'fedsim'}.report.html")

@@ -1,0 +1,186 @@
+"""A real browser for tests: headless Chromium, driven by its DevTools protocol over a pipe. Needs no package and no port."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
+)
+_WAIT_S = 60.0
+
+
+def executable() -> str | None:
+    """Where a browser is; None if there is none."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """An open page, with what it logged and what it asked the network for.
+
+    Attributes:
+        errors: uncaught exceptions and logged errors, such as violations of its policy.
+        requests: the URLs of all requests after the first one, data URIs left out.
+    """
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read, self._write = read, write
+        self._buffer = b""
+        self._count = 0
+        self._session: str | None = None
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+
+    def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
+        """Load a file from disk, and wait until it is there."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.resize(width, height)
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait_for("document.readyState === 'complete'")
+        self.requests = self.requests[1:]
+
+    def resize(self, width: int, height: int) -> None:
+        """Make the window another size (CSS pixels)."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def ask(self, expression: str) -> Any:
+        """The value of a JavaScript expression, as JSON has it."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str) -> None:
+        """Wait until an expression is true."""
+        end = time.monotonic() + _WAIT_S
+        while not self.ask(expression):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{expression} has not become true; errors: {self.errors}")
+            time.sleep(0.02)
+
+    def middle(self, selector: str) -> tuple[float, float]:
+        """Where the middle of an element is, after scrolling it into view."""
+        box = self.ask(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        return float(box[0]), float(box[1])
+
+    def wheel(self, x: float, y: float, turn: float, shift: bool = False) -> None:
+        """Turn the wheel over a point."""
+        self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=turn, modifiers=8 if shift else 0)
+
+    def mouse(self, kind: str, x: float, y: float, pressed: bool = False) -> None:
+        """``mouseMoved``, ``mousePressed`` or ``mouseReleased``."""
+        press = {} if kind == "mouseMoved" and not pressed else {"button": "left", "buttons": 1, "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **press)
+
+    def click(self, selector: str) -> None:
+        """Click on the middle of an element."""
+        x, y = self.middle(selector)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.mouse(kind, x, y)
+
+    def key(self, key: str) -> None:
+        """Press a key."""
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def write(self, text: str) -> None:
+        """Write into the field that has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def screenshot(self, path: Path, whole: bool = False) -> None:
+        """Save what is seen, or the whole page, as PNG."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One call of the protocol; what the page says meanwhile is noted."""
+        self._count += 1
+        message: dict[str, Any] = {"id": self._count, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + _WAIT_S
+        while True:
+            answer = self._next(end)
+            if answer.get("id") == self._count:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._note(answer.get("method", ""), answer.get("params", {}))
+
+    def _next(self, end: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            if not select.select([self._read], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError("the browser does not answer")
+            part = os.read(self._read, 1 << 16)
+            if not part:
+                raise RuntimeError("the browser has ended")
+            self._buffer += part
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+    def _note(self, event: str, said: dict[str, Any]) -> None:
+        if event == "Runtime.exceptionThrown":
+            self.errors.append(str(said["exceptionDetails"].get("exception", {}).get("description", said)))
+        elif event == "Log.entryAdded" and said["entry"]["level"] == "error":
+            self.errors.append(str(said["entry"]["text"]))
+        elif event == "Runtime.consoleAPICalled" and said["type"] in ("error", "assert"):
+            self.errors.append(str(said["args"]))
+        elif event == "Network.requestWillBeSent" and not said["request"]["url"].startswith("data:"):
+            self.requests.append(str(said["request"]["url"]))
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Page]:
+    """A browser with a new empty profile in ``profile``; it ends with the context."""
+    path = executable()
+    assert path is not None
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    theirs_in, theirs_out = (fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (theirs_in, theirs_out))
+
+    def connect() -> None:
+        os.dup2(theirs_in, 3)
+        os.dup2(theirs_out, 4)
+
+    process = subprocess.Popen(
+        [path, *_FLAGS, f"--user-data-dir={profile}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=connect,
+        pass_fds=(3, 4),
+        start_new_session=True,
+    )
+    page = Page(ours_in, ours_out)
+    try:
+        yield page
+        page._session = None
+        page.call("Browser.close")
+    finally:
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+        for end in (ours_in, ours_out, theirs_in, theirs_out):
+            os.close(end)

@@ -1,0 +1,267 @@
+"""The report as a file: what it holds, what it leaves out, and what hostile names do to it (nothing)."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fedsim
+from analysis.report import write_report
+from analysis.report.page import SCRIPTS
+from analysis.report.write import default_out
+from fedsim.cli import main
+from fedsim.records.folder import fingerprints
+from fedsim.records.reading import RunFolder
+
+HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, words)])
+
+
+class Document(HTMLParser):
+    """The elements of a page, its texts, and what its scripts and styles hold."""
+
+    VOID = ("img", "input", "meta")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.raw: dict[str, list[str]] = {"script": [], "style": [], "pre": []}
+        self.texts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag in self.raw:
+            self.raw[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in self.raw:
+            self.raw[self.open[-1]][-1] += data
+        else:
+            self.texts.append(data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@pytest.fixture
+def hostile(run: RunFolder, tmp_path: Path) -> RunFolder:
+    """A run whose every text is an attack: its folder's name, its scenario's, its strategy's."""
+    folder = tmp_path / "_<script>alert(1)<%2Fscript> \"'&\n\u2028$(reboot)"
+    shutil.copytree(run.path, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"name": HOSTILE, "strategy": HOSTILE, "stopped": HOSTILE}))
+    scenario = (folder / "scenario.toml").read_text()
+    scenario = scenario.replace('name = "small"', f"name = {json.dumps(HOSTILE)}\nroot = '/home/me'")
+    scenario = scenario.replace('kind = "fedavg"', f"kind = {json.dumps(HOSTILE)}\nfile = '/home/me/secret.json'")
+    (folder / "scenario.toml").write_text(scenario)
+    return RunFolder(folder)
+
+
+@pytest.fixture
+def study(small: dict[str, Any], tmp_path: Path) -> Path:
+    """A study of two variants and two seeds, one variant with a name that wants to be markup."""
+    import tomli_w
+
+    tables = {
+        "name": "a study <b>of two</b>",
+        "seeds": [1, 2],
+        "baseline": "plain",
+        "base": small | {"stop": {"rounds": 3}, "learning": "off"},
+        "variants": {"plain": {}, "<i>longer</i>": {"strategy": {"local_epochs": 3}}},
+    }
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(tables))
+    result = CliRunner().invoke(main, ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "st"), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    return tmp_path / "st"
+
+
+def check_frame(document: Document, timelines: int) -> None:
+    """One script, one style, both as the policy has them; nothing comes from elsewhere, nothing runs from an attribute."""
+    scripts = document.of("script")
+    assert [script.get("type") for script in scripts] == ["application/json"] * (timelines + 1) + ["module"]
+    assert not any("src" in script for script in scripts)
+    for block in document.raw["script"][:-1]:
+        json.loads(block)
+    policy = next(meta["content"] for meta in document.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    for kind, content in (("script", document.raw["script"][-1]), ("style", document.raw["style"][0])):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+    for tag, attributes in document.elements:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcdoc", "action", "formaction")]
+        for name in ("src", "href"):
+            value = attributes.get(name) or "#"
+            assert value.startswith("#") if name == "href" else value.startswith(("#", "data:image/png;base64,")), (
+                tag,
+                value[:80],
+            )
+    assert {tag for tag, _ in document.elements}.isdisjoint({"link", "iframe", "object", "embed", "base", "b", "i"})
+
+
+def test_a_run(run: RunFolder, tmp_path: Path) -> None:
+    before = fingerprints(run.path)
+    result = call(run.path)
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "run.report.html"
+    assert str(path) in result.output
+    assert fingerprints(run.path) == before
+    assert not [name for name in tmp_path.iterdir() if name.name.endswith(".writing")]
+    document = Document(path)
+    check_frame(document, timelines=1)
+    accuracy = run.summary["accuracy"]
+    for words in (
+        "20 devices hold scikit-learn's 1,797 hand-written digits",
+        "FedAvg asks 6 devices a round for 2 local epochs, within 10 s.",
+        f"{accuracy['final']:.4f}",
+        f"best {accuracy['best']:.4f}",
+        "Table of 8 rounds",
+    ):
+        assert words in document.text
+    assert all(len(picture["alt"] or "") > 40 for picture in document.of("img"))
+    assert len(document.of("img")) == 4  # stragglers, traffic, accuracy, fairness
+    assert document.of("html")[0]["lang"] == "en"
+    headings = [int(tag[1]) for tag, _ in document.elements if re.fullmatch(r"h\d", tag)]
+    assert headings[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(headings))
+    fields = [f for f in document.of("input") if f.get("type") == "text"]
+    assert [field["name"] for field in fields] == ["device", "round"]
+
+
+def test_the_same_run_gives_the_same_bytes(unlearned: RunFolder, tmp_path: Path) -> None:
+    first, second = (write_report([unlearned.path], tmp_path / name) for name in ("a.html", "b.htm"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_several_runs(run: RunFolder, unlearned: RunFolder, tmp_path: Path) -> None:
+    path = write_report([run.path, unlearned.path], tmp_path / "all.html")
+    document = Document(path)
+    check_frame(document, timelines=2)
+    assert "What their scenarios say differently: 1 key" in document.text
+    assert "final accuracy (0-1)" in document.text
+    assert [field for field in document.of("input") if field["name"] == "together"]
+
+
+def test_a_study(study: Path) -> None:
+    result = call(study)
+    assert result.exit_code == 0, result.output
+    document = Document(study.with_name("st.report.html"))
+    check_frame(document, timelines=2)
+    for words in (
+        "a study <b>of two</b>",
+        "<i>longer</i>, seed 1",
+        "Here and below 2 of 4 runs are shown",
+        "The baseline is plain.",
+    ):
+        assert words in document.text
+    assert "difference to the baseline" in document.text
+
+
+def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    path = write_report([hostile.path, run.path])
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+\.report\.html", path.name)
+    document = Document(path)
+    check_frame(document, timelines=2)
+    assert "</script><script>alert(1)</script>" in document.text
+    assert "/home/me" not in document.text
+    assert "…/secret.json" in document.raw["pre"][0]
+    assert not set(document.text + document.raw["pre"][0]) & set("\u2028\u202e")
+    assert "/home/me" not in document.raw["pre"][0]
+    assert len(document.of("h1")) == 1
+    assert document.raw["pre"][0].count("long long") == 2000  # the scenario as it is has it whole, twice
+    assert document.text.count("long long") < 500
+
+
+def test_a_large_run_makes_a_small_file(small: dict[str, Any], tmp_path: Path) -> None:
+    """1,000 devices, 300 rounds, and times that compress badly."""
+    small["population"] |= {"devices": 1000, "samples": {"kind": "uniform", "low": 10, "high": 300}, "jitter": 0.3}
+    small["strategy"] |= {"clients_per_round": 20}
+    folder = tmp_path / "large"
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 300}}), folder, executor="inline")
+    path = write_report([folder])
+    assert path.stat().st_size < 2e6  # ten are allowed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RUN", "--out", "TMP/report.txt"], "allowed is a file whose name ends in .html or .htm"),
+        (["RUN", "--out", "RUN/report.html"], "lies in the run folder"),
+        (["RUN", "--out", "TMP/folder.html"], "is a folder"),
+        (["RUN", "--out", "RUN/summary.json/report.html"], "lies in the run folder"),
+        (["RUN", "--out", "TMP/a-file/report.html"], "cannot be written"),
+        (["TMP"], "is not a run folder"),
+        (["TMP/nowhere"], "is not a run folder"),
+        ([], "Missing argument"),
+    ],
+)
+def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "a-file").write_text("")
+    result = call(*(word.replace("RUN", str(run.path)).replace("TMP", str(tmp_path)) for word in words))
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.rglob("*.report.html"))
+
+
+def test_a_damaged_run_leaves_the_old_report(run: RunFolder) -> None:
+    path = write_report([run.path])
+    before = path.read_bytes()
+    (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
+    result = call(run.path)
+    assert result.exit_code == 2
+    assert "events.parquet" in result.output
+    assert path.read_bytes() == before
+
+
+def test_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_out(tmp_path / "runs").name == "runs.report.html"
+    assert default_out(tmp_path / ("x" * 250)).name == f"{'x' * 100}.report.html"
+    assert default_out(tmp_path / "-rf ; <b>").name == "rf____b_.report.html"
+    monkeypatch.chdir(tmp_path)
+    assert default_out(Path()).name == f"{tmp_path.name}.report.html"
+
+
+def test_every_script_is_part_of_the_page(run: RunFolder) -> None:
+    assets = {path.stem for path in (Path(fedsim.__file__).parents[1] / "analysis" / "report" / "assets").glob("*.js")}
+    assert assets == set(SCRIPTS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"population": {"devices": 6}, "network": {"kind": "star"}, "strategy": {"clients_per_round": 3}},  # takes no time
+        {"population": {"devices": 4, "availability": {"kind": "renewal", "mean_on": "1 ms", "mean_off": "99 day"}},
+         "strategy": {"clients_per_round": 2}, "stop": {"simulated_time": "1 min"}},  # nothing ever happens
+        {"population": {"devices": 1, "speed": "9 samples/s"}, "strategy": {"kind": "local"}},
+        {"population": {"devices": 5, "speed": "9 samples/s"}, "strategy": {"kind": "fedasync", "concurrency": 2}},
+    ],
+    ids=["timeless", "nothing", "one", "roundless"],
+)  # fmt: skip
+def test_runs_at_the_edge(changes: dict[str, Any], tmp_path: Path) -> None:
+    fedsim.run(fedsim.Scenario(**{"learning": "off", "stop": {"rounds": 2}} | changes), tmp_path / "run", executor="inline")
+    check_frame(Document(write_report([tmp_path / "run"])), timelines=1)

@@ -1,0 +1,229 @@
+"""The report in a real browser, opened from disk: it draws, zooms, finds, and asks no network for anything."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from analysis.report import write_report
+from fedsim.records.reading import RunFolder
+from tests.analysis.chromium import Page, browser, executable
+
+pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine: install chromium to look at reports")
+
+_STAGE = "document.querySelectorAll('.stage')[0]"
+
+
+@pytest.fixture(scope="module")
+def report(grouped: RunFolder, grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two timelines: a run with groups, and one whose names would run as scripts."""
+    folder = tmp_path_factory.mktemp("report")
+    hostile = folder / "<img src=x onerror=window.hacked=1>"
+    changes = {
+        "name": "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>",
+        "learning": "off",
+        "strategy": {"kind": "fedavg", "clients_per_round": 6},
+    }
+    fedsim.run(fedsim.Scenario(**grouped_scenario | changes), hostile, executor="inline")
+    return write_report([grouped.path, hostile], folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def opened(report: Path) -> Iterator[Page]:
+    with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
+        page.open(report)
+        page.wait_for("[...document.querySelectorAll('.timeline')].every(timeline => timeline.dataset.ready === 'yes')")
+        yield page
+
+
+@pytest.fixture
+def page(opened: Page) -> Page:
+    """The open page with everything in view again."""
+    opened.resize(1280, 900)
+    opened.ask("document.querySelector('.timeline [data-do=whole]').click()")
+    return opened
+
+
+def view(page: Page, place: int = 0) -> tuple[float, float, float]:
+    """From when to when (s), and how tall a lane is (pixels)."""
+    data = page.ask(
+        f"(() => {{ const d = document.querySelectorAll('.stage')[{place}].dataset; return [d.from, d.to, d.lane]; }})()"
+    )
+    return float(data[0]), float(data[1]), float(data[2])
+
+
+def told(page: Page) -> str:
+    return str(page.ask("document.querySelector('.told').textContent"))
+
+
+def drawn(page: Page) -> dict[str, int]:
+    """How many pixels of the lanes have which colour, after the next frame."""
+    counts = page.ask(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {"
+        " const lanes = document.querySelector('canvas.lanes'), counts = {};"
+        " const data = lanes.getContext('2d').getImageData(0, 0, lanes.width, lanes.height).data;"
+        " for (let i = 0; i < data.length; i += 4) {"
+        "  const colour = '#' + [0, 1, 2].map(k => data[i + k].toString(16).padStart(2, '0')).join('');"
+        "  counts[colour] = (counts[colour] ?? 0) + 1; }"
+        " done(counts); })))"
+    )
+    return {str(colour): int(count) for colour, count in counts.items()}
+
+
+def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
+    assert page.errors == []
+    assert page.requests == []
+    assert page.ask("window.hacked") is None
+    assert page.ask("document.querySelectorAll('.stage').length") == 2
+
+
+def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
+    """The policy is in force: a script, a style and a request that the page did not come with do nothing."""
+    page.ask(
+        "(() => { const script = document.createElement('script'); script.textContent = 'window.hacked = 2';"
+        " document.body.append(script); const image = new Image(); image.src = 'file:///etc/hostname';"
+        " document.body.append(image); image.remove(); script.remove(); })()"
+    )
+    assert page.ask("fetch('data:text/plain,x').then(() => 'fetched', () => 'refused')") == "refused"
+    assert page.ask("window.hacked") is None
+    assert any("Content Security Policy" in error for error in page.errors)
+    page.errors.clear()
+    page.requests.clear()
+
+
+def test_steps_are_drawn_in_their_colours(page: Page, grouped: RunFolder) -> None:
+    colours = drawn(page)
+    steps = {event["step"] for event in grouped.events if event["kind"] == "step-start"}
+    for step, colour in (("download", "#56b4e9"), ("train", "#009e73"), ("upload", "#0072b2")):
+        assert step in steps
+        assert colours.get(colour, 0) > 20, step
+    assert sum(colours.values()) > 100_000
+
+
+def test_the_wheel_zooms_around_the_pointer_and_out_again(page: Page, grouped: RunFolder) -> None:
+    whole = view(page)
+    assert whole[:2] == pytest.approx((0.0, grouped.summary["simulated_s"]), abs=1e-3)
+    x, y = page.middle(".stage")
+    page.ask("new Promise(done => setTimeout(done, 300))")  # a page that was just scrolled keeps the wheel for a while
+    page.wheel(x, y, -240)
+    page.wait_for(f"{_STAGE}.dataset.to - {_STAGE}.dataset.from < {0.6 * whole[1]}")
+    zoomed = view(page)
+    assert whole[0] < zoomed[0] < zoomed[1] < whole[1]
+    assert view(page, 1)[:2] == pytest.approx(zoomed[:2])  # the other timeline goes along
+    page.wheel(x, y, -240, shift=True)
+    page.wait_for(f"{_STAGE}.dataset.lane > {1.2 * whole[2]}")
+    page.wheel(x, y, 4000)
+    page.wait_for(f"{_STAGE}.dataset.to - {_STAGE}.dataset.from > {0.99 * whole[1]}")
+
+
+def test_keys_move_and_zoom(page: Page) -> None:
+    page.ask(f"{_STAGE}.focus()")
+    whole = view(page)
+    page.key("+")
+    half = view(page)
+    assert half[1] - half[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    page.key("ArrowRight")
+    assert view(page)[0] > half[0]
+    page.key("Home")
+    assert view(page)[0] == 0
+    page.key("End")
+    assert view(page)[1] == pytest.approx(whole[1])
+    page.key("]")
+    assert view(page)[2] > whole[2]
+    page.key("0")
+    assert view(page) == whole
+
+
+def test_dragging_moves_what_is_seen(page: Page) -> None:
+    page.click(".timeline [data-do=in]")
+    x, y = page.middle(".stage")
+    before = view(page)
+    page.mouse("mousePressed", x, y)
+    for by in (10, 60, 120):
+        page.mouse("mouseMoved", x - by, y, pressed=True)
+    page.mouse("mouseReleased", x - 120, y)
+    after = view(page)
+    assert after[0] > before[0]
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+
+
+def find(page: Page, what: str, text: str) -> str:
+    page.ask(f"document.querySelector('.timeline [name={what}]').value = ''")
+    page.click(f".timeline [name={what}]")
+    page.write(text)
+    page.click(f".timeline form[data-find={what}] button")
+    return told(page)
+
+
+def test_a_device_is_found_and_its_tasks_are_told(page: Page, grouped: RunFolder) -> None:
+    tasks = [event for event in grouped.events if event["kind"] == "task-end" and event["device"] == 7]
+    assert tasks
+    said = find(page, "device", "7")
+    assert said.startswith("Device 7. ")
+    assert f"{len(tasks)} tasks: " in said
+    assert view(page)[2] >= 18
+    page.ask(f"{_STAGE}.focus()")
+    page.key("n")
+    first = next(event for event in grouped.events if event["kind"] == "step-start" and event["device"] == 7)
+    assert told(page).startswith(f"Device 7, {first['step']}. ")
+    assert f"task {first['task']}" in told(page)
+    page.key("Escape")
+    assert told(page) == ""
+    assert "no device 4000" in find(page, "device", "4000")
+    assert "whole number" in find(page, "device", "<b>")
+
+
+def test_a_round_is_shown_from_the_field_and_from_the_table(page: Page, grouped: RunFolder) -> None:
+    begin, end = grouped.rounds[2]["time"], grouped.rounds[3]["time"]
+    assert find(page, "round", "3").startswith("Round 3, ")
+    first, last, _ = view(page)
+    assert first < begin < end < last
+    assert last - first < 1.3 * (end - begin)
+    assert "no round 99" in find(page, "round", "99")
+    page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    page.click("button[data-round='5'][data-timeline='timeline-0-data']")
+    assert told(page).startswith("Round 5, ")
+
+
+def test_what_the_pointer_is_on_is_told(page: Page, grouped: RunFolder) -> None:
+    find(page, "device", "7")
+    page.ask(f"{_STAGE}.focus()")
+    page.key("n")
+    _, y = page.middle(".stage")
+    box = page.ask(f"(() => {{ const b = {_STAGE}.getBoundingClientRect(); return [b.x, b.y, b.width]; }})()")
+    seen = set()
+    for share in range(15, 98, 3):
+        page.mouse("mouseMoved", box[0] + box[2] * share / 100, y)
+        page.ask("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        seen.add(page.ask("document.querySelector('.hover').textContent"))
+    assert len(seen) > 3
+    assert any(re.match(r"Device \d+", text) for text in seen)
+
+
+def test_orders_and_tints_change_the_picture(page: Page) -> None:
+    before = drawn(page)
+    page.ask(
+        "(() => { const tint = document.querySelector('[name=tint]'); tint.checked = false;"
+        " tint.dispatchEvent(new Event('change')); })()"
+    )
+    bare = drawn(page)
+    assert bare.get("#efefef", 0) > before.get("#efefef", 0) + 1000
+    page.ask(
+        "(() => { const tint = document.querySelector('[name=tint]'); tint.checked = true;"
+        " tint.dispatchEvent(new Event('change')); const order = document.querySelector('[name=order]');"
+        " order.value = 'group'; order.dispatchEvent(new Event('change')); })()"
+    )
+    assert drawn(page).keys() >= {"#009e73"}
+
+
+def test_a_narrow_window(page: Page) -> None:
+    page.resize(390, 800)
+    page.wait_for(f"{_STAGE}.clientWidth < 390")
+    assert page.ask("document.documentElement.scrollWidth") <= 390
+    page.wait_for("document.querySelector('canvas.lanes').clientWidth < 360")
+    assert drawn(page).get("#009e73", 0) > 20
+    assert page.errors == []

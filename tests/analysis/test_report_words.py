@@ -1,0 +1,76 @@
+"""The scenario in words: every kind that a scenario can name has some, and they say its numbers."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from analysis.report import words
+from fedsim.catalogue import catalogue
+from fedsim.strategies import REGISTRY
+
+_FILES = sorted((Path(fedsim.__file__).parents[1] / "scenarios").rglob("*.toml"))
+SCENARIOS = [path for path in _FILES if "base" not in tomllib.loads(path.read_text())]  # others are studies
+
+
+def described(scenario: fedsim.Scenario) -> str:
+    return words.describe(tomllib.loads(scenario.to_toml()))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_shipped_scenarios(path: Path) -> None:
+    scenario = fedsim.load(path)
+    text = described(scenario)
+    assert text.count(". ") >= 5
+    assert not re.search(r"None|\bnan\b|[{}\[\]_]|\(\)|  |,\.|\.\.|; ;|\binf\b", text), text
+    assert f"{scenario.population.devices:,} devices hold" in text
+    assert words.strategy_name(scenario.strategy.kind) in text
+
+
+def test_every_kind_is_known() -> None:
+    known = catalogue()
+    assert {name for name, _ in known["data sources"]} == set(words._SOURCES)
+    assert {name for name, _ in known["partitions"]} == set(words._PARTITIONS)
+    assert {words.strategy_name(kind) for kind in REGISTRY if kind not in words._STRATEGIES} <= {*words._STRATEGIES.values()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"strategy": {"kind": "fedbuff", "concurrency": 7, "buffer": 3}}, "FedBuff keeps 7 devices at work for"),
+        ({"strategy": {"kind": "fedprox", "mu": 0.25}}, "its proximal term weighs 0.25"),
+        ({"strategy": {"kind": "fedavg", "relative_deadline": 1.5}}, "within 1.5 times the mean time of 5 epochs"),
+        ({"strategy": {"kind": "local"}}, "Local training asks all devices"),
+        ({"strategy": {"kind": "ifca", "groups": 3}}, "it forms 3 groups"),
+        ({"stop": {"simulated_time": "2 h", "accuracy": 0.9}}, "ends after 2 h of simulated time or at an accuracy of 0.9"),
+        ({"learning": "off"}, "Nothing is learned: the run counts time and bytes"),
+        ({"drift": {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 4}}}, "Every 4 rounds, devices with"),
+        ({"drift": {"kind": "rotation", "at": {"every": "1 h"}}}, "Every 1 h, devices' pictures"),
+        ({"drift": {"kind": "incremental"}}, "At rounds 0, 50, 100 and 150, devices hold a larger share"),
+        (
+            {"network": {"kind": "tree", "cells": 4, "cell": {"down": "5 Mbit/s"}}},
+            "They are in 4 cells with 5 Mbit/s down each.",
+        ),
+        ({"network": {"kind": "star"}}, "Messages take no simulated time."),
+        ({"population": {"devices": 1}, "strategy": {"clients_per_round": 1}}, "One device holds"),
+        (
+            {"population": {"devices": 20, "speed": {"kind": "choice", "values": ["1 samples/s", "2 samples/s"]}}},
+            "1 samples/s or 2",
+        ),
+        (
+            {"population": {"devices": 20, "speed": "9 samples/s", "stragglers": {"share": 0.3}}},
+            "30% of them are slowed to 50% of their speed",
+        ),
+    ],
+)
+def test_what_is_said(changes: dict[str, Any], expected: str) -> None:
+    assert expected in described(fedsim.Scenario(**changes))
+
+
+def test_a_strategy_of_the_users_own_and_tables_from_elsewhere() -> None:
+    assert words.strategy_name("mine.module:Mine") == "Mine"
+    assert words.describe({}) == ""
+    assert "9 devices hold" in words.describe({"population": {"devices": 9}, "data": {"source": {"kind": "x"}, "partition": 7}})
