@@ -1,13 +1,13 @@
 """How long devices computed, and for how much of it there was nothing to show."""
 
 import json
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 _COMPUTING = ("train", "evaluate")
+_KINDS = ("assign", "step-start", "step-end", "task-end")
+_COLUMNS = ("time", "kind", "task", "group", "step", "outcome", "data")
 
 
 class Work(NamedTuple):
@@ -36,7 +36,7 @@ def read_work(run: RunFolder) -> Work:
     computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
     seconds = wasted = 0.0
     moves: int | None = None
-    for time, kind, task, group, step, outcome, data in _events(run):
+    for time, kind, task, group, step, outcome, data in run.events_of(_KINDS, _COLUMNS):
         if kind == "assign":
             moves = (moves or 0) + _is_move(group, data)
         elif kind == "step-start" and step in _COMPUTING:
@@ -66,13 +66,3 @@ def _that_counts(end: float, spent: float, data: str | None) -> float:
 def _is_move(group: int | None, data: str | None) -> bool:
     facts = json.loads(data or "{}")
     return group is not None and facts["before"] is not None and facts["why"] != "split"
-
-
-def _events(run: RunFolder) -> Iterable[tuple[Any, ...]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    table = run.table(files.EVENTS).select(["time", "kind", "task", "group", "step", "outcome", "data"])
-    wanted = pa.array(["assign", "step-start", "step-end", "task-end"])
-    table = table.filter(pc.is_in(table["kind"].cast(pa.string()), value_set=wanted))
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)

@@ -62,12 +62,11 @@ def jain_over_time(run: RunFolder) -> list[Moment]:
     Raises:
         RunFolderError: a table is missing or damaged.
     """
-    table = run.table(files.EVENTS).select(["time", "kind", "device", "round"])
     devices = run.table(files.DEVICES).num_rows
     counts = [0] * devices
     total = squares = 0
     moments = []
-    for time, kind, device, number in zip(*(column.to_pylist() for column in table.columns), strict=True):
+    for time, kind, device, number in run.events_of(("task-start", "round"), ("time", "kind", "device", "round")):
         if kind == "task-start" and number is not None:
             total += 1
             squares += 2 * counts[device] + 1
@@ -84,11 +83,8 @@ def selections(run: RunFolder) -> Iterator[Selection]:
         RunFolderError: a table is missing or damaged.
     """
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
-    table = run.table(files.EVENTS).select(names)
     idle: set[int] = set()
-    for kind, task, device, number, group, step, outcome, data in zip(
-        *(column.to_pylist() for column in table.columns), strict=True
-    ):
+    for kind, task, device, number, group, step, outcome, data in run.events_of(("step-end", "task-end"), names):
         if kind == "step-end" and step == "train" and not json.loads(data)["epochs"]:
             idle.add(task)
         elif kind == "task-end" and number is not None:

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,18 @@ class RunFolder:
         except (KeyError, ValueError) as error:
             raise RunFolderError(f"{files.EVENTS} of {str(self.path)!r} is damaged: {error}") from None
         return rows
+
+    def events_of(self, kinds: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """The named columns of the events of some kinds, in order; ``data`` as it is written, JSON or None.
+
+        For long runs: what is not asked for never becomes a Python object.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = self.table(files.EVENTS)
+        wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
+        return zip(*(column.to_pylist() for column in table.select(columns).filter(wanted).columns), strict=True)
 
     @cached_property
     def transfers(self) -> Rows:
