@@ -15,7 +15,7 @@ from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, co
 from fedsim.learning.training import TrainingSpec
 from fedsim.streams import Streams
 
-_MOST_UNEQUAL = 4  # devices in one stack differ at most by this factor in their number of steps
+_MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
 _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory
 
 

@@ -156,7 +156,7 @@ def test_few_samples_of_many_features_are_trained_in_sample_space_and_others_are
 
 
 def test_the_room_of_a_device_holds_its_samples_and_one_that_is_none() -> None:
-    assert [room(samples) for samples in (0, 31, 32, 47, 48, 63, 64, 96, 500)] == [32, 32, 48, 48, 64, 64, 96, 128, 512]
+    assert [room(samples) for samples in (0, 32, 63, 64, 127, 128, 500)] == [64, 64, 64, 128, 128, 256, 512]
 
 
 def test_padding_is_whole_cache_lines() -> None:

@@ -18,18 +18,16 @@ from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dense.layout import padded
 from fedsim.learning.solvers.dense.parameter import Parameter, spread
 
-_SMALLEST_ROOM = 32  # rows
+_SMALLEST_ROOM = 64  # rows
 
 
 def room(samples: int) -> int:
-    """Rows of a device's matrices in sample space: 32, 48, 64, 96, 128, ..., with one for no sample.
+    """Rows of a device's matrices in sample space, one for no sample among them: 64, 128, 256, ...
 
-    A function of the device alone, since the last bits of a product depend on its shape where that is large.
+    A function of the device alone, since the last bits of a product depend on its shape where that is large. Few sizes, since
+    only devices of one size can share a stack.
     """
-    lines = _SMALLEST_ROOM
-    while lines <= samples:
-        lines = lines * 3 // 2 if lines & (lines - 1) == 0 else lines * 4 // 3
-    return lines
+    return max(_SMALLEST_ROOM, 1 << samples.bit_length())
 
 
 class InputLayer(Protocol):

@@ -1,6 +1,8 @@
 """The solver of dense layers: puts devices into stacks, and takes them out again."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +24,8 @@ _VALUES_BYTES = 1 << 20  # the same in sample space
 _FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 32  # fewer leave a product's fixed cost unshared
 _TOUCHED, _GATHERED, _PREPARED = 10, 64, 500  # multiplications that a number costs to be changed, fetched, made room for
 _FASTER = 3  # how much faster multiplications are in one large product
+_LIGHT = 8_000_000  # multiplications in a step, below which two threads are slower than one
+_INTERPRETER = threading.Lock()  # whoever makes many small operations holds it: they would only fight over Python's own lock
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 _NEVER = -1e30  # bias of the classes that are only padding: their probability is exactly 0
 
@@ -77,6 +81,7 @@ class Dense:
         at_once = samples * inputs * (samples + 2 * outputs) / _FASTER + samples**2 * _PREPARED
         return InSampleSpace if at_once + steps * a_step_there < steps * a_step else InWeightSpace
 
+    @torch.inference_mode()  # gradients are in closed form: without autograd's books a small operation takes half the time
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; see ``Solver``."""
         stacks: dict[str, list[int]] = {}
@@ -85,8 +90,17 @@ class Dense:
         solved: dict[int, Solved] = {}
         for stack in stacks.values():
             ranked = sorted(stack, key=lambda at: -solves[at].batches.steps)
-            solved |= zip(ranked, self._solve([solves[at] for at in ranked], descent), strict=True)
+            with _INTERPRETER if self._is_light([solves[at] for at in stack]) else nullcontext():
+                solved |= zip(ranked, self._solve([solves[at] for at in ranked], descent), strict=True)
         return [solved[at] for at in range(len(solves))]
+
+    def _is_light(self, solves: Sequence[LocalSolve]) -> bool:
+        """Whether a step of the stack multiplies so little that the interpreter is what takes the time."""
+        samples, width, steps = _size(solves[0])
+        in_sample_space = self._form(samples, width, steps) is InSampleSpace
+        first = self._line * (room(samples) if in_sample_space else 2 * self.sizes[0])
+        rest = 3 * sum(inputs * outputs for inputs, outputs in pairwise(self.sizes[1:]))
+        return len(solves) * width * (first + rest) < _LIGHT
 
     def _solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all in one stack; they are good company, sorted by falling number of steps."""
@@ -102,10 +116,12 @@ class Dense:
         trained = [self._unstacked(entry, kernels, biases, rank, count) for rank, count in enumerate(steps)]
         return [Solved(weights, loss) for weights, loss in zip(trained, schedule.train_losses(), strict=True)]
 
+    @torch.inference_mode()
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits of samples [n, *shape]: [n, classes]."""
         return self._apply(self._layers(weights), x.to(self.device))
 
+    @torch.inference_mode()
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """Logits of several models, each with its own samples; in one batched product a layer."""
         flat = self._flat(weights)
@@ -118,6 +134,7 @@ class Dense:
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
+    @torch.inference_mode()
     def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
         """Mean losses of one model; see ``Solver``. A product has the samples of one set, so nothing else can change it."""
         layers = self._layers(weights)
