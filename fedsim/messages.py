@@ -1,7 +1,7 @@
 """What a strategy is told, and the handlers that it is told by."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedsim.world.task import Outcome
 
@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
+class TaskEnd(NamedTuple):
     """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
 
     Attributes:

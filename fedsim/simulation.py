@@ -29,7 +29,6 @@ from fedsim.executors.inline import Inline
 _TICKS_PER_SECOND = 2.0**30
 TICK_S = 1 / _TICKS_PER_SECOND
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
-_SOON = ("soon", 0)  # what is to happen in the running instant; no snapshot ever sees it
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
@@ -162,6 +161,8 @@ class Simulation:
         self._sinks: list[Callable[[Record], None]] = []
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
+        self._first: deque[tuple[int, Callable[[], None]]] = deque()  # what is to happen in this instant: its place among all
+        self._soon: deque[tuple[int, Callable[[], None]]] = deque()  # that is due, and what
         self._unsettled: list[Solver] = []
         self._joins: deque[Join] = deque()
         self._inbox: deque[Any] = deque()
@@ -189,8 +190,7 @@ class Simulation:
 
     def soon(self, callback: Callable[[], None], *, first: bool = False) -> None:
         """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
-        now = self.env._now
-        heappush(self.env._queue, (now, URGENT if first else NORMAL, next(self.env._eid), Wakeup(_SOON, now, callback)))
+        (self._first if first else self._soon).append((next(self.env._eid), callback))
 
     def unsettle(self, solver: Solver) -> None:
         """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
@@ -257,6 +257,8 @@ class Simulation:
         Raises:
             SimulationError: something else waits, which a snapshot could not name.
         """
+        if self._first or self._soon:
+            raise SimulationError(f"a snapshot is not possible at {self.now!r} s: the instant is not over")
         found = []
         for when, _, _, event in sorted(self.env._queue, key=lambda entry: entry[:3]):
             if not isinstance(event, Wakeup):
@@ -267,8 +269,8 @@ class Simulation:
 
     def set_clock(self, now: float) -> None:
         """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
-        self.env._queue.clear()
-        self._inbox.clear()
+        for waiting in (self.env._queue, self._first, self._soon, self._inbox):
+            waiting.clear()
         self.env._now = now
 
     # What a person uses.
@@ -334,25 +336,33 @@ class Simulation:
 
     def _play_world(self) -> None:
         """Process all events that are due now, and settle what they changed, until the world stands still."""
-        env, queue = self.env, self.env._queue
         while True:
-            now = env._now
-            while queue and queue[0][0] <= now:
-                entry = heappop(queue)
-                event = entry[3]
-                if type(event) is Wakeup:
-                    ring = event.ring
-                    if ring is not None:
-                        event.ring = None
-                        ring()
-                else:  # SimPy's own
-                    heappush(queue, entry)
-                    env.step()
+            self._play_events()
             if not self._unsettled:
                 return
             unsettled, self._unsettled = self._unsettled, []
             for solver in unsettled:
                 solver.solve()
+
+    def _play_events(self) -> None:
+        """Process all events that are due now, in SimPy's order: the urgent ones first, and then as they were scheduled."""
+        env, queue, first, soon = self.env, self.env._queue, self._first, self._soon
+        now = env._now
+        while True:
+            due = queue[0] if queue and queue[0][0] <= now else None
+            if first and (due is None or due[1] != URGENT or due[2] > first[0][0]):
+                first.popleft()[1]()
+            elif soon and (due is None or (due[1] != URGENT and due[2] > soon[0][0])):
+                soon.popleft()[1]()
+            elif due is None:
+                return
+            elif type(event := due[3]) is Wakeup:
+                heappop(queue)
+                ring, event.ring = event.ring, None
+                if ring is not None:
+                    ring()
+            else:
+                env.step()
 
     async def _handle_one(self) -> None:
         if self.handle is None:

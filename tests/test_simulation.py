@@ -1,6 +1,7 @@
 """The clock: order within an instant, joins, determinism under any real delays, and the control that must fail."""
 
 import asyncio
+import gc
 import hashlib
 import time
 from collections.abc import Iterator
@@ -95,6 +96,79 @@ class TestClock:
         simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
         run(simulation)
         assert order == ["one", "two", "solve", "first", "world again", "second"]
+
+    def test_what_happens_soon_follows_what_is_due_and_what_comes_first_precedes_it(self) -> None:
+        simulation = Simulation()
+        order: list[str] = []
+
+        def ring(name: str) -> None:
+            order.append(name)
+            if name == "one":
+                simulation.soon(lambda: order.append("soon"))
+                simulation.soon(lambda: order.append("first"), first=True)
+                simulation.wake(("three", 0), simulation.now, lambda: order.append("three"))
+
+        simulation.wake(("one", 0), 5.0, lambda: ring("one"))
+        simulation.wake(("two", 0), 5.0, lambda: ring("two"))
+        run(simulation)
+        assert order == ["one", "first", "two", "soon", "three"]
+        assert simulation.now == 5.0
+
+    def test_simpys_own_events_and_alarms_share_an_instant_in_order(self) -> None:
+        simulation = Simulation()
+        order: list[str] = []
+
+        def process() -> ProcessGenerator:
+            yield simulation.env.timeout(5.0)
+            order.append("process")
+
+        simulation.wake(("one", 0), 5.0, lambda: order.append("one"))
+        simulation.process(process())
+        simulation.wake(("two", 0), 0.0, lambda: simulation.wake(("three", 0), 5.0, lambda: order.append("three")))
+        run(simulation)
+        assert order == ["one", "process", "three"]
+
+    def test_an_alarm_rings_once_and_can_be_cancelled_in_its_instant(self) -> None:
+        simulation = Simulation()
+        order: list[str] = []
+        simulation.wake(("a", 0), 1.0, lambda: late.cancel())
+        late = simulation.wake(("b", 0), 1.0, lambda: order.append("late"))
+        once = simulation.wake(("c", 0), 1.0, lambda: order.append("once"))
+        run(simulation)
+        once.cancel()
+        assert order == ["once"]
+        assert simulation.alarms() == []
+
+    def test_garbage_is_looked_for_rarely_while_a_run_goes_on_and_as_before_afterwards(self) -> None:
+        before = gc.get_threshold()
+        seen: list[int] = []
+        simulation, other = Simulation(), Simulation()
+        simulation.wake(("a", 0), 1.0, lambda: seen.append(gc.get_threshold()[0]))
+
+        async def both() -> None:
+            watch = aiter(other)
+            other.wake(("b", 0), 0.0, lambda: other.emit("begun"))
+            other.wake(("c", 0), 1.0, lambda: other.emit("ended"))
+            await anext(watch)
+            await simulation.run()
+            seen.append(gc.get_threshold()[0])  # the other one still runs
+            assert [record.kind async for record in watch] == ["ended"]
+
+        asyncio.run(both())
+        assert min(seen) > before[0]
+        assert gc.get_threshold() == before
+
+    def test_a_threshold_that_somebody_has_set_higher_or_to_never_stays(self) -> None:
+        before = gc.get_threshold()
+        try:
+            for threshold in (0, 10**6):
+                gc.set_threshold(threshold, 10, 10)
+                simulation, seen = Simulation(), []
+                simulation.wake(("a", 0), 1.0, lambda seen=seen: seen.append(gc.get_threshold()[0]))  # type: ignore[misc]
+                run(simulation)
+                assert seen == [threshold]
+        finally:
+            gc.set_threshold(*before)
 
     def test_stop_ends_after_the_instant(self) -> None:
         simulation = Simulation()

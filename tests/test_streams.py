@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.streams import Streams
+from fedsim.streams import Shuffle, Streams
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -14,6 +14,22 @@ def test_scalar_and_array_agree(seed: int, entity: int, count: int) -> None:
     array = streams.uniforms("p", np.array([entity, entity + 1]), count)
     assert array[0] == streams.uniform("p", entity, count)
     assert array[1] == streams.uniform("p", entity + 1, count)
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 10**6), min_size=1, max_size=4), st.integers(1, 4))
+def test_counts_may_be_an_array_too(seed: int, entities: list[int], counts: int) -> None:
+    streams = Streams(seed)
+    table = streams.uniforms("p", np.array(entities)[:, None], np.arange(counts)[None, :])
+    assert table.tolist() == [[streams.uniform("p", entity, count) for count in range(counts)] for entity in entities]
+
+
+@given(st.integers(0, 30), st.lists(st.integers(1, 9), max_size=8))
+def test_a_shuffle_is_a_permutation_however_it_is_drawn(numbers: int, steps: list[int]) -> None:
+    parts, whole = Shuffle(np.random.default_rng(1), numbers), Shuffle(np.random.default_rng(1), numbers)
+    drawn = [number for step in [*steps, numbers] for number in parts.draw(step)]
+    assert drawn == whole.draw(99)
+    assert sorted(drawn) == list(range(numbers))
+    assert parts.remaining == whole.remaining == 0
 
 
 def test_names_tell_streams_apart() -> None:

@@ -134,7 +134,7 @@ class Recorder:
             return
         payloads = fields["payloads"]
         self.ledger.add(fields["task"], direction, payloads, fields["delivered"])
-        purpose = "+".join(name for name, _ in payloads)
+        purpose = "+".join([name for name, _ in payloads])
         start = self._starts[fields["task"]]
         self._append(
             files.TRANSFERS,

@@ -19,7 +19,7 @@ from fedsim.simulation import Record
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 
 _OF_TASKS = ("task-start", "step-start", "step-end", "task-end")  # they say whose they are
-_MESSAGES = ("download", "upload")
+_about_task = itemgetter("device", "round", "group", "task")
 
 _name = pa.dictionary(pa.int16(), pa.string())
 
@@ -112,26 +112,38 @@ Payloads = Sequence[Sequence[Any]]
 Row = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
 
 
-_about_task = itemgetter("device", "round", "group", "task")
-
-
 def event_row(record: Record) -> Row:
     """A record as a row of ``EVENTS``. Written out column by column, since every event of every run passes here."""
     time, kind, fields = record
     if kind in _OF_TASKS:
-        columns = _about_task(fields)
-        step, outcome = fields.get("step"), fields.get("outcome")
-        if len(fields) == 4 + (step is not None) + (outcome is not None):
-            return (time, kind, *columns, step, outcome, None)
-        if kind == "step-end" and step in _MESSAGES:  # the same parts over and over
-            payloads = encode_payloads(fields["payloads"])
-            data = f'{{"bytes":{fields["bytes"]!r},"delivered":{fields["delivered"]!r},"payloads":{payloads}}}'
-            return (time, kind, *columns, step, outcome, data)
+        device, round_, group, task = _about_task(fields)
+        step: Any = fields.get("step")
+        outcome = fields.get("outcome")
+        more = len(fields) - 4 - (step is not None) - (outcome is not None)
+        if not more:
+            return (time, kind, device, round_, group, task, step, outcome, None)
+        if more == 3 and kind == "step-end" and step in _END_DATA:
+            return (time, kind, device, round_, group, task, step, outcome, _END_DATA[step](fields))
     rest = dict(fields)
     take = rest.pop
-    columns = (take("device", None), take("round", None), take("group", None), take("task", None))
+    device, round_, group, task = take("device", None), take("round", None), take("group", None), take("task", None)
     step, outcome = take("step", None), take("outcome", None)
-    return (time, kind, *columns, step, outcome, encode(rest) if rest else None)
+    data = encode(rest) if rest else None
+    return (time, kind, device, round_, group, task, step, outcome, data)
+
+
+def _message_data(fields: dict[str, Any]) -> str:
+    payloads = encode_payloads(fields["payloads"])
+    return f'{{"bytes":{fields["bytes"]!r},"delivered":{fields["delivered"]!r},"payloads":{payloads}}}'
+
+
+def _training_data(fields: dict[str, Any]) -> str:
+    ends = ",".join([repr(end) for end in fields["epoch_ends"]])
+    return f'{{"asked":{fields["asked"]!r},"epoch_ends":[{ends}],"epochs":{fields["epochs"]!r}}}'
+
+
+# What ``encode`` would say of the three fields that the end of such a step has of its own, in half the time.
+_END_DATA = {"download": _message_data, "upload": _message_data, "train": _training_data}
 
 
 def encode_payloads(payloads: Payloads) -> str:

@@ -27,7 +27,7 @@ class FedAvg(Synchronous[FedAvgParams]):
     training samples over the clients whose update arrived in time. If none did, it stays as it is.
 
     Parameters: ``clients_per_round``, ``local_epochs``, ``deadline`` (s) or ``relative_deadline``, ``over_selection``,
-    ``retry`` (s).
+    ``retry`` (s), ``every`` (s).
     State besides ``Synchronous``'s: ``model``, the global model.
     """
 

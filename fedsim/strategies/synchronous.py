@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 
-_TIE_S = 1e-9  # more than a multiple of a time is moved by when it is put on the clock's grid
+_TIE_S = 1e-3  # a round that closes so shortly after a time of the schedule has closed at it: the clock's roundings may add up
 
 Verdict = Literal["valid", "slow", "disconnected"]
 """What a round counts a task as: its update came; it came too late, or nothing was trained; its device vanished."""

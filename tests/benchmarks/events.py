@@ -2,10 +2,11 @@
 
 The records are those of a real run (rounds of 1,000 devices, each of which downloads, trains and uploads), held in memory and
 then given to a recorder one by one: fingerprinted, turned into transfers, rounds and ledger, and written to Parquet, the final
-files included. Medians of some repetitions; bytes are those of ``events.parquet`` alone, and of all tables that the recorder writes.
+files included. Medians of some repetitions; bytes are those of ``events.parquet`` alone, and of all the recorder's tables.
 """
 
 import asyncio
+import gc
 import json
 import statistics
 import tempfile
@@ -45,6 +46,7 @@ def write(taken: list[Record], folder: Path) -> tuple[float, float, int]:
 def main() -> None:
     """Measure and print."""
     taken = records()
+    gc.freeze()  # in a run nobody holds all records: they are not to be searched for garbage over and over
     walls, cpus = [], []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as name:

@@ -61,6 +61,13 @@ def test_rows_of_messages(step: str, whose: dict[str, Any], size: float, deliver
     assert event_row(record) == plain_row(record)
 
 
+@given(st.fixed_dictionaries(about), st.integers(0, 9), st.lists(st.floats(0, 1e9)), st.none() | st.just([1, 4, 25]))
+def test_rows_of_trainings(whose: dict[str, Any], epochs: int, ends: list[float], part: list[int] | None) -> None:
+    fields = whose | {"step": "train", "outcome": "late", "epochs": epochs, "asked": 5, "epoch_ends": ends}
+    record = Record(1.5, "step-end", fields | ({} if part is None else {"part": part}))
+    assert event_row(record) == plain_row(record)
+
+
 @given(st.dictionaries(st.sampled_from([*EVENT_COLUMNS[1:], "a", "b"]), values, max_size=5))
 def test_rows_of_anything_else(fields: dict[str, Any]) -> None:
     record = Record(0.25, "aggregate", fields)

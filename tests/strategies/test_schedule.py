@@ -17,22 +17,24 @@ def begins_and_ends(folder: RunFolder) -> tuple[list[float], list[float]]:
     return begins, [event["time"] for event in folder.events if event["kind"] == "round"]
 
 
-def rounds(folder: Path, **strategy: Any) -> tuple[list[float], list[float]]:
-    """Twelve rounds without learning of three devices that take 10 s, 20 s and 40 s; a round asks one of them."""
+def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float], list[float]]:
+    """Rounds without learning of three devices that take 10 s, 20 s and 40 s; a round asks one of them."""
     people = {
         "devices": 3,
         "samples": {"low": 100, "high": 100},
         "speed": {"kind": "choice", "values": ["10 samples/s", "5 samples/s", "2.5 samples/s"]},
     }
     strategy = {"kind": "fedavg", "clients_per_round": 1} | strategy
-    run({"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": 12}, "seed": 2}, folder)
+    run({"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": count}, "seed": 2}, folder)
     return begins_and_ends(assert_sound(folder))
 
 
 def test_a_round_begins_at_the_next_multiple(tmp_path: Path) -> None:
     begins, ends = rounds(tmp_path / "run", every="15 s")
     assert begins[0] == 0.0
-    assert {end - begin for begin, end in zip(begins, ends, strict=True)} == {10.0, 20.0, 40.0}
+    lengths = {end - begin for begin, end in zip(begins, ends, strict=True)}
+    assert len(lengths) > 1
+    assert lengths <= {10.0, 20.0, 40.0}
     for closed, begin in zip(ends, begins[1:], strict=False):
         assert begin % 15 == 0
         assert closed <= begin < closed + 15
@@ -46,9 +48,9 @@ def test_one_that_closes_at_a_multiple_is_followed_there(tmp_path: Path) -> None
 
 
 def test_multiples_that_are_not_on_the_clocks_grid(tmp_path: Path) -> None:
-    begins, ends = rounds(tmp_path / "run", every="0.7 s", deadline="0.7 s")
-    assert begins == pytest.approx([0.7 * number for number in range(12)], abs=1e-9)
-    assert ends[:-1] == pytest.approx(begins[1:], abs=2e-9)
+    begins, ends = rounds(tmp_path / "run", 2000, every="0.7 s", deadline="0.7 s")
+    assert begins == pytest.approx([0.7 * number for number in range(2000)], abs=1e-5)
+    assert ends[:-1] == begins[1:]
 
 
 def test_a_round_that_takes_no_time_is_not_followed_at_once(tmp_path: Path) -> None:
@@ -66,18 +68,28 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     assert begins == [150.0, 200.0, 300.0]
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "cata-fed", "tifl", "flexcfl", "lcfl", "ifca"])
-def test_every_synchronous_strategy_keeps_to_it_and_a_run_that_was_stopped_too(kind: str, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"deadline": "10 s"} if kind in ("fedavg", "cata-fed") else {}
-    more |= {"clients_per_round": 5} if kind not in ("lcfl",) else {"groups": 2, "warmup_rounds": 1, "warmup_participation": 0.4}
-    more |= {"groups": 2, "alpha": 2} if kind == "flexcfl" else {"groups": 2} if kind == "ifca" else {}
-    sections = eventful_world({"kind": kind, "every": "25 s"} | more, rounds=6) | {"learning": "off"}
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "fedavg", "clients_per_round": 5, "deadline": "10 s"},
+        {"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"},
+        {"kind": "tifl", "clients_per_round": 5},
+        {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "alpha": 2},
+        {"kind": "ifca", "clients_per_round": 5, "groups": 2},
+        {"kind": "lcfl", "groups": 2, "warmup_rounds": 1, "warmup_participation": 0.4},
+    ],
+    ids=lambda strategy: strategy["kind"],
+)
+def test_every_synchronous_strategy_keeps_to_it_and_a_run_that_was_stopped_too(
+    strategy: dict[str, Any], tmp_path: Path
+) -> None:
+    sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
     events = run(sections, tmp_path / "whole")["events"]
     begins, ends = begins_and_ends(assert_sound(tmp_path / "whole"))
     on_time = sum(begin % 25 == 0 for begin in begins)
     assert on_time >= len(begins) - 2  # the first comes when all are introduced; one may find nobody to ask
     assert all(closed <= begin for closed, begin in zip(ends, begins[1:], strict=False))
-    draw = random.Random(kind)
+    draw = random.Random(strategy["kind"])
     for cut in range(2):
         folder = tmp_path / str(cut)
         if run_until(sections, folder, draw.randrange(events // 4, events)) == "interrupted":
@@ -96,5 +108,5 @@ def test_what_is_no_interval_is_refused(value: Any, message: str) -> None:
 
 
 def test_strategies_without_rounds_have_no_schedule() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy\.every"):
+    with pytest.raises(fedsim.ScenarioError, match="unknown key 'every'"):
         fedsim.Scenario(strategy={"kind": "fedbuff", "every": "1 h"})

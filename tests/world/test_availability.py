@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,6 +67,7 @@ def test_always_on() -> None:
     path = AlwaysOn().build(Streams(1), 3, None)
     assert path.span(2, 1e9).on
     assert path.span(2, 1e9).end == math.inf
+    assert path.on(np.array([2, 0]), 1e9).tolist() == [True, True]
 
 
 class TestFlash:
@@ -84,6 +86,7 @@ class TestFlash:
         on = [second for second in range(200) if path.span(0, float(second)).on]
         lap = [*range(10, 40), *range(60, 70)]
         assert on == [*lap, *(second + 100 for second in lap)]
+        assert [second for second in range(200) if path.on(np.array([0]), float(second))[0]] == on
         assert path.span(0, 15.0)[1:] == (10.0, 40.0)
         assert path.next_on(0, 75.0) == 110.0
 

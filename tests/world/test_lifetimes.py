@@ -222,6 +222,7 @@ class TestBounded:
             later = [float(second) for second in range(math.floor(time) + 1, 2 * HORIZON) if on[second]]
             expected = time if span.on else min(later, default=INF)
             assert lived.next_on(0, time) == expected
+            assert lived.on(np.array([0]), time).tolist() == [span.on]
 
     @settings(max_examples=60)
     @given(

@@ -204,3 +204,22 @@ def test_written_out_and_read_back_it_is_the_same(section: dict[str, Any]) -> No
 def test_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SPEC.validate_python(section)
+
+
+@pytest.mark.parametrize("kind", ["star", "tree", "graph"])
+def test_columns_say_what_is_said_of_each_device(kind: str, tmp_path: Path) -> None:
+    device = {"down": {"kind": "lognormal", "median": "4 MB/s", "spread": 3.0}, "up": "inf B/s", "latency": "33 ms"}
+    section = {
+        "star": {"kind": "star", "server": {"down": "5 MB/s"}},
+        "tree": {"kind": "tree", "cells": 3, "cell": {"down": "5 MB/s", "up": "2 MB/s"}, "server": {"up": "3 MB/s"}},
+        "graph": graph_section(write(tmp_path, metro())),
+    }[kind]
+    network = build(section | {"device": device}, devices=10)
+    devices, ways = range(10), ("down", "up")
+    assert [network.access_rates(way).tolist() for way in ways] == [
+        [network.access_rate(device, way) for device in devices] for way in ways
+    ]
+    assert [network.lone_rates(way).tolist() for way in ways] == [
+        [network.lone_rate(device, way) for device in devices] for way in ways
+    ]
+    assert network.latencies_s().tolist() == [network.latency_s(device) for device in devices] == [on_grid(0.033)] * 10

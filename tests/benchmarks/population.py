@@ -1,0 +1,91 @@
+"""What a large population costs: prints JSON. Run with ``python -m tests.benchmarks.population [--rounds N] [--repeats N]``.
+
+The week of ``scenarios/population.toml`` (a round of 1,000 devices every half hour, without learning, written to a run folder)
+with 10,000, 100,000 and 1,000,000 devices, each run in a process of its own: wall and CPU seconds from its start to its exit,
+the most memory that it held, events, and their bytes on disk. A round's cost is the CPU time from its begin to its end, the
+median of the first day's rounds and of the last day's: what grows between them are the paths of availability, which are walked
+from the start of the run when a device is first asked for. Medians over the repeats.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.executors.inline import Inline
+from fedsim.records import folder as files
+from fedsim.runner import Job
+from fedsim.simulation import Record
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "population.toml"
+DEVICES = (10_000, 100_000, 1_000_000)
+ROUNDS_A_DAY = 48
+
+
+def run_one(devices: int, rounds: int, out: Path) -> dict[str, Any]:
+    """One run, in this process: CPU seconds of its rounds, and what it has left."""
+    changes = [f"population.devices={devices}", f"stop.rounds={rounds}"]
+    job = Job(fedsim.load(SCENARIO, changes), out, Inline())
+    began, took = 0.0, []
+
+    def watch(record: Record) -> None:
+        nonlocal began
+        if record.kind == "round-start":
+            began = time.process_time()
+        elif record.kind == "round":
+            took.append(time.process_time() - began)
+
+    job.simulation.listen(watch)
+    summary = asyncio.run(job.execute()).summary
+    return {
+        "events": summary["events"],
+        "bytes an event": (out / files.EVENTS).stat().st_size / summary["events"],
+        "CPU s a round, first day": statistics.median(took[:ROUNDS_A_DAY]),
+        "CPU s a round, last day": statistics.median(took[-ROUNDS_A_DAY:]),
+    }
+
+
+def measure(devices: int, rounds: int) -> dict[str, float]:
+    """The same in a process of its own, with what that took."""
+    with tempfile.TemporaryDirectory() as name:
+        words = [sys.executable, "-m", __spec__.name, "--one", str(devices), "--rounds", str(rounds), "--out", f"{name}/run"]
+        began = time.perf_counter()
+        child = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        told = json.loads(child.stdout.read())
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+    took = {"wall s": time.perf_counter() - began, "CPU s": used.ru_utime + used.ru_stime, "peak RSS MB": used.ru_maxrss / 1024}
+    return took | told
+
+
+def main() -> None:
+    """Measure all populations and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7 * ROUNDS_A_DAY)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one is not None:
+        print(json.dumps(run_one(options.one, options.rounds, options.out)))
+        return
+    report = {}
+    for devices in options.devices:
+        runs = [measure(devices, options.rounds) for _ in range(options.repeats)]
+        report[f"{devices} devices"] = {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
