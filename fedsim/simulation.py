@@ -150,11 +150,15 @@ class Simulation:
         blueprint: what to build into it (a ``Scenario``), or None.
         executor: where real work runs; by default in this thread.
 
+    Attributes:
+        now: the simulated time, seconds since the start; to be read only.
+
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
     """
 
     def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
         self.env = simpy.Environment(initial_time=0.0)
+        self.now = 0.0
         self.executor: Executor = Inline() if executor is None else executor
         self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
@@ -172,11 +176,6 @@ class Simulation:
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     # What the world and the server use.
-
-    @property
-    def now(self) -> float:
-        """The simulated time, seconds since the start."""
-        return self.env._now
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
         """Start a SimPy process in this instant."""
@@ -221,7 +220,7 @@ class Simulation:
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         """``emit`` for who has a dict of its own for it."""
-        record = _make_record(Record, (self.env._now, kind, fields))
+        record = _make_record(Record, (self.now, kind, fields))
         for sink in self._sinks:
             sink(record)
         if self._watched is not None:
@@ -271,7 +270,7 @@ class Simulation:
         """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
         for waiting in (self.env._queue, self._first, self._soon, self._inbox):
             waiting.clear()
-        self.env._now = now
+        self.now = self.env._now = now
 
     # What a person uses.
 
@@ -311,7 +310,9 @@ class Simulation:
                 await self._joins.popleft().resolve()
                 continue
             if self._inbox:
-                await self._handle_one()
+                if self.handle is None:
+                    raise SimulationError("a message was posted, but no server handles messages in this simulation")
+                await self.handle(self._inbox.popleft())
                 continue
             while self._between:
                 self._between.pop(0)()
@@ -332,7 +333,7 @@ class Simulation:
                 heappop(queue)
             if not queue:
                 return
-            env._now = queue[0][0]
+            self.now = env._now = queue[0][0]
 
     def _play_world(self) -> None:
         """Process all events that are due now, and settle what they changed, until the world stands still."""
@@ -346,8 +347,7 @@ class Simulation:
 
     def _play_events(self) -> None:
         """Process all events that are due now, in SimPy's order: the urgent ones first, and then as they were scheduled."""
-        env, queue, first, soon = self.env, self.env._queue, self._first, self._soon
-        now = env._now
+        env, queue, first, soon, now = self.env, self.env._queue, self._first, self._soon, self.now
         while True:
             due = queue[0] if queue and queue[0][0] <= now else None
             if first and (due is None or due[1] != URGENT or due[2] > first[0][0]):
@@ -363,11 +363,6 @@ class Simulation:
                     ring()
             else:
                 env.step()
-
-    async def _handle_one(self) -> None:
-        if self.handle is None:
-            raise SimulationError("a message was posted, but no server handles messages in this simulation")
-        await self.handle(self._inbox.popleft())
 
 
 __all__ = ["TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
