@@ -74,3 +74,12 @@ def test_arrows_run_one_way() -> None:
     for layer, allowed in layers.items():
         for module in sorted(imports(layer)):
             assert module.split(".")[1] in allowed | common, f"{layer} imports {module}"
+
+
+def test_analysis_reads_run_folders_and_comparisons_of_them_and_never_the_engine() -> None:
+    found = set()
+    for path in (PACKAGE.parent / "analysis").rglob("*.py"):
+        nodes = _run_time_nodes(ast.parse(path.read_text()))
+        found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    theirs = {name.split(".")[1] for name in found if name.startswith("fedsim.")}
+    assert theirs == {"compare", "errors", "records", "units"}

@@ -75,13 +75,9 @@ def gather(paths: Sequence[str | Path]) -> Subject:
 
 def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
     """The studies' own names, or the scenarios'."""
-    from fedsim.compare.lines import is_study
-    from fedsim.scenario import read_toml
-    from fedsim.study.folder import STUDY
+    from fedsim.compare.lines import is_study, title_of
 
-    studies = [
-        plain(read_toml(path / STUDY, "study").get("name", path.resolve().name), 80) for path in folders if is_study(path)
-    ]
+    studies = [plain(title_of(path), 80) for path in folders if is_study(path)]
     names = studies or list(dict.fromkeys(plain(run.summary["name"], 80) for run in runs))
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 

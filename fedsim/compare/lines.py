@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.records.reading import RunFolder
+from fedsim.scenario import read_toml
 from fedsim.study.folder import STUDY, run_status
 from fedsim.study.plan import Study, Variant, read_study
 
@@ -125,6 +126,11 @@ def study_at(path: Path) -> Study:
         return read_study(path / STUDY)
     except ScenarioError as error:
         raise RunFolderError(f"{STUDY} of {str(path)!r} is damaged: {error}") from None
+
+
+def title_of(path: Path) -> str:
+    """What the study in a folder is called; the folder's name where it has none."""
+    return str(read_toml(path / STUDY, "study").get("name", path.resolve().name))
 
 
 def _told_apart(lines: list[Line]) -> list[Line]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 _LINE = 16  # floats in a cache line
 
-Layer = tuple[Tensor, Tensor]  # a kernel and a bias, stacked
+Layer = tuple[Tensor, Tensor]  # a kernel and a bias
 
 
 def padded(size: int) -> int:

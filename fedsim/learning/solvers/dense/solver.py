@@ -29,7 +29,6 @@ _INTERPRETER = threading.Lock()  # whoever makes many small operations holds it:
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 _NEVER = -1e30  # bias of the classes that are only padding: their probability is exactly 0
 
-_ModelLayer = tuple[Tensor, Tensor]  # a kernel and a bias of one model
 _Form = type[InWeightSpace] | type[InSampleSpace]
 
 
@@ -152,11 +151,11 @@ class Dense:
         """Softmax cross-entropy of each sample."""
         return functional.cross_entropy(outputs, y, reduction="none")
 
-    def _layers(self, weights: Weights) -> list[_ModelLayer]:
+    def _layers(self, weights: Weights) -> list[Layer]:
         """Kernels [outputs, inputs] and biases [outputs, 1] of one model, each in memory of its own."""
         return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in self._split(self._flat([weights]))]
 
-    def _apply(self, layers: Sequence[_ModelLayer], x: Tensor) -> Tensor:
+    def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
         """Logits of samples [n, *shape]: [n, classes]."""
         logits = []
         for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
