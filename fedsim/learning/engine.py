@@ -86,9 +86,9 @@ class Learning:
 
             return Module(build(self._model, self._streams.word("strategy/init") >> 1), device)
         assert self._architecture is not None
-        return (
-            Dense(self._architecture, device) if self._architecture.is_dense else Module(module_of(self._architecture), device)
-        )
+        if self._architecture.is_dense and device.type == "cpu":
+            return Dense(self._architecture)
+        return Module(module_of(self._architecture), device)
 
     # Names.
 

@@ -1,13 +1,14 @@
 """Where training the first layer in sample space pays: prints JSON. Run with ``python -m tests.benchmarks.sample_space``.
 
 For each shape of a device's work: milliseconds a device in weight space and in sample space, and which of the two the solver
-takes. The constants of ``Dense._form`` were fitted to such a table; ``lost`` is what the solver's choice costs beyond the best.
+takes. The constants of ``Dense._cost`` were fitted to such a table; ``lost`` is what the solver's choice costs beyond the best.
 """
 
 import json
 import sys
 import time
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +17,15 @@ from fedsim.learning.architecture import Architecture, dense
 from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread
 from fedsim.learning.solvers.batches import shuffled
 from fedsim.learning.solvers.dense import Dense
-from fedsim.learning.solvers.dense.input_layers import InSampleSpace, InWeightSpace
 
 MODELS = [(784, (10,)), (784, (128, 10)), (64, (10,)), (64, (32, 10))]
 BATCHES, EPOCHS, SAMPLES = (10, 32), (1, 5, 20), (30, 100, 300, 800)
-MOST_PASSES, REPEATS = 6000, 3
+MOST_PASSES, DEVICES, REPEATS = 6000, 8, 3
 
 
 def work(solver: Dense, features: int, classes: int, samples: int, batch: int, epochs: int, weights: np.ndarray) -> float:
-    """Milliseconds a device, in as large a stack as the solver makes."""
+    """Milliseconds a device."""
     draw = np.random.default_rng(0)
-    width = min(batch, samples)
-    devices = min(20, solver.company(samples, width, epochs * -(-samples // batch)).most)
     solves = [
         LocalSolve(
             weights,
@@ -35,31 +33,31 @@ def work(solver: Dense, features: int, classes: int, samples: int, batch: int, e
             torch.from_numpy(draw.integers(0, classes, samples)),
             shuffled(draw, samples, batch, epochs),
         )
-        for _ in range(devices)
+        for _ in range(DEVICES)
     ]
     best = float("inf")
     for _ in range(REPEATS):
         begin = time.thread_time()
         solver.solve(solves, Descent(0.03))
         best = min(best, time.thread_time() - begin)
-    return 1e3 * best / devices
+    return 1e3 * best / DEVICES
 
 
 def main() -> None:
     """Measure and print."""
     compute_with_one_thread()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (features, widths), batch, epochs, samples in product(MODELS, BATCHES, EPOCHS, SAMPLES):
         if samples * epochs > MOST_PASSES:
             continue
-        architecture, cpu = Architecture((features,), dense(features, *widths)), torch.device("cpu")
+        architecture = Architecture((features,), dense(features, *widths))
         weights = np.random.default_rng(1).normal(0, 0.1, architecture.parameters).astype(np.float32)
         took = {
-            name: work(Dense(architecture, cpu, form=form), features, widths[-1], samples, batch, epochs, weights)
-            for name, form in (("weight space", InWeightSpace), ("sample space", InSampleSpace))
+            name: work(Dense(architecture, in_sample_space=there), features, widths[-1], samples, batch, epochs, weights)
+            for name, there in (("weight space", False), ("sample space", True))
         }
-        kind = Dense(architecture, cpu).company(samples, min(batch, samples), epochs * -(-samples // batch)).kind
-        taken = next(name for name in took if kind.startswith(name))
+        there = Dense(architecture).uses_sample_space(samples, min(batch, samples), epochs * -(-samples // batch))
+        taken = "sample space" if there else "weight space"
         row = {"model": [features, *widths], "batch": batch, "epochs": epochs, "samples": samples}
         rows.append(row | {f"{name} ms": round(ms, 3) for name, ms in took.items()} | {"taken": taken})
         rows[-1]["lost"] = round(took[taken] / min(took.values()) - 1, 2)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from fedsim.learning.architecture import Architecture, dense
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
-from fedsim.learning.solvers.dense import Dense, padded
-from fedsim.learning.solvers.dense.input_layers import InSampleSpace, InWeightSpace, room
+from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.modules import load_weights, module_of
 from tests.learning.small import plain_sgd, solve_of
 
@@ -22,7 +21,7 @@ RULES = [
     Descent(0.05, momentum=0.9),
     Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
 ]
-FORMS = [InWeightSpace, InSampleSpace]
+FORMS = [False, True]  # whether in sample space
 RAGGED = (23, 4, 10, 61, 1, 37)
 
 
@@ -35,12 +34,12 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
 @pytest.mark.parametrize("widths", [(7,), (13, 7), (16, 9, 7)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_closed_form_is_autograd(
-    form: type, widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
+    form: bool, widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
 ) -> None:
     architecture = Architecture((61,), dense(61, *widths))
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at) for at, n in enumerate(RAGGED)]
-    solved = Dense(architecture, torch.device("cpu"), dtype, form).solve(solves, rule)
+    solved = Dense(architecture, dtype, in_sample_space=form).solve(solves, rule)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
     for solve, (weights, loss) in zip(solves, solved, strict=True):
         module = module_of(architecture).to(dtype)
@@ -56,11 +55,11 @@ def test_closed_form_is_autograd(
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
 @pytest.mark.parametrize("form", [*FORMS, None])
 def test_a_result_does_not_depend_on_the_company_bit_for_bit(
-    form: type | None, features: int, widths: tuple[int, ...], rule: Descent
+    form: bool | None, features: int, widths: tuple[int, ...], rule: Descent
 ) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
-    solver = Dense(architecture, torch.device("cpu"), form=form)
+    solver = Dense(architecture, in_sample_space=form)
     sizes = np.random.default_rng(5).integers(1, 140, 20).tolist()
     solves = [solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at) for at, n in enumerate(sizes)]
     alone = [solver.solve([solve], rule)[0] for solve in solves]
@@ -80,11 +79,11 @@ def test_a_result_does_not_depend_on_the_company_bit_for_bit(
     company=st.randoms(use_true_random=False),
 )
 def test_any_shape_any_company(
-    features: int, widths: list[int], sizes: list[int], batch_size: int, form: type | None, company: object
+    features: int, widths: list[int], sizes: list[int], batch_size: int, form: bool | None, company: object
 ) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
-    solver = Dense(architecture, torch.device("cpu"), form=form)
+    solver = Dense(architecture, in_sample_space=form)
     solves = [
         solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at, batch_size=batch_size)
         for at, n in enumerate(sizes)
@@ -98,10 +97,10 @@ def test_any_shape_any_company(
 
 @pytest.mark.parametrize("widths", [(2,), (7,), (40, 7)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: type, widths: tuple[int, ...]) -> None:
+def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: bool, widths: tuple[int, ...]) -> None:
     compute_with_one_thread()
     architecture = Architecture((61,), dense(61, *widths))
-    solver = Dense(architecture, torch.device("cpu"), form=form)
+    solver = Dense(architecture, in_sample_space=form)
     solves = [solve_of(_start(architecture, at), n, (61,), widths[-1], seed=at, batch_size=1) for at, n in enumerate(RAGGED)]
     rule = Descent(0.01)
     for together, solve in zip(solver.solve(solves, rule), solves, strict=True):
@@ -118,15 +117,15 @@ def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: type, w
 def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
     architecture = Perceptron(hidden=[5]).architecture((6,), 3)
     solves = [solve_of(_start(architecture, 1), 25, (6,), 3, seed=4)]
-    solver = Dense(architecture, torch.device("cpu"))
+    solver = Dense(architecture)
     plain, zero = (solver.solve(solves, rule)[0] for rule in (Descent(0.1), Descent(0.1, proximal=0.0)))
     assert plain.weights.tobytes() == zero.weights.tobytes()
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_steps_give_the_start_back(form: type) -> None:
+def test_no_steps_give_the_start_back(form: bool) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, torch.device("cpu"), form=form)
+    solver = Dense(architecture, in_sample_space=form)
     idle, busy = (
         solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
         solve_of(_start(architecture, 2), 9, (61,), 7, seed=2),
@@ -138,9 +137,9 @@ def test_no_steps_give_the_start_back(form: type) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_diverging_device_spoils_no_other(form: type) -> None:
+def test_one_diverging_device_spoils_no_other(form: bool) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, torch.device("cpu"), form=form)
+    solver = Dense(architecture, in_sample_space=form)
     good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
     bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
     together = solver.solve([bad, good], Descent(0.1))
@@ -149,15 +148,7 @@ def test_one_diverging_device_spoils_no_other(form: type) -> None:
 
 
 def test_few_samples_of_many_features_are_trained_in_sample_space_and_others_are_not() -> None:
-    solver = Dense(Architecture((784,), dense(784, 10)), torch.device("cpu"))
-    assert solver.company(samples=60, width=10, steps=60).kind == "sample space of 64"
-    assert solver.company(samples=2000, width=10, steps=2000).kind == "weight space"
-    assert solver.company(samples=60, width=10, steps=0).kind == "weight space"
-
-
-def test_the_room_of_a_device_holds_its_samples_and_one_that_is_none() -> None:
-    assert [room(samples) for samples in (0, 32, 63, 64, 127, 128, 500)] == [64, 64, 64, 128, 128, 256, 512]
-
-
-def test_padding_is_whole_cache_lines() -> None:
-    assert [padded(size) for size in (1, 16, 17, 784)] == [16, 16, 32, 784]
+    solver = Dense(Architecture((784,), dense(784, 10)))
+    assert solver.uses_sample_space(samples=60, width=10, steps=60)
+    assert not solver.uses_sample_space(samples=4000, width=10, steps=400)
+    assert not solver.uses_sample_space(samples=60, width=10, steps=0)

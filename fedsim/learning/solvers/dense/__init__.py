@@ -1,6 +1,5 @@
-"""Dense layers, many devices at once: gradients in closed form on stacked weights, in place."""
+"""Dense layers on a processor: gradients in closed form, in compiled loops, one device at a time."""
 
-from fedsim.learning.solvers.dense.layout import padded
 from fedsim.learning.solvers.dense.solver import Dense
 
-__all__ = ["Dense", "padded"]
+__all__ = ["Dense"]

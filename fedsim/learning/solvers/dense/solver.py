@@ -1,8 +1,6 @@
-"""The solver of dense layers: puts devices into stacks, and takes them out again."""
+"""The solver of dense layers."""
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,22 +12,16 @@ from torch.nn import functional
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, mean_of, sum_of_squares
-from fedsim.learning.solvers.dense.input_layers import InputLayer, InSampleSpace, InWeightSpace, room
-from fedsim.learning.solvers.dense.layout import Layer, padded
-from fedsim.learning.solvers.dense.schedule import Schedule
-from fedsim.learning.solvers.dense.stack import Stack
+from fedsim.learning.solvers.dense.layers import split
+from fedsim.learning.solvers.dense.training import train
 
-_STACK_BYTES = 1 << 19  # stacked weights of one solve: what stays in a core's own cache beside the rest
-_VALUES_BYTES = 1 << 20  # the same in sample space
-_FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 32  # fewer leave a product's fixed cost unshared
-_TOUCHED, _GATHERED, _PREPARED = 10, 64, 500  # multiplications that a number costs to be changed, fetched, made room for
-_FASTER = 3  # how much faster multiplications are in one large product
-_LIGHT = 8_000_000  # multiplications in a step, below which two threads are slower than one
-_INTERPRETER = threading.Lock()  # whoever makes many small operations holds it: they would only fight over Python's own lock
+_WORTH_A_REQUEST = 50_000_000  # multiplications that a worker does at one request, some milliseconds
+_MOST_AT_ONCE = 32
+_FASTER = 1.5  # how much faster multiplications are in one large product than in the steps
+_TOUCHED = 2  # multiplications in whose time a number is changed
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
-_NEVER = -1e30  # bias of the classes that are only padding: their probability is exactly 0
 
-_Form = type[InWeightSpace] | type[InSampleSpace]
+Layer = tuple[Tensor, Tensor]  # a kernel and a bias
 
 
 class Dense:
@@ -37,99 +29,71 @@ class Dense:
 
     Args:
         architecture: dense layers (``architecture.is_dense``).
-        device: where to compute.
         dtype: float32; float64 for tests of the gradients.
-        form: of the first layer; None: whichever is faster for each device.
+        in_sample_space: whether the first layer is trained so; None: whichever is faster for each device.
+
+    Attributes:
+        device: a processor.
     """
 
     def __init__(
-        self,
-        architecture: Architecture,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        form: _Form | None = None,
+        self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, in_sample_space: bool | None = None
     ) -> None:
-        layers = [(layer.fans[0], layer.fans[1]) for _, layer in architecture.trained()]
-        self.device = device
+        layers = [layer.fans for _, layer in architecture.trained()]
+        self.device = torch.device("cpu")
         self.dtype = dtype
-        self._always = form
         self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
+        self._always = in_sample_space
         self._parameters = architecture.parameters
-        lines = [padded(size) for size in self.sizes]
-        self._line = lines[1]
-        self._stack_bytes = 4 * sum(before * after for before, after in pairwise(lines))
 
     def company(self, samples: int, width: int, steps: int) -> Company:
-        """See ``Solver``."""
-        if self._form(samples, width, steps) is InSampleSpace:
-            lines = room(samples)
-            most = _VALUES_BYTES // (4 * lines * self._line)
-            return Company(f"sample space of {lines}", max(_FEWEST_AT_ONCE, min(_MOST_AT_ONCE, most)))
-        return Company("weight space", max(_FEWEST_AT_ONCE, min(_MOST_AT_ONCE, _STACK_BYTES // self._stack_bytes)))
+        """See ``Solver``. Each device is trained by itself, so that any company is good."""
+        once, a_step = self._cost(samples, width, self.uses_sample_space(samples, width, steps))
+        return Company("dense", int(max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST // (once + steps * a_step + 1)))))
 
-    def _form(self, samples: int, width: int, steps: int) -> _Form:
-        """In which form a device's first layer is trained faster; looks at its own work alone.
-
-        Compares multiplications, weighted as they were measured to cost (``tests/benchmarks/sample_space.py``).
-        """
+    def uses_sample_space(self, samples: int, width: int, steps: int) -> bool:
+        """Whether the first layer of a device with such work is trained in sample space; looks at its own work alone."""
         if self._always is not None:
             return self._always
-        inputs, outputs = self.sizes[0], self._line
-        a_step = inputs * outputs * (2 * width + _TOUCHED)
-        a_step_there = samples * width * (outputs + _GATHERED)
-        at_once = samples * inputs * (samples + 2 * outputs) / _FASTER + samples**2 * _PREPARED
-        return InSampleSpace if at_once + steps * a_step_there < steps * a_step else InWeightSpace
+        (once, a_step), (never, a_step_there) = (self._cost(samples, width, there) for there in (True, False))
+        return once + steps * a_step < never + steps * a_step_there
 
-    @torch.inference_mode()  # gradients are in closed form: without autograd's books a small operation takes half the time
+    def _cost(self, samples: int, width: int, in_sample_space: bool) -> tuple[float, float]:
+        """Multiplications at once, and in each step; weighted as measured (``tests/benchmarks/sample_space.py``)."""
+        inputs, outputs = self.sizes[:2]
+        rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _TOUCHED)
+        if in_sample_space:
+            at_once = samples * inputs * (samples + 2 * outputs) / _FASTER
+            return at_once, samples * outputs * (width + _TOUCHED) + rest
+        return 0.0, inputs * outputs * (2 * width + _TOUCHED) + rest
+
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; see ``Solver``."""
-        stacks: dict[str, list[int]] = {}
-        for at, solve in enumerate(solves):
-            stacks.setdefault(self.company(*_size(solve)).kind, []).append(at)
-        solved: dict[int, Solved] = {}
-        for stack in stacks.values():
-            ranked = sorted(stack, key=lambda at: -solves[at].batches.steps)
-            with _INTERPRETER if self._is_light([solves[at] for at in stack]) else nullcontext():
-                solved |= zip(ranked, self._solve([solves[at] for at in ranked], descent), strict=True)
-        return [solved[at] for at in range(len(solves))]
+        return [self._solve(solve, descent) for solve in solves]
 
-    def _is_light(self, solves: Sequence[LocalSolve]) -> bool:
-        """Whether a step of the stack multiplies so little that the interpreter is what takes the time."""
-        samples, width, steps = _size(solves[0])
-        in_sample_space = self._form(samples, width, steps) is InSampleSpace
-        first = self._line * (room(samples) if in_sample_space else 2 * self.sizes[0])
-        rest = 3 * sum(inputs * outputs for inputs, outputs in pairwise(self.sizes[1:]))
-        return len(solves) * width * (first + rest) < _LIGHT
-
-    def _solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
-        """Train all in one stack; they are good company, sorted by falling number of steps."""
-        form = self._form(*_size(solves[0]))
-        layers = self._starts(solves)
-        entry = form(solves, [own[0][0] for own in layers], descent)
-        kernels, biases = self._stacked(layers)
-        schedule = Schedule(solves, entry.first, self.device, self.dtype)
-        stack = Stack(entry, kernels, biases, schedule.width, descent)
-        for segment in schedule.segments():
-            stack.run(segment)
-        steps = [solve.batches.steps for solve in solves]
-        trained = [self._unstacked(entry, kernels, biases, rank, count) for rank, count in enumerate(steps)]
-        return [Solved(weights, loss) for weights, loss in zip(trained, schedule.train_losses(), strict=True)]
+    @torch.inference_mode()
+    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        samples, width, steps = len(solve.x), solve.batches.rows.shape[1], solve.batches.steps
+        flat = torch.empty(self._parameters, dtype=self.dtype).numpy()
+        flat[:] = solve.weights
+        there = self.uses_sample_space(samples, width, steps)
+        return Solved(flat, train(flat, self.sizes, solve, descent, in_sample_space=there) if steps else float("nan"))
 
     @torch.inference_mode()
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits of samples [n, *shape]: [n, classes]."""
-        return self._apply(self._layers(weights), x.to(self.device))
+        return self._apply(self._layers(weights), x)
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """Logits of several models, each with its own samples; in one batched product a layer."""
         flat = self._flat(weights)
         longest = max(len(x) for x in xs)
-        samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype, device=self.device)
+        samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
         for at, x in enumerate(xs):
             samples[at, : len(x)] = x.reshape(len(x), -1)
         hidden = samples.transpose(1, 2)  # features before samples: twice as fast for the few outputs of a classifier
-        for layer, (kernel, bias) in enumerate(self._split(flat)):
+        for layer, (kernel, bias) in enumerate(split(flat, self.sizes)):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
@@ -153,7 +117,7 @@ class Dense:
 
     def _layers(self, weights: Weights) -> list[Layer]:
         """Kernels [outputs, inputs] and biases [outputs, 1] of one model, each in memory of its own."""
-        return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in self._split(self._flat([weights]))]
+        return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
 
     def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
         """Logits of samples [n, *shape]: [n, classes]."""
@@ -170,58 +134,4 @@ class Dense:
         flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
         for row, weights in zip(flat.numpy(), models, strict=True):
             row[:] = weights
-        return flat.to(self.device)
-
-    def _split(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Kernels [K, outputs, inputs] and biases [K, outputs] of flat models [K, d]."""
-        at = 0
-        for inputs, outputs in pairwise(self.sizes):
-            kernel = flat[:, at : at + inputs * outputs].view(len(flat), outputs, inputs)
-            at += inputs * outputs
-            yield kernel, flat[:, at : at + outputs]
-            at += outputs
-
-    def _starts(self, solves: Sequence[LocalSolve]) -> list[list[Layer]]:
-        """Each device's first layers, kernels [outputs, inputs] and biases [outputs]; the same model is one for all."""
-        models: dict[int, list[Layer]] = {}
-        for solve in solves:
-            if id(solve.weights) not in models:
-                flat = self._flat([solve.weights])
-                models[id(solve.weights)] = [(kernel[0], bias[0]) for kernel, bias in self._split(flat)]
-        return [models[id(solve.weights)] for solve in solves]
-
-    def _stacked(self, layers: Sequence[Sequence[Layer]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Padded kernels [K, inputs, outputs] of all layers but the first, and biases [K, 1, outputs] of all."""
-        kernels, biases, like = [], [], layers[0][0][1]
-        for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
-            bias = like.new_zeros(len(layers), 1, padded(outputs))
-            kernel = like.new_zeros(len(layers), padded(inputs), padded(outputs)) if layer else None
-            for rank, own in enumerate(layers):
-                bias[rank, 0, :outputs] = own[layer][1]
-                if kernel is not None:
-                    kernel[rank, :inputs, :outputs] = own[layer][0].t()
-            biases.append(bias)
-            if kernel is not None:
-                kernels.append(kernel)
-        biases[-1][:, :, self.sizes[-1] :] = _NEVER
-        return kernels, biases
-
-    def _unstacked(
-        self, entry: InputLayer, kernels: Sequence[Tensor], biases: Sequence[Tensor], rank: int, steps: int
-    ) -> Weights:
-        """A device's model after its steps, float [d]."""
-        flat = torch.empty(self._parameters, dtype=self.dtype, device=self.device)
-        for layer, (kernel, bias) in enumerate(self._split(flat[None])):
-            outputs, inputs = kernel.shape[1:]
-            if layer:
-                kernel[0].copy_(kernels[layer - 1][rank, :inputs, :outputs].t())
-            else:
-                entry.write(rank, steps, kernel[0])
-            bias[0].copy_(biases[layer][rank, 0, :outputs])
-        weights: Weights = flat.cpu().numpy()
-        return weights
-
-
-def _size(solve: LocalSolve) -> tuple[int, int, int]:
-    """Samples, rows of a batch array, and steps of a device's work."""
-    return len(solve.x), solve.batches.rows.shape[1], solve.batches.steps
+        return flat

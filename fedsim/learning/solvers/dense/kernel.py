@@ -1,0 +1,313 @@
+"""Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
+
+One device at a time: all that a step touches stays in a core's cache, and a result cannot depend on who else trains. The
+arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. All of it is in one
+file, since compiled code is made anew only when its own file changes; and it is written in plain loops, since each of numpy's
+functions would add to the seconds that compilation takes.
+
+Sums run over four samples (or outputs) at a time, which is what keeps a processor's registers full: lists of positions are
+filled up to whole fours with a position that is there, whose coefficients are 0.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.learning.solvers.dense.compiled import compiled, compiled_entry
+
+Floats = NDArray[np.floating]
+Positions = NDArray[np.int64]
+
+
+class Rule(NamedTuple):
+    """``Descent`` in numbers of the model's type; ``kernels`` and ``biases`` are the shrinkage of either."""
+
+    lr: np.floating
+    momentum: np.floating
+    proximal: np.floating
+    kernels: np.floating
+    biases: np.floating
+
+
+class Parameter(NamedTuple):
+    """Weights, their velocity, and where they started; the last two have no rows where the rule has no use for them."""
+
+    weight: Floats
+    velocity: Floats
+    anchor: Floats
+
+
+class Entry(NamedTuple):
+    """The layer that the samples enter, in either of its forms (see ``forms``).
+
+    Attributes:
+        features: what stands for the samples, [n, c].
+        kernel: what is multiplied with that, [outputs, c].
+        moved: in sample space, how far the layer's kernel has moved along each sample, [outputs, c]; else without rows.
+    """
+
+    features: Floats
+    kernel: Parameter
+    moved: Parameter
+
+
+class Plan(NamedTuple):
+    """Labels, int64 [n], and the rest as in ``Batches``."""
+
+    labels: Positions
+    rows: Positions
+    counts: Positions
+    last_epoch: int
+
+
+class Scratch(NamedTuple):
+    """Working memory.
+
+    Attributes:
+        outputs: of each layer for the samples of a batch, [layers, width, widest], both in whole fours.
+        errors: of two layers in turn, [2, width, widest].
+        batch: the batch, filled up to whole fours, [width].
+        every: 0, 1, 2, ..., [width].
+        outs: the outputs of a layer, filled up to whole fours, [widest].
+    """
+
+    outputs: Floats
+    errors: Floats
+    batch: Positions
+    every: Positions
+    outs: Positions
+
+
+@compiled_entry
+def descend(
+    entry: Entry, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule, scratch: Scratch
+) -> float:
+    """Carry out all steps, in place.
+
+    Args:
+        entry: the first kernel.
+        kernels: of all layers but the first, filled up to one shape with zeros, [layers - 1, outputs, inputs].
+        biases: of all layers, [layers, 1, outputs].
+        sizes: outputs of each layer, [layers].
+        plan: the batches.
+        rule: of a step.
+        scratch: anything.
+
+    Returns:
+        The summed losses over the samples of the last epoch.
+    """
+    outputs, errors, batch = scratch.outputs, scratch.errors, scratch.batch
+    top, total = len(sizes) - 1, 0.0
+    for step in range(len(plan.counts)):
+        count = plan.counts[step]
+        filled = _fill(batch, plan.rows[step], count)
+        _enter(entry, batch, filled, biases.weight[0], outputs[0])
+        for layer in range(1, top + 1):
+            below, outs = outputs[layer - 1], sizes[layer]
+            _rectify(below, filled, sizes[layer - 1])
+            _inner_products(below, scratch.every, filled, kernels.weight[layer - 1], biases.weight[layer], outs, outputs[layer])
+        error = errors[top % 2]
+        loss = _judge(outputs[top], error, plan.labels, batch, count, filled, sizes[top])
+        if step >= plan.last_epoch:
+            total += loss
+        for layer in range(top, 0, -1):
+            kernel, hidden, below = _of(kernels, layer - 1), outputs[layer - 1], errors[(layer - 1) % 2]
+            outs = _fill(scratch.outs, scratch.every, sizes[layer])
+            _pass_back(error, scratch.outs, outs, kernel.weight, hidden, below, filled, sizes[layer - 1])
+            _descend_kernel(kernel, sizes[layer], hidden, scratch.every, filled, error, rule)
+            _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
+            error = below
+        _descend_kernel(entry.kernel, sizes[0], entry.features, batch, filled, error, rule)
+        if len(entry.moved.weight):
+            _descend_along(entry.moved, batch, count, error, rule)
+        _descend_bias(_of(biases, 0), sizes[0], count, error, rule)
+    return total
+
+
+@compiled
+def _of(stack: Parameter, layer: int) -> Parameter:
+    """One of several parameters."""
+    return Parameter(stack.weight[layer], stack.velocity[layer], stack.anchor[layer])
+
+
+@compiled
+def _fill(filled: Positions, positions: Positions, count: int) -> int:
+    """Copy so many positions and fill them up to whole fours; how many these are."""
+    fours = (count + 3) // 4 * 4
+    for at in range(fours):
+        filled[at] = positions[at if at < count else 0]
+    return fours
+
+
+# Forwards, and back.
+
+
+@compiled
+def _enter(entry: Entry, batch: Positions, filled: int, bias: Floats, out: Floats) -> None:
+    """What the first layer makes of a batch: in sample space it is there already."""
+    kernel = entry.kernel.weight
+    if not len(entry.moved.weight):
+        _inner_products(entry.features, batch, filled, kernel, bias, len(kernel), out)
+        return
+    for rank in range(filled):
+        for output in range(len(kernel)):
+            out[rank, output] = kernel[output, batch[rank]] + bias[0, output]
+
+
+@compiled
+def _rectify(values: Floats, rows: int, columns: int) -> None:
+    """max(., 0) in place; what is not a number stays so."""
+    for row in range(rows):
+        for column in range(columns):
+            values[row, column] = 0 if values[row, column] < 0 else values[row, column]
+
+
+@compiled
+def _judge(logits: Floats, error: Floats, labels: Positions, batch: Positions, count: int, filled: int, classes: int) -> float:
+    """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect to the logits."""
+    share = logits.dtype.type(1) / logits.dtype.type(count)
+    _clear(error, filled, classes)
+    loss = 0.0
+    for rank in range(count):
+        label, top = labels[batch[rank]], logits[rank, 0]
+        for output in range(classes):
+            top = logits[rank, output] if logits[rank, output] > top else top
+        total = logits.dtype.type(0)
+        for output in range(classes):
+            error[rank, output] = np.exp(logits[rank, output] - top)
+            total += error[rank, output]
+        loss += np.log(total) - (logits[rank, label] - top)
+        for output in range(classes):
+            error[rank, output] *= share / total
+        error[rank, label] -= share
+    return loss
+
+
+@compiled
+def _clear(error: Floats, rows: int, columns: int) -> None:
+    """Zeros in so many rows, and so many columns filled up to whole fours."""
+    for row in range(rows):
+        for column in range((columns + 3) // 4 * 4):
+            error[row, column] = 0
+
+
+@compiled
+def _pass_back(
+    error: Floats, outs: Positions, filled: int, kernel: Floats, hidden: Floats, below: Floats, rows: int, inputs: int
+) -> None:
+    """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU between was shut."""
+    _clear(below, rows, inputs)
+    _add_products(below, rows, inputs, kernel, outs, filled, error.T, error.dtype.type(1))
+    for row in range(rows):
+        for column in range(inputs):
+            below[row, column] = below[row, column] if hidden[row, column] > 0 else 0
+
+
+@compiled
+def _inner_products(
+    features: Floats, batch: Positions, filled: int, kernel: Floats, bias: Floats, outputs: int, out: Floats
+) -> None:
+    """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0, output]."""
+    for output in range(outputs):
+        for rank in range(0, filled, 4):
+            first, second, third, fourth = batch[rank], batch[rank + 1], batch[rank + 2], batch[rank + 3]
+            one = two = three = four = bias[0, output]
+            for column in range(kernel.shape[1]):
+                weight = kernel[output, column]
+                one += weight * features[first, column]
+                two += weight * features[second, column]
+                three += weight * features[third, column]
+                four += weight * features[fourth, column]
+            out[rank, output], out[rank + 1, output], out[rank + 2, output], out[rank + 3, output] = one, two, three, four
+
+
+@compiled
+def _add_products(
+    target: Floats,
+    rows: int,
+    columns: int,
+    sources: Floats,
+    taken: Positions,
+    filled: int,
+    coefficients: Floats,
+    scale: np.floating,
+) -> None:
+    """Add scale x sum over k of coefficients [k, row] sources [taken [k]] to so many rows and columns of ``target``."""
+    for row in range(0, rows, 2):
+        other = row + 1 if row + 1 < rows else row  # the last of an odd number of rows is its own other, under zeros
+        both = scale if row + 1 < rows else scale * 0
+        for at in range(0, filled, 4):
+            first, second, third, fourth = taken[at], taken[at + 1], taken[at + 2], taken[at + 3]
+            a, b = scale * coefficients[at, row], scale * coefficients[at + 1, row]
+            c, d = scale * coefficients[at + 2, row], scale * coefficients[at + 3, row]
+            e, f = both * coefficients[at, other], both * coefficients[at + 1, other]
+            g, h = both * coefficients[at + 2, other], both * coefficients[at + 3, other]
+            for column in range(columns):
+                one, two = sources[first, column], sources[second, column]
+                three, four = sources[third, column], sources[fourth, column]
+                target[row, column] += a * one + b * two + c * three + d * four
+                target[other, column] += e * one + f * two + g * three + h * four
+
+
+# The rule. Its gradient is added to the velocity if there is one, to the weights themselves if not.
+
+
+@compiled
+def _descend_kernel(
+    kernel: Parameter, outputs: int, features: Floats, batch: Positions, filled: int, error: Floats, rule: Rule
+) -> None:
+    """One step along the gradient error^T features."""
+    target, scale = _prepare(kernel, rule, rule.kernels, rule.proximal)
+    _add_products(target, outputs, target.shape[1], features, batch, filled, error, scale)
+    _follow(kernel, rule)
+
+
+@compiled
+def _descend_along(moved: Parameter, batch: Positions, count: int, error: Floats, rule: Rule) -> None:
+    """One step along a gradient that is the error at the samples of the batch, and 0 at all others; drawn to 0."""
+    target, scale = _prepare(moved, rule, rule.kernels, rule.proximal - rule.proximal)
+    for output in range(len(target)):
+        for rank in range(count):
+            target[output, batch[rank]] += scale * error[rank, output]
+    _follow(moved, rule)
+
+
+@compiled
+def _descend_bias(bias: Parameter, outputs: int, count: int, error: Floats, rule: Rule) -> None:
+    """One step along the gradient that is the sum of the errors."""
+    target, scale = _prepare(bias, rule, rule.biases, rule.proximal)
+    for rank in range(count):
+        for output in range(outputs):
+            target[0, output] += scale * error[rank, output]
+    _follow(bias, rule)
+
+
+@compiled
+def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, proximal: np.floating) -> tuple[Floats, np.floating]:
+    """Do what of a step does not depend on the samples; say what to add the gradient to, and with which factor."""
+    weight, velocity, anchor = part
+    rows, columns = weight.shape
+    if len(velocity):
+        for row in range(rows):
+            for column in range(columns):
+                velocity[row, column] = rule.momentum * velocity[row, column] + shrinkage * weight[row, column]
+                if proximal > 0:
+                    velocity[row, column] -= proximal * anchor[row, column]
+        return velocity, weight.dtype.type(1)
+    if shrinkage > 0:
+        for row in range(rows):
+            for column in range(columns):
+                pull = shrinkage * weight[row, column]
+                if proximal > 0:
+                    pull -= proximal * anchor[row, column]
+                weight[row, column] -= rule.lr * pull
+    return weight, -rule.lr
+
+
+@compiled
+def _follow(part: Parameter, rule: Rule) -> None:
+    """Move along the velocity, if there is one."""
+    for row in range(len(part.velocity)):
+        for column in range(part.velocity.shape[1]):
+            part.weight[row, column] -= rule.lr * part.velocity[row, column]

@@ -1,0 +1,84 @@
+"""One device's work, brought into the arrays that the kernel works on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.learning.solvers.base import Descent, LocalSolve
+from fedsim.learning.solvers.batches import Batches
+from fedsim.learning.solvers.dense.forms import InSampleSpace, in_weight_space, parameter
+from fedsim.learning.solvers.dense.kernel import Entry, Floats, Plan, Rule, Scratch, descend
+from fedsim.learning.solvers.dense.layers import split
+
+
+def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
+    """Train a model in place.
+
+    Args:
+        flat: the model [d], in memory that torch has allocated.
+        sizes: features, then the outputs of each layer.
+        solve: the work; of at least one step. Its weights are not looked at.
+        descent: the rule.
+        in_sample_space: the form of the first layer.
+
+    Returns:
+        The mean loss over the samples of the last epoch.
+    """
+    first = next(split(flat, sizes))[0]
+    if not in_sample_space:
+        return _steps(in_weight_space(solve, first, descent), flat, sizes, solve, descent)
+    form = InSampleSpace(solve, first, descent)
+    loss = _steps(form.entry, flat, sizes, solve, descent)
+    form.write(solve.batches.steps)
+    return loss
+
+
+def _steps(entry: Entry, flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent) -> float:
+    """Carry out all steps, of ``entry`` and of everything in ``flat`` but its first kernel; the mean loss as above."""
+    batches, layers = solve.batches, list(split(flat, sizes))
+    kernels, biases = [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
+    stacked_kernels, stacked_biases = _stacked(kernels, flat), _stacked(biases, flat)
+    loss = descend(
+        entry,
+        parameter(stacked_kernels, descent),
+        parameter(stacked_biases, descent),
+        np.array(sizes[1:]),
+        Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch),
+        _rule(descent, flat.dtype),
+        _scratch(batches, sizes, flat.dtype),
+    )
+    for stacked, own in ((stacked_kernels, kernels), (stacked_biases, biases)):
+        for trained, array in zip(stacked, own, strict=True):
+            array[:] = trained[: array.shape[0], : array.shape[1]]
+    return loss / int(batches.counts[batches.last_epoch :].sum())
+
+
+def _stacked(arrays: Sequence[Floats], like: Floats) -> Floats:
+    """Matrices filled up to one shape with zeros, [count, rows, columns]."""
+    rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
+    stacked = np.zeros((len(arrays), rows, columns), like.dtype)
+    for own, array in zip(stacked, arrays, strict=True):
+        own[: array.shape[0], : array.shape[1]] = array
+    return stacked
+
+
+def _rule(descent: Descent, dtype: np.dtype[np.floating]) -> Rule:
+    number, kernels, biases = dtype.type, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False)
+    return Rule(number(descent.lr), number(descent.momentum), number(descent.proximal), number(kernels), number(biases))
+
+
+def _scratch(batches: Batches, sizes: Sequence[int], dtype: np.dtype[np.floating]) -> Scratch:
+    """Working memory for so wide batches."""
+    width, widest = (-(-count // 4) * 4 for count in (batches.rows.shape[1], max(sizes[1:])))
+    return Scratch(
+        outputs=np.zeros((len(sizes) - 1, width, widest), dtype),
+        errors=np.zeros((2, width, widest), dtype),
+        batch=_positions(width),
+        every=_positions(max(width, widest)),
+        outs=_positions(widest),
+    )
+
+
+def _positions(count: int) -> NDArray[np.int64]:
+    return np.arange(count, dtype=np.int64)
