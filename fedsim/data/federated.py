@@ -43,8 +43,11 @@ class Pool:
         return tuple(self.x.shape[1:])
 
     def normalised(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Raw samples [k, *shape] as the model sees them."""
-        return np.ascontiguousarray((raw * np.float32(self.scale) - self.mean) / self.std, dtype=np.float32)
+        """Raw samples [k, *shape] as the model sees them, in the same memory."""
+        raw *= np.float32(self.scale)
+        raw -= self.mean
+        raw /= self.std
+        return raw
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, mean_of, sum_of_squares
 from fedsim.learning.solvers.dense.layers import split
-from fedsim.learning.solvers.dense.training import train
+from fedsim.learning.solvers.dense.training import prepare, train
 
 _WORTH_A_REQUEST = 50_000_000  # multiplications that a worker does at one request, some milliseconds
 _MOST_AT_ONCE = 32
@@ -45,27 +45,27 @@ class Dense:
         self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
         self._always = in_sample_space
         self._parameters = architecture.parameters
+        prepare(dtype)
 
     def company(self, samples: int, width: int, steps: int) -> Company:
         """See ``Solver``. Each device is trained by itself, so that any company is good."""
-        once, a_step = self._cost(samples, width, self.uses_sample_space(samples, width, steps))
-        return Company("dense", int(max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST // (once + steps * a_step + 1)))))
+        work = self._cost(samples, width, steps, there=self.uses_sample_space(samples, width, steps))
+        return Company("dense", int(max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST // (work + 1)))))
 
     def uses_sample_space(self, samples: int, width: int, steps: int) -> bool:
         """Whether the first layer of a device with such work is trained in sample space; looks at its own work alone."""
         if self._always is not None:
             return self._always
-        (once, a_step), (never, a_step_there) = (self._cost(samples, width, there) for there in (True, False))
-        return once + steps * a_step < never + steps * a_step_there
+        return self._cost(samples, width, steps, there=True) < self._cost(samples, width, steps, there=False)
 
-    def _cost(self, samples: int, width: int, in_sample_space: bool) -> tuple[float, float]:
-        """Multiplications at once, and in each step; weighted as measured (``tests/benchmarks/sample_space.py``)."""
+    def _cost(self, samples: int, width: int, steps: int, *, there: bool) -> float:
+        """Multiplications, in sample space or not, weighted as they were measured (``tests/benchmarks/sample_space.py``)."""
         inputs, outputs = self.sizes[:2]
         rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _TOUCHED)
-        if in_sample_space:
+        if there:
             at_once = samples * inputs * (samples + 2 * outputs) / _FASTER
-            return at_once, samples * outputs * (width + _TOUCHED) + rest
-        return 0.0, inputs * outputs * (2 * width + _TOUCHED) + rest
+            return at_once + steps * (samples * outputs * (width + _TOUCHED) + rest)
+        return steps * (inputs * outputs * (2 * width + _TOUCHED) + rest)
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; see ``Solver``."""

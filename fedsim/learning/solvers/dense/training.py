@@ -1,8 +1,10 @@
 """One device's work, brought into the arrays that the kernel works on."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedsim.learning.solvers.base import Descent, LocalSolve
@@ -10,6 +12,15 @@ from fedsim.learning.solvers.batches import Batches
 from fedsim.learning.solvers.dense.forms import InSampleSpace, in_weight_space, parameter
 from fedsim.learning.solvers.dense.kernel import Entry, Floats, Plan, Rule, Scratch, descend
 from fedsim.learning.solvers.dense.layers import split
+
+
+@cache
+def prepare(dtype: torch.dtype) -> None:
+    """Have the loops compiled, or fetched if that was done once, before anybody's time depends on it."""
+    one = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0, samples=1)
+    weights = torch.zeros(4, dtype=dtype).numpy()
+    solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), one)
+    train(weights, (1, 2), solve, Descent(lr=1.0), in_sample_space=False)
 
 
 def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
