@@ -17,8 +17,8 @@ from fedsim.learning.solvers.dense.training import prepare, train
 
 _WORTH_A_REQUEST = 50_000_000  # multiplications that a worker does at one request, some milliseconds
 _MOST_AT_ONCE = 32
-_FASTER = 1.5  # how much faster multiplications are in one large product than in the steps
-_TOUCHED = 2  # multiplications in whose time a number is changed
+_FASTER = 2  # how much faster multiplications are in one large product than in the steps
+_TOUCHED, _GATHERED, _SET_UP = 2, 20, 1_000_000  # multiplications in whose time a number is changed, fetched; a solve set up
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 
 Layer = tuple[Tensor, Tensor]  # a kernel and a bias
@@ -48,9 +48,10 @@ class Dense:
         prepare(dtype)
 
     def company(self, samples: int, width: int, steps: int) -> Company:
-        """See ``Solver``. Each device is trained by itself, so that any company is good."""
-        work = self._cost(samples, width, steps, there=self.uses_sample_space(samples, width, steps))
-        return Company("dense", int(max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST // (work + 1)))))
+        """See ``Solver``. Each is trained by itself: good company has as much work, so that a request is worth its while."""
+        work = int(self._cost(samples, width, steps, there=self.uses_sample_space(samples, width, steps)))
+        magnitude = work.bit_length()
+        return Company(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
 
     def uses_sample_space(self, samples: int, width: int, steps: int) -> bool:
         """Whether the first layer of a device with such work is trained in sample space; looks at its own work alone."""
@@ -63,8 +64,8 @@ class Dense:
         inputs, outputs = self.sizes[:2]
         rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _TOUCHED)
         if there:
-            at_once = samples * inputs * (samples + 2 * outputs) / _FASTER
-            return at_once + steps * (samples * outputs * (width + _TOUCHED) + rest)
+            at_once = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
+            return at_once + steps * (samples * outputs * (width + _TOUCHED) + outputs * width * _GATHERED + rest)
         return steps * (inputs * outputs * (2 * width + _TOUCHED) + rest)
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
