@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import read_index
 from fedsim.scenario import Scenario
 from fedsim.units import show_bytes, show_seconds
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from fedsim.compare.lines import Lines
     from fedsim.compare.table import Figures, Table
-    from fedsim.study.plan import Study
 
 _OF_ONE = {
     "timeline": "timeline:draw_timeline",
@@ -56,7 +56,7 @@ def load_study(path: str | Path) -> "LoadedStudy":
     """A study that was made before, or is still being made: of its runs those that are done.
 
     Raises:
-        RunFolderError: there is no study, or, when it is looked at, a file is missing or damaged.
+        RunFolderError: there is no study, its index is damaged, or, when it is looked at, a file of a run is.
     """
     return LoadedStudy(path)
 
@@ -165,21 +165,14 @@ class LoadedStudy:
 
     Args:
         path: the study's folder.
+
+    Attributes:
+        index: what its runs are: its variants at each point of the grid, what they change, and where each run is.
     """
 
     def __init__(self, path: str | Path) -> None:
-        from fedsim.compare.lines import is_study
-
         self.path = Path(path)
-        if not is_study(self.path):
-            raise RunFolderError(f"{str(self.path)!r} is not the folder of a study: it holds no study.toml")
-
-    @cached_property
-    def plan(self) -> "Study":
-        """What the study is: its variants, and each run's scenario."""
-        from fedsim.compare.lines import study_at
-
-        return study_at(self.path)
+        self.index = read_index(self.path)
 
     @cached_property
     def table(self) -> "pd.DataFrame":
@@ -200,7 +193,7 @@ class LoadedStudy:
         """Each variant against the baseline, seed by seed: a row a variant and measure."""
         from fedsim.compare.table import pair_up
 
-        return _to_frame(pair_up(*self._figures, self.plan.spec.seeds))
+        return _to_frame(pair_up(*self._figures, self.index.seeds))
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
         """One of its runs.
@@ -212,19 +205,20 @@ class LoadedStudy:
         Raises:
             RunFolderError: the study has no such run, or it is not done.
         """
-        seed = self.plan.spec.seeds[0] if seed is None else seed
+        seeds = self.index.seeds
+        seed = seeds[0] if seed is None else seed
         if variant not in self.variants:
             allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
             raise RunFolderError(f"the study {str(self.path)!r} has no variant {variant!r}; {allowed}")
-        for run in self.plan.runs:
-            if run.variant.label == variant and run.scenario.seed == seed:
+        for run in self.index.variants[self.variants.index(variant)].runs:
+            if run.seed == seed:
                 return load_run(self.path / run.folder)
-        raise RunFolderError(f"the study {str(self.path)!r} has no seed {seed}; allowed are {self.plan.spec.seeds}")
+        raise RunFolderError(f"the study {str(self.path)!r} has no seed {seed}; allowed are {list(seeds)}")
 
     @property
     def variants(self) -> list[str]:
         """Its variants, at each point of the grid."""
-        return [variant.label for variant in self.plan.variants]
+        return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
         """A picture of all its runs side by side.
@@ -239,13 +233,18 @@ class LoadedStudy:
         return _draw(_OF_SEVERAL, kind)([run for line in self._lines.lines for run in line.runs], **options)
 
     def __repr__(self) -> str:
-        return f"<fedsim study {str(self.path)!r}: {len(self.plan.variants)} variants, {len(self.plan.runs)} runs>"
+        return f"<fedsim study {str(self.path)!r}: {len(self.variants)} variants, {self._planned} runs>"
 
     def _repr_html_(self) -> str:
-        seeds = ", ".join(map(str, self.plan.spec.seeds))
-        done = f"{sum(len(line.runs) for line in self._lines.lines)} of {len(self.plan.runs)}"
-        facts = {"study": self.plan.spec.name, "variants": ", ".join(self.variants), "seeds": seeds, "runs that are done": done}
+        seeds = ", ".join(map(str, self.index.seeds))
+        done = f"{sum(len(line.runs) for line in self._lines.lines)} of {self._planned}"
+        facts = {"study": self.index.name, "variants": ", ".join(self.variants), "seeds": seeds, "runs that are done": done}
         return _as_html(f"study {self.path.name}", facts)
+
+    @property
+    def _planned(self) -> int:
+        """How many runs it consists of."""
+        return sum(len(variant.runs) for variant in self.index.variants)
 
     @cached_property
     def _lines(self) -> "Lines":
@@ -254,10 +253,10 @@ class LoadedStudy:
         return read_lines([self.path])
 
     @cached_property
-    def _figures(self) -> "tuple[Lines, Figures, list[float]]":
+    def _figures(self) -> "tuple[Lines, Figures, tuple[float, ...]]":
         from fedsim.compare.measures import measure
 
-        targets = self.plan.spec.target
+        targets = self.index.targets
         return self._lines, [[measure(run, targets) for run in line.runs] for line in self._lines.lines], targets
 
 

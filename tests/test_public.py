@@ -1,6 +1,7 @@
 """The public face: what it names, what it costs to import, and which way the arrows run."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -70,10 +71,31 @@ def test_arrows_run_one_way() -> None:
         "server": {"messages", "message_sizes", "instrument", "world", "learning", "records", "simulation"},
         "strategies": {"strategies", "server"},
         "checkpoint": {"checkpoint", "learning", "world", "simulation"},
+        "compare": {"compare", "records"},
+        "study": {
+            "study",
+            "compare",
+            "records",
+            "scenario",
+            "strategies",
+            "world",
+            "simulation",
+            "runner",
+            "executors",
+            "progress",
+        },
+        "loading": {"compare", "records", "scenario"},
     }
     for layer, allowed in layers.items():
         for module in sorted(imports(layer)):
             assert module.split(".")[1] in allowed | common, f"{layer} imports {module}"
+
+
+def test_no_two_parts_need_each_other() -> None:
+    """Each folder and each file of the package can be read after those that it imports, wherever it does so."""
+    parts = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")} - {"__init__"}
+    needs = {part: {name.split(".")[1] for name in imports(part)} - {part} for part in sorted(parts)}
+    assert set(graphlib.TopologicalSorter(needs).static_order()) == parts
 
 
 def test_analysis_reads_run_folders_and_comparisons_of_them_and_never_the_engine() -> None:

@@ -75,7 +75,8 @@ def gather(paths: Sequence[str | Path]) -> Subject:
 
 def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
     """The studies' own names, or the scenarios'."""
-    from fedsim.compare.lines import is_study, title_of
+    from fedsim.compare.lines import title_of
+    from fedsim.records.study_folder import is_study
 
     studies = [plain(title_of(path), 80) for path in folders if is_study(path)]
     names = studies or list(dict.fromkeys(plain(run.summary["name"], 80) for run in runs))

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.errors import ScenarioError, nearest
 from fedsim.records.reading import RunFolder
-from fedsim.scenario import read_toml
-from fedsim.study.folder import STUDY, run_status
-from fedsim.study.plan import Study, Variant, read_study
+from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_study, read_index
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,6 @@ class Lines:
         return not any(line.study for line in self.lines)
 
 
-def is_study(path: Path) -> bool:
-    """Whether a folder is that of a study."""
-    return (path / STUDY).is_file()
-
-
 def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Lines:
     """What is to be compared.
 
@@ -93,10 +86,10 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
     named = baseline
     for path in map(Path, paths):
         if is_study(path):
-            study = study_at(path)
-            lines += [line_of(path, study, variant) for variant in study.variants]
-            targets += study.spec.target
-            named = named or study.spec.baseline
+            study = read_index(path)
+            lines += [_line_of(path, variant) for variant in study.variants]
+            targets += study.targets
+            named = named or study.baseline
         else:
             lines.append(Line(path.resolve().name, (RunFolder(path),)))
     lines = _told_apart(lines)
@@ -109,28 +102,21 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
     return Lines(tuple(lines), tuple(sorted(set(targets))), baselines, named or "")
 
 
-def line_of(path: Path, study: Study, variant: Variant) -> Line:
-    """A variant of the study at ``path``, with those of its runs that are done."""
-    folders = [path / run.folder for run in study.runs_of(variant)]
-    runs = tuple(RunFolder(folder) for folder in folders if run_status(folder) == "done")
-    return Line(variant.name, runs, len(folders), variant.point, path.resolve().name)
-
-
-def study_at(path: Path) -> Study:
-    """The study in a folder.
+def title_of(path: Path) -> str:
+    """What the study in a folder is called; the folder's name where it has none.
 
     Raises:
-        RunFolderError: its ``study.toml`` is missing or damaged.
+        RunFolderError: its index is missing or damaged.
     """
-    try:
-        return read_study(path / STUDY)
-    except ScenarioError as error:
-        raise RunFolderError(f"{STUDY} of {str(path)!r} is damaged: {error}") from None
+    name = read_index(path).name
+    return path.resolve().name if name == UNNAMED else name
 
 
-def title_of(path: Path) -> str:
-    """What the study in a folder is called; the folder's name where it has none."""
-    return str(read_toml(path / STUDY, "study").get("name", path.resolve().name))
+def _line_of(path: Path, variant: IndexedVariant) -> Line:
+    """A variant of the study at ``path``, with those of its runs that are done."""
+    folders = [path / run.folder for run in variant.runs]
+    runs = tuple(RunFolder(folder) for folder in folders if is_done(folder))
+    return Line(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name)
 
 
 def _told_apart(lines: list[Line]) -> list[Line]:

@@ -3,17 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.streams import Streams
-
 Verdict = Literal["holds", "holds in part", "does not hold"]
-
-_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -43,29 +38,14 @@ class Difference:
 
 
 def paired_difference(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> Difference:
-    """The mean of ``above[i] - below[i]`` over worlds i, with Student's interval.
+    """The mean of ``above[i] - below[i]`` over worlds i, with Student's t interval.
 
-    Raises:
-        ValueError: they are not as many, or none, or one is no number.
-    """
-    from scipy.stats import t
+    The interval is mean +- t s / sqrt(n), for n pairs, the standard deviation s of their differences (n - 1 in its denominator)
+    and the quantile t of n - 1 degrees of freedom. It holds the true mean as often as ``level`` says if the differences are
+    normally distributed, and somewhat less often if they are skewed. Resampling so few is worse either way: a bootstrap
+    percentile interval of three normal ones holds it three times in four. It may reach beyond what is possible.
 
-    differences = _differences(above, below)
-    mean, pairs = float(differences.mean()), len(differences)
-    if pairs < 2:
-        return Difference(mean, -math.inf, math.inf, pairs)
-    half = float(t.ppf(0.5 + level / 2, pairs - 1) * differences.std(ddof=1) / math.sqrt(pairs))
-    return Difference(mean, mean - half, mean + half, pairs)
-
-
-def bootstrap_difference(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> Difference:
-    """The mean of ``above[i] - below[i]`` over worlds i, with a bootstrap percentile interval.
-
-    The pairs are drawn again, as many with replacement, 10,000 times; the interval holds the middle ``level`` of their means.
-    It assumes no shape of the differences, but is too narrow for few of them: of three pairs it is from the least to the
-    largest, which holds the true mean about three times in four. The draws are the same for any pairs of the same number.
-
-    Source: Efron and Tibshirani, "An introduction to the bootstrap" (1993), chapter 13.
+    Source: Student, "The probable error of a mean", Biometrika 6 (1908).
 
     Raises:
         ValueError: they are not as many, or none, or one is no number.
@@ -74,14 +54,22 @@ def bootstrap_difference(above: Sequence[float], below: Sequence[float], level: 
     mean, pairs = math.fsum(differences) / len(differences), len(differences)
     if pairs < 2:
         return Difference(mean, -math.inf, math.inf, pairs)
-    means = differences[_resamples(pairs)].mean(axis=1)
-    low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
-    return Difference(mean, float(low), float(high), pairs)
+    if np.ptp(differences) == 0:  # a sum's last bit must not make an interval of nothing
+        return Difference(float(differences[0]), float(differences[0]), float(differences[0]), pairs)
+    half = _quantile(level, pairs) * float(differences.std(ddof=1)) / math.sqrt(pairs)
+    return Difference(mean, mean - half, mean + half, pairs)
 
 
-def bootstrap_mean(values: Sequence[float], level: float = 0.95) -> Difference:
-    """The mean of values over worlds, with a bootstrap percentile interval; see ``bootstrap_difference``."""
-    return bootstrap_difference(values, [0.0] * len(values), level)
+def mean_of(values: Sequence[float], level: float = 0.95) -> Difference:
+    """The mean of values over worlds, with Student's t interval; see ``paired_difference``."""
+    return paired_difference(values, [0.0] * len(values), level)
+
+
+def _quantile(level: float, pairs: int) -> float:
+    """How many standard errors the interval reaches from its mean, to either side."""
+    from scipy.special import stdtrit  # imports in a third of the time of scipy.stats
+
+    return float(stdtrit(pairs - 1, 0.5 + level / 2))
 
 
 def _differences(above: Sequence[float], below: Sequence[float]) -> NDArray[np.float64]:
@@ -90,9 +78,3 @@ def _differences(above: Sequence[float], below: Sequence[float]) -> NDArray[np.f
         if np.isfinite(differences).all():
             return differences
     raise ValueError(f"cannot pair {list(above)} with {list(below)}: both need as many finite numbers")
-
-
-@lru_cache(maxsize=16)
-def _resamples(pairs: int) -> NDArray[np.int64]:
-    """Which pairs each resample draws, int64 [10,000, pairs]."""
-    return Streams(0).generator("compare/bootstrap", pairs).integers(0, pairs, (_RESAMPLES, pairs))

@@ -7,8 +7,7 @@ from fedsim.compare.measures import measure
 from fedsim.compare.table import compare_figures, differences, pair_up, runs_one_by_one
 from fedsim.compare.text import to_csv, to_markdown
 from fedsim.records.folder import write_text
-from fedsim.study.folder import STUDY
-from fedsim.study.plan import read_study
+from fedsim.records.study_folder import read_index
 
 COMPARE, MARKDOWN, PAIRED, RUNS = "compare.csv", "compare.md", "paired.csv", "runs.csv"
 
@@ -19,14 +18,14 @@ def write_tables(path: Path) -> None:
     They depend on its runs alone, never on when or in which order these were made.
 
     Raises:
-        RunFolderError: a run is damaged.
+        RunFolderError: the study's index or a run is damaged.
     """
-    study = read_study(path / STUDY)
-    targets = study.spec.target
+    study = read_index(path)
+    targets = study.targets
     lines = read_lines([path])
     figures = [[measure(run, targets) for run in line.runs] for line in lines.lines]
     write_text(path / COMPARE, to_csv(compare_figures(lines, figures, targets)))
     write_text(path / RUNS, to_csv(runs_one_by_one(lines, figures, targets)))
-    write_text(path / PAIRED, to_csv(pair_up(lines, figures, targets, study.spec.seeds)))
+    write_text(path / PAIRED, to_csv(pair_up(lines, figures, targets, study.seeds)))
     together = (compare_figures(lines, figures, targets), differences(lines, figures, targets))
-    write_text(path / MARKDOWN, "\n".join(to_markdown(*pair) for pair in zip(together, (study.spec.name, ""), strict=True)))
+    write_text(path / MARKDOWN, "\n".join(to_markdown(*pair) for pair in zip(together, (study.name, ""), strict=True)))

@@ -8,8 +8,8 @@ from functools import partial
 from fedsim.compare.harmless import clean
 from fedsim.compare.lines import Line, Lines
 from fedsim.compare.measures import Measure, Values, measures
-from fedsim.compare.paired import Difference, bootstrap_difference, bootstrap_mean
-from fedsim.study.plan import short_key, shown
+from fedsim.compare.paired import Difference, mean_of, paired_difference
+from fedsim.compare.points import short_key, shown
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def pair_up(lines: Lines, figures: Figures, targets: Sequence[float], seeds: Seq
     return _from_rows([*_KEYS, *_point_heads(lines), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
 
 
-_MANY = 10  # seeds from which on percentile intervals hold about what they promise
+_MANY = 10  # seeds from which on it matters little how a figure is distributed over them
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
 _TAKEN = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
@@ -150,7 +150,7 @@ def _pairs(above: tuple[Line, Sequence[Values]], below: tuple[Line, Sequence[Val
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    return _estimate(bootstrap_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
+    return _estimate(paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
 
 
 def _estimate(difference: Difference) -> Estimate:
@@ -176,7 +176,7 @@ def _mean(values: Sequence[float | int | None]) -> Cell:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    return known[0] if len(known) == 1 else _estimate(bootstrap_mean(known))
+    return known[0] if len(known) == 1 else _estimate(mean_of(known))
 
 
 def _ratio(one: Measure, pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -258,9 +258,9 @@ def _notes(lines: Lines) -> list[str]:
         notes.append(f"The baseline is {clean(lines.baseline)}.")
     seeds = max(len(line.runs) for line in lines.lines)
     if seeds > 1:
-        notes.append("Means over seeds with 95 % bootstrap percentile intervals; empty unless all seeds have the figure.")
+        notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
     if 1 < seeds < _MANY:
-        notes.append(f"Of {seeds} seeds such an interval is narrower than it should be.")
+        notes.append(f"Of {seeds} seeds an interval relies on a normal distribution, and may reach beyond what is possible.")
     for line in lines.lines:
         if len(line.runs) < line.planned:
             notes.append(f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done.")

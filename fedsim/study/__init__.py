@@ -19,5 +19,6 @@ A study file is a base scenario, the variants of it, and the seeds that each is 
 
 ``spec`` is what such a file may say, ``changes`` how a variant alters the base, ``references`` the lines to compare with, and
 ``plan`` puts them together into the runs of a study. ``pool`` carries runs out in ``worker`` processes, ``folder`` is what a
-study leaves on disk, ``conduct`` does all of it in order, and ``progress`` shows how far it is.
+study leaves on disk, with the ``index`` that others read it by, ``conduct`` does all of it in order, and ``progress`` shows how
+far it is.
 """

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsim.compare.study import write_tables
 from fedsim.errors import FedsimError, ScenarioError
 from fedsim.simulation import Simulation
 from fedsim.study import folder as files
@@ -79,8 +80,6 @@ class Conductor:
         Raises:
             RunFolderError: the folder cannot be written, or another process works in it.
         """
-        from fedsim.compare.study import write_tables
-
         with files.locked(self.out) as lock:
             self.states = files.states(self.out, self.study)  # the workers of a killed study may have ended meanwhile
             files.write_study(self.out, self.study)

@@ -2,14 +2,14 @@
 
 ::
 
-    study.toml                       the study as one file that needs no other
+    study.toml                       the study as one file that needs no other: to go on with it
+    index.json                       what its runs are: to compare and show them, see ``fedsim.records.study_folder``
     runs/VARIANT/seed-N/             run folders
     compare.csv, compare.md          the variants side by side
     paired.csv                       each variant against the baseline, seed by seed
     runs.csv                         the runs side by side
 """
 
-import json
 import os
 import time
 import tomllib
@@ -20,10 +20,11 @@ from typing import Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
+from fedsim.records.study_folder import RUNS, STUDY, is_done, write_index
 from fedsim.study.changes import first_difference
-from fedsim.study.plan import RUNS, Study
+from fedsim.study.index import index_of
+from fedsim.study.plan import Study
 
-STUDY = "study.toml"
 State = Literal["done", "resume", "anew", "new"]
 
 _LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
@@ -75,17 +76,9 @@ def state_of(folder: Path, scenario: str) -> State:
             f"{str(folder)!r} holds a run of another scenario: {_difference(there, scenario)}; "
             "give another folder, or remove that run"
         )
-    if run_status(folder) == "done":
+    if is_done(folder):
         return "done"
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
-
-
-def run_status(folder: Path) -> str | None:
-    """How the run in a folder ended; None where that cannot be read: it has not."""
-    try:
-        return str(json.loads((folder / files.SUMMARY).read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _difference(before: str, now: str) -> str:
@@ -96,8 +89,9 @@ def _difference(before: str, now: str) -> str:
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write what the study is."""
+    """Write what the study is, and what its runs are."""
     files.write_text(path / STUDY, study.to_toml())
+    write_index(path, index_of(study))
 
 
 @contextmanager

@@ -2,20 +2,21 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fedsim.compare.points import short_key, shown
 from fedsim.errors import ScenarioError
+from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario, apply_change, read_toml
 from fedsim.study.changes import Tables, changed, spread_out
 from fedsim.study.references import REFERENCES
 from fedsim.study.spec import StudySpec
 
-RUNS = "runs"
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
 
 
@@ -81,16 +82,6 @@ class Study:
     def to_toml(self) -> str:
         """The study as one file that needs no other."""
         return tomli_w.dumps(self.spec.tables(self.base))
-
-    def runs_of(self, variant: Variant) -> list[PlannedRun]:
-        """A variant's runs, seed by seed."""
-        return [run for run in self.runs if run.variant == variant]
-
-    def baseline_of(self, variant: Variant) -> Variant | None:
-        """What a variant is compared with: the baseline at its point of the grid; None for itself, or without a baseline."""
-        if self.spec.baseline in (None, variant.name):
-            return None
-        return Variant(str(self.spec.baseline), variant.point)
 
 
 def read_study(path: str | Path, changes: Sequence[str] = ()) -> Study:
@@ -161,18 +152,3 @@ def safe_name(name: str) -> str:
         return kept
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{kept[:_LONGEST_NAME].lstrip('-_.=,+') or 'variant'}-{digest}"
-
-
-def short_key(key: str, keys: Iterable[str]) -> str:
-    """The last part of a dotted key, where no other of the keys ends so; else all of it."""
-    last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
-
-
-def shown(value: Any) -> str:
-    """A value of a grid for people: numbers and texts as they are, tables as TOML writes them."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}={shown(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(shown(item) for item in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

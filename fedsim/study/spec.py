@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.records.study_folder import UNNAMED
 from fedsim.scenario import explain
 from fedsim.spec import Spec
 from fedsim.study.references import REFERENCES
@@ -32,7 +33,7 @@ class StudySpec(Spec):
         target: accuracies (0..1), one or several: what it costs to reach each is compared.
     """
 
-    name: str = Field(default="unnamed study", max_length=200)
+    name: str = Field(default=UNNAMED, max_length=200)
     base: str | dict[str, Any]
     seeds: list[int] = Field(default=[1], min_length=1)
     variants: dict[str, dict[str, Any]] = Field(default={})

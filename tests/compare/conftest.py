@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
 import fedsim
-from fedsim.cli import main
+from tests.study.conftest import finish, write
 
 BASE: dict[str, Any] = {
     "name": "migrating",
@@ -52,12 +51,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study with a grid, groups, references and targets, one of which nobody reaches."""
-    from click.testing import CliRunner
-
     place = tmp_path_factory.mktemp("study")
     tables = {
         "name": "grouped | <b>not</b>",
-        "base": BASE,
+        "base": BASE | {"stop": {"rounds": 3}},
         "seeds": [1, 2, 3],
         "baseline": "fedavg",
         "target": [0.2, 1.0],
@@ -65,7 +62,4 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "variants": {"fedavg": {}, "flexcfl": {"strategy": GROUPED}},
         "grid": {"population.stragglers.share": [0.0, 0.5]},
     }
-    (place / "study.toml").write_text(tomli_w.dumps(tables))
-    done = CliRunner().invoke(main, ["study", str(place / "study.toml"), "--out", str(place / "out"), "--quiet"])
-    assert done.exit_code == 0, done.output
-    return place / "out"
+    return finish(write(place / "study.toml", tables), place / "out")

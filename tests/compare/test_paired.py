@@ -1,12 +1,12 @@
 """Differences over seeds and what they say of claims."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp, ttest_rel
 
-from fedsim.compare.paired import bootstrap_difference, bootstrap_mean, paired_difference
+from fedsim.compare.paired import mean_of, paired_difference
 
 
 def test_a_textbook_interval() -> None:
@@ -17,34 +17,30 @@ def test_a_textbook_interval() -> None:
     assert difference.verdict == "holds"
 
 
-def test_the_bootstrap_interval_by_hand() -> None:
-    """Of two pairs a resample's mean is either (1/4 each) or the middle (1/2); of three either end has 1/27 > 2.5 %."""
-    two = bootstrap_difference([3.0, 8.0], [1.0, 1.0])
-    assert (two.mean, two.low, two.high, two.pairs) == (4.5, 2.0, 7.0, 2)
-    three = bootstrap_difference([1.0, 2.0, 6.0], [0.0, 0.0, 0.0])
-    assert (three.mean, three.low, three.high) == (3.0, 1.0, 6.0)
-    assert bootstrap_difference([0.5, 0.5, 0.5], [0.25, 0.25, 0.25]).high == 0.25
-    assert bootstrap_mean([2.0]).low == -math.inf
-
-
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-def test_the_bootstrap_interval_against_all_resamples(level: float) -> None:
-    """Of five pairs all 3,125 resamples can be written down; the drawn ones' quantiles are near theirs."""
-    differences = np.array([-0.7, 0.1, 0.4, 1.3, 2.9])
-    means = [np.mean(draw) for draw in itertools.product(differences, repeat=5)]
-    found = bootstrap_difference(differences.tolist(), [0.0] * 5, level)
-    assert found.mean == pytest.approx(0.8)
-    for edge, quantile in ((found.low, 0.5 - level / 2), (found.high, 0.5 + level / 2)):
-        assert edge == pytest.approx(np.quantile(means, quantile), abs=0.05)
+@pytest.mark.parametrize("pairs", [2, 3, 5, 30])
+def test_the_intervals_are_scipys(level: float, pairs: int) -> None:
+    generator = np.random.default_rng(pairs)
+    above, below = generator.lognormal(3, 1, pairs).tolist(), generator.normal(5, 2, pairs).tolist()
+    found, theirs = paired_difference(above, below, level), ttest_rel(above, below).confidence_interval(level)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), rel=1e-12)
+    assert found.mean == pytest.approx(np.subtract(above, below).mean())
+    alone, theirs = mean_of(above, level), ttest_1samp(above, 0).confidence_interval(level)
+    assert (alone.low, alone.high) == pytest.approx((theirs.low, theirs.high), rel=1e-12)
 
 
-def test_the_bootstrap_is_the_same_every_time_and_knows_no_order() -> None:
-    above, below = [1.0, 4.0, 2.5, 3.0], [0.5, 1.0, 2.0, -1.0]
-    first = bootstrap_difference(above, below)
-    bootstrap_difference([1.0] * 9, [0.0] * 9)
-    assert bootstrap_difference(above, below) == first
-    mirrored = bootstrap_difference(below, above)
-    assert (mirrored.mean, mirrored.low, mirrored.high) == pytest.approx((-first.mean, -first.high, -first.low), abs=0.05)
+def test_equal_differences_have_no_interval_and_one_pair_has_no_end() -> None:
+    tenths = mean_of([0.1] * 3)
+    assert (tenths.mean, tenths.low, tenths.high, tenths.pairs) == (0.1, 0.1, 0.1, 3)
+    assert mean_of([2.0]).low == -math.inf
+    assert mean_of([2.0]).high == math.inf
+
+
+def test_the_order_of_worlds_does_not_matter() -> None:
+    above = [1.0, 4.0, 2.5, 3.0]
+    first, again = (paired_difference([above[at] for at in order], [0.3] * 4) for order in ((0, 1, 2, 3), (2, 0, 3, 1)))
+    assert first.mean == again.mean
+    assert (first.low, first.high) == pytest.approx((again.low, again.high), rel=1e-14)
 
 
 def test_verdicts() -> None:
@@ -65,6 +61,5 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize(("above", "below"), [([1], [1, 2]), ([], []), ([math.nan], [1]), ([math.inf], [1])])
 def test_what_cannot_be_paired_is_refused(above: list[float], below: list[float]) -> None:
-    for paired in (paired_difference, bootstrap_difference):
-        with pytest.raises(ValueError, match="cannot pair"):
-            paired(above, below)
+    with pytest.raises(ValueError, match="cannot pair"):
+        paired_difference(above, below)

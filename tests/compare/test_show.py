@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import math
 import re
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,8 @@ def test_a_study(study: Path) -> None:
     shown = call(study).output
     assert "cost, difference to the baseline" in shown
     assert "The baseline is fedavg." in shown
+    assert "95 % intervals (Student's t)" in shown
+    assert "Of 3 seeds an interval relies on a normal distribution" in shown
 
 
 def test_pairs_are_of_the_same_world(study: Path) -> None:
@@ -100,8 +104,10 @@ def test_pairs_are_of_the_same_world(study: Path) -> None:
         assert [float(row[f"seed {seed}"]) for seed in (1, 2, 3) if row[f"seed {seed}"]] == pytest.approx(known)
         assert int(row["pairs"]) == len(known)
         if len(known) == 3:
-            assert float(row["mean difference"]) == pytest.approx(sum(known) / 3)
-            assert [float(row["low"]), float(row["high"])] == pytest.approx([min(known), max(known)])  # of three
+            mean = sum(known) / 3
+            assert float(row["mean difference"]) == pytest.approx(mean)
+            spread = 4.302652729911275 * statistics.stdev(known) / math.sqrt(3)  # t(0.975, 2)
+            assert [float(row["low"]), float(row["high"])] == pytest.approx([mean - spread, mean + spread], rel=1e-6)
         else:
             assert row["mean difference"] == row["low"] == row["high"] == ""
 

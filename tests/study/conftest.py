@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 import tomli_w
 
+from fedsim.compare.study import write_tables
+from fedsim.study.folder import states, write_study
+from fedsim.study.plan import read_study
+from fedsim.study.worker import Worker
+
 
 @pytest.fixture
 def tables(small: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +31,28 @@ def tables(small: dict[str, Any]) -> dict[str, Any]:
 def study_file(tables: dict[str, Any], tmp_path: Path) -> Path:
     """A study file."""
     return write(tmp_path / "study.toml", tables)
+
+
+@pytest.fixture
+def finished(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> Path:
+    """The folder of the study in ``study_file``, all of it done, without learning."""
+    tables["base"]["learning"] = "off"
+    return finish(write(study_file, tables), tmp_path / "finished")
+
+
+def finish(study_file: Path, out: Path) -> Path:
+    """Do what ``fedsim study`` does, but in this process: starting others takes longer than the runs."""
+    study = read_study(study_file)
+    out.mkdir(exist_ok=True)
+    write_study(out, study)
+    news: list[dict[str, Any]] = []
+    worker = Worker(lambda **said: news.append(said))
+    for run, state in zip(study.runs, states(out, study), strict=True):
+        if state != "done":
+            worker.carry_out({"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state})
+            assert news[-1]["status"] == "done", news[-1]
+    write_tables(out)
+    return out
 
 
 def write(path: Path, tables: dict[str, Any]) -> Path:

@@ -19,9 +19,6 @@ def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path
     assert study.runs[1].folder == Path("runs/fedprox,jitter=0.0,lr=0.1/seed-1")
     assert [run.scenario.strategy.kind for run in study.runs[:2]] == ["fedavg", "fedprox"]
     assert study.runs[1].scenario.strategy.deadline == 30.0  # type: ignore[attr-defined]  # said once, in the base
-    baseline = study.baseline_of(study.variants[3])
-    assert baseline == study.variants[2]
-    assert study.baseline_of(study.variants[2]) is None
 
 
 def test_the_resolved_file_is_the_same_study_and_needs_no_other(tables: dict[str, Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fedsim
+from analysis.report.gather import gather
 from fedsim.cli import main
-from tests.study.conftest import write
+from fedsim.compare.study import write_tables
+from fedsim.records.study_folder import read_index
+from fedsim.study.folder import locked
+from tests.study.conftest import finish, write
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
@@ -63,7 +68,7 @@ def test_a_study_from_beginning_to_end(study_file: Path, tables: dict[str, Any],
     assert done.exit_code == 0, done.output
     assert "4/4" in done.stderr
     assert "final accuracy (0-1)" in done.stdout
-    assert {path.name for path in out.iterdir()} == {"study.toml", "runs", *TABLES}
+    assert {path.name for path in out.iterdir()} == {"study.toml", "index.json", "runs", *TABLES}
     assert {summary["status"] for summary in summaries(out).values()} == {"done"}
 
     alone = fedsim.run(fedsim.load(out / "runs/fedprox/seed-2/scenario.toml"), tmp_path / "alone", executor="inline")
@@ -77,6 +82,7 @@ def test_a_study_from_beginning_to_end(study_file: Path, tables: dict[str, Any],
     assert states(study_file, out) == ["done"] * 4
 
     say_what_the_runs_say(out)
+    assert tables_of(finish(study_file, tmp_path / "one by one")) == tables_of(out)
 
 
 def say_what_the_runs_say(out: Path) -> None:
@@ -86,16 +92,16 @@ def say_what_the_runs_say(out: Path) -> None:
     fedavg, fedprox = rows_of(out / "compare.csv")
     assert (fedavg["variant"], fedprox["variant"], fedprox["runs"]) == ("fedavg", "fedprox", "2")
     assert float(fedprox["final accuracy (0-1)"]) == pytest.approx((first + second) / 2)
-    assert float(fedprox["final accuracy (0-1) low"]) == pytest.approx(
-        min(first, second)
-    )  # of two seeds: from one to the other
-    assert float(fedprox["final accuracy (0-1) high"]) == pytest.approx(max(first, second))
+    spread = 12.706204736432095 * abs(first - second) / 2  # t(0.975, 1), and two values' standard error
+    edges = [float(fedprox[f"final accuracy (0-1) {end}"]) for end in ("low", "high")]
+    assert edges == pytest.approx([(first + second) / 2 - spread, (first + second) / 2 + spread])
     (paired,) = [row for row in rows_of(out / "paired.csv") if row["measure"] == "final accuracy"]
     differences = [first - base[0], second - base[1]]
     assert (paired["variant"], paired["baseline"], paired["pairs"]) == ("fedprox", "fedavg", "2")
     assert [float(paired["seed 1"]), float(paired["seed 2"])] == pytest.approx(differences)
     assert float(paired["mean difference"]) == pytest.approx(sum(differences) / 2)
-    assert [float(paired["low"]), float(paired["high"])] == pytest.approx(sorted(differences))
+    mean, spread = sum(differences) / 2, 12.706204736432095 * abs(differences[0] - differences[1]) / 2
+    assert [float(paired["low"]), float(paired["high"])] == pytest.approx([mean - spread, mean + spread])
     runs = rows_of(out / "runs.csv")
     assert [(row["variant"], row["seed"]) for row in runs] == [
         ("fedavg", "1"),
@@ -136,29 +142,31 @@ def workers_of(pid: int) -> list[int]:
     return found
 
 
-def test_killed_and_interrupted_studies_go_on_to_the_same_tables(slow_study: Path, tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    assert call("study", slow_study, "--out", whole, "--quiet").exit_code == 0
+def is_alive(pid: int) -> bool:
+    """Whether a process is there that is not merely waiting to be forgotten."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
+
+def test_a_killed_study_goes_on_to_the_same_tables(slow_study: Path, tmp_path: Path) -> None:
+    whole, out = finish(slow_study, tmp_path / "whole"), tmp_path / "out"
     killed = start(slow_study, "--out", out, "--workers", "2")
     wait_for(lambda: checkpoints(out), killed)
     workers = workers_of(killed.pid)
     killed.kill()
     killed.communicate()
     assert len(workers) == 2
-
-    before = checkpoints(out)
-    stopped = start(slow_study, "--out", out, "--workers", "2")
-    wait_for(lambda: checkpoints(out) - before, stopped)
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]  # the lock was free, so they are gone
-    stopped.send_signal(signal.SIGTERM)
-    output, errors = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130, (output, errors)
-    assert "Traceback" not in errors
+    with locked(out):  # theirs too, until they have saved their runs
+        deadline = time.monotonic() + 5  # a process lets go of its files in its last instant, but not as the very last
+        while any(map(is_alive, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     assert not (out / "compare.csv").exists()
     assert "resume" in states(slow_study, out)
 
-    assert call("study", slow_study, "--out", out, "--quiet", "--workers", "1").exit_code == 0
+    finish(slow_study, out)
     assert tables_of(out) == tables_of(whole)
     for path, summary in summaries(out).items():
         for key in ("events", "events_sha256", "models_sha256", "bytes", "accuracy"):
@@ -166,125 +174,157 @@ def test_killed_and_interrupted_studies_go_on_to_the_same_tables(slow_study: Pat
         assert call("audit", out / path).exit_code == 0
 
 
-def test_ctrl_c_saves_the_runs_and_ends_with_130(slow_study: Path, tmp_path: Path) -> None:
+def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
+    slow_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.study.folder._LOCK_WAIT_S", 0.5)
     out = tmp_path / "out"
-    process = start(slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
+    words = (slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
+    process = start(*words, "--workers", "1")
     wait_for(lambda: checkpoints(out), process)
-    process.send_signal(signal.SIGINT)
+    assert "another process works on the study" in refused(*words)
+    assert "Of fedprox 0 of 1 runs are done." in call("compare", out).output
+    ends_with_130(process, signal.SIGINT)
+    assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"]  # the other was not begun
+
+    before = checkpoints(out)
+    process = start(*words, "--workers", "2")
+    wait_for(lambda: {path.parts[-5] for path in checkpoints(out) - before} == {"fedavg", "fedprox"}, process)
+    ends_with_130(process, signal.SIGTERM)
+    assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"] * 2
+    listed = call("study", *words, "--dry-run").output.splitlines()
+    assert [line.split()[0] for line in listed] == ["resume"] * 2
+    assert not (out / "compare.csv").exists()
+
+
+def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert {summary["status"] for summary in summaries(out).values()} == {"interrupted"}
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["variants"] |= {
+    tables["variants"] = {
         "fails": {"strategy.kind": "tests.study.strategies:Fails"},
-        "dies": {"strategy.kind": "tests.study.strategies:Dies"},
+        "dies": {"strategy.kind": "tests.study.strategies:Dies"},  # so that another process does those after it
+        **tables["variants"],
     }
     tables["seeds"], tables["base"]["learning"] = [1], "off"
     study, out = write(tmp_path / "s.toml", tables), tmp_path / "out"
-    done = call("study", study, "--out", out, "--workers", "2")
+    done = call("study", study, "--out", out, "--workers", "1")
     assert done.exit_code == 1
     assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in done.stderr
     assert "fedsim: dies, seed 1 failed: its process ended with signal 9" in done.stderr
     assert "Of fails 0 of 1 runs are done." in done.stdout
     assert [(row["variant"], row["runs"]) for row in rows_of(out / "compare.csv")] == [
-        ("fedavg", "1"), ("fedprox", "1"), ("fails", "0"), ("dies", "0")
+        ("fails", "0"), ("dies", "0"), ("fedavg", "1"), ("fedprox", "1")
     ]  # fmt: skip
-    assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [True, True, False, False]
-    assert call("study", study, "--out", out, "--quiet").exit_code == 1  # they are tried again
+    assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [False, False, True, True]
+    again = call("study", study, "--out", out, "--workers", "1")
+    assert again.exit_code == 1
+    assert "2 runs to do, 2 are there" in again.stderr
+    assert again.stderr.count("failed: its process ended with signal 9") == 2  # when it happens, and at the end
+
+
+def refused(*words: str | Path) -> str:
+    """What ``fedsim study`` says when it ends with 2."""
+    result = call("study", *words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result.output
 
 
 class TestRefusals:
     """Each ends with 2 and one line, and changes nothing."""
 
-    def refused(self, *words: str | Path) -> str:
-        result = call("study", *words)
-        assert result.exit_code == 2, (result.output, result.exception)
-        assert "Traceback" not in result.output
-        return result.output
-
     def test_wrong_files_and_command_lines(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
         out = tmp_path / "out"
-        self.refused(study_file)
-        self.refused(tmp_path / "none.toml", "--out", out)
-        assert "--workers is 0" in self.refused(study_file, "--out", out, "--workers", "0")
-        assert "variant 'fedavg': training has the unknown key" in self.refused(
-            study_file, "--out", out, "--set", "training.l=1"
-        )
-        message = self.refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
+        refused(study_file)
+        refused(tmp_path / "none.toml", "--out", out)
+        assert "--workers is 0" in refused(study_file, "--out", out, "--workers", "0")
+        assert "variant 'fedavg': training has the unknown key" in refused(study_file, "--out", out, "--set", "training.l=1")
+        message = refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
         assert message.startswith("fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing")
         tables["variants"]["many"] = {"strategy.clients_per_round": 13}
-        assert "variant 'many'" in self.refused(write(study_file, tables), "--out", out)
+        assert "variant 'many'" in refused(write(study_file, tables), "--out", out)
         tables["variants"]["many"] = {"data.partition": {"kind": "label-groups", "groups": 13}}
-        assert "variant 'many'" in self.refused(write(study_file, tables), "--out", out)  # shows only when it is built
+        assert "variant 'many'" in refused(write(study_file, tables), "--out", out)  # shows only when it is built
         assert not out.exists()
 
     def test_folders_that_are_none_of_a_study(self, study_file: Path, tmp_path: Path) -> None:
         (tmp_path / "used").mkdir()
         (tmp_path / "used" / "precious.txt").write_text("mine")
-        assert "already holds files" in self.refused(study_file, "--out", tmp_path / "used")
+        assert "already holds files" in refused(study_file, "--out", tmp_path / "used")
         assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious.txt"]
-        assert "is a file" in self.refused(study_file, "--out", study_file)
+        assert "is a file" in refused(study_file, "--out", study_file)
 
-    def test_runs_of_other_scenarios(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        tables["seeds"] = [1]
-        tables["base"]["learning"] = "off"
-        assert call("study", write(study_file, tables), "--out", out, "--quiet").exit_code == 0
-        before = tables_of(out)
-
-        message = self.refused(study_file, "--out", out, "--set", "training.lr=0.2")
+    def test_runs_of_other_scenarios(self, study_file: Path, tables: dict[str, Any], finished: Path) -> None:
+        before = tables_of(finished)
+        message = refused(study_file, "--out", finished, "--set", "training.lr=0.2")
         assert "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now" in message
         fedprox = tables["variants"].pop("fedprox")
-        assert "holds 'runs/fedprox/seed-1', no run of this study" in self.refused(write(study_file, tables), "--out", out)
+        message = refused(write(study_file, tables), "--out", finished)
+        assert "holds 'runs/fedprox/seed-1', no run of this study" in message
         tables["variants"]["fedprox"] = fedprox
         write(study_file, tables)
-        (out / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
-        assert "it is no run of this study" in self.refused(study_file, "--out", out)
-        assert tables_of(out) == before
-
-    def test_a_changed_file_whose_runs_are_the_same_goes_on(
-        self, study_file: Path, tables: dict[str, Any], tmp_path: Path
-    ) -> None:
-        out = tmp_path / "out"
-        tables["seeds"] = [1]
-        tables["base"]["learning"] = "off"
-        assert call("study", write(study_file, tables), "--out", out, "--quiet").exit_code == 0
-        tables |= {"seeds": [1, 2], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
-        assert call("study", write(study_file, tables), "--out", out, "--quiet").exit_code == 0
-        assert {row["runs"] for row in rows_of(out / "compare.csv")} == {"2"}
-        assert (out / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
-        assert {row["baseline"] for row in rows_of(out / "paired.csv")} == {"fedprox"}
-
-    def test_two_at_once(self, slow_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fedsim.study.folder._LOCK_WAIT_S", 0.5)
-        process = start(slow_study, "--out", tmp_path / "out", "--set", "stop.rounds=100000", "--set", "learning=off")
-        wait_for(lambda: any((tmp_path / "out").glob("runs/*/*/scenario.toml")), process)
-        try:
-            words = (slow_study, "--out", tmp_path / "out", "--set", "stop.rounds=100000", "--set", "learning=off")
-            assert "another process works on the study" in self.refused(*words)
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
+        (finished / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
+        assert "it is no run of this study" in refused(study_file, "--out", finished)
+        assert tables_of(finished) == before
 
 
-def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(
-    study_file: Path, tables: dict[str, Any], tmp_path: Path
-) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    tables["base"]["learning"] = "off"
-    write(study_file, tables)
-    assert call("study", study_file, "--out", whole, "--quiet").exit_code == 0
-    shutil.copytree(whole, out)
+def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
+    tables |= {"seeds": [1, 2, 3], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
+    done = call("study", write(study_file, tables), "--out", finished, "--workers", "1")
+    assert done.exit_code == 0, done.output
+    assert "2 runs to do, 4 are there" in done.stderr
+    assert {row["runs"] for row in rows_of(finished / "compare.csv")} == {"3"}
+    assert (finished / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
+    assert {row["baseline"] for row in rows_of(finished / "paired.csv")} == {"fedprox"}
+    index = read_index(finished)
+    assert (index.seeds, index.targets, index.baseline, index.name) == ((1, 2, 3), (0.2, 0.3), "fedprox", "<b>renamed</b>")
+
+
+def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
     (out / "runs/fedavg/seed-1/summary.json").unlink()  # killed before it was saved
     shutil.rmtree(out / "runs/fedavg/seed-2")
     (out / "runs/fedavg/seed-2").mkdir()  # killed as soon as its folder was there
     (out / "runs/fedprox/seed-1/summary.json").unlink()
     (out / "runs/fedprox/seed-1/checkpoint/000000000012").mkdir(parents=True)  # a checkpoint of nothing
     assert states(study_file, out) == ["anew", "resume", "anew", "done"]
-    done = call("study", study_file, "--out", out)
+    done = call("study", study_file, "--out", out, "--workers", "1")
     assert done.exit_code == 0, done.output
     assert "fedprox, seed 1: begins anew: the checkpoint" in done.stderr
-    assert tables_of(out) == tables_of(whole)
+    assert tables_of(out) == tables_of(finished)
+
+
+def test_a_folder_of_an_older_fedsim_is_brought_up_to_date_without_a_run(finished: Path) -> None:
+    index, before = (finished / "index.json").read_bytes(), tables_of(finished)
+    (finished / "index.json").unlink()
+    asked = call("compare", finished)
+    assert asked.exit_code == 2
+    words = shlex.split(asked.output.partition("; ")[2].partition(" writes it")[0])
+    assert words[:2] == ["fedsim", "study"]
+    times = {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/*/*")}
+    done = call(*words[1:])
+    assert done.exit_code == 0, done.output
+    assert "0 runs to do, 4 are there" in done.stderr
+    assert (finished / "index.json").read_bytes() == index
+    assert tables_of(finished) == before
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/*/*")} == times
+
+
+def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path) -> None:
+    """Whatever a later grammar makes of it: what has been run can be compared and shown."""
+    compared, before = call("compare", finished).output, tables_of(finished)
+    (finished / "study.toml").write_text("of another grammar =")
+    assert call("compare", finished).output == compared
+    write_tables(finished)
+    assert tables_of(finished) == before
+    subject = gather([finished])
+    assert (subject.title, len(subject.runs)) == ("small", 4)
+    loaded = fedsim.load_study(finished)
+    assert (loaded.variants, len(loaded.runs)) == (["fedavg", "fedprox"], 4)
+    assert "holds files" not in refused(finished / "study.toml", "--out", finished)

@@ -1,0 +1,146 @@
+"""The folder of a study, as far as reading it goes: its index says what its runs are.
+
+Whoever compares or shows a study reads its index and its run folders, and nothing else: never the study file, whose grammar may
+grow. ``index.json`` is written before the first run begins, and again whenever the study is gone on with::
+
+    {
+      "format": 1,
+      "name": "what does a group cost",
+      "baseline": "fedavg",                                    # the variant that the others are compared with; null: none
+      "targets": [0.8, 0.9],                                   # accuracies (0..1)
+      "seeds": [1, 2, 3],
+      "variants": [                                            # one at each point of the grid, in the order of the tables
+        {
+          "name": "flexcfl",
+          "label": "flexcfl, share=0.3",                       # for people; different for each
+          "point": {"population.stragglers.share": 0.3},       # the grid's keys and their values here
+          "changes": {"strategy.kind": "flexcfl"},             # what else it changes of the base
+          "reference": false,                                  # whether it is a line to compare with, made out of the base
+          "runs": [{"seed": 1, "folder": "runs/flexcfl,share=0.3/seed-1"}]
+        }
+      ]
+    }
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+
+STUDY, INDEX, RUNS = "study.toml", "index.json", "runs"
+UNNAMED = "unnamed study"  # what a study is called whose file does not say
+
+_PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system
+
+
+class _Entry(BaseModel):
+    """A part of an index. What it does not know it passes over: a newer fedsim may say more."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class IndexedRun(_Entry):
+    """A run of a study, done or not.
+
+    Attributes:
+        seed: its own.
+        folder: where it goes, relative to the study's folder, with ``/`` between the parts.
+    """
+
+    seed: int
+    folder: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]
+
+
+class IndexedVariant(_Entry):
+    """One line of a study's comparison: a way to change the base, at one point of the grid.
+
+    Attributes:
+        name: as the study file calls it.
+        label: its name and its place in the grid, for people; different for each.
+        point: the grid's dotted keys and their values here; empty without a grid.
+        changes: what else it changes of the base, by dotted key; empty for a reference.
+        reference: whether it is a line to compare with, made out of the base.
+        runs: one a seed.
+    """
+
+    name: str
+    label: str
+    point: dict[str, Any]
+    changes: dict[str, Any]
+    reference: bool
+    runs: tuple[IndexedRun, ...]
+
+
+class StudyIndex(_Entry):
+    """What the runs of a study are.
+
+    Attributes:
+        format: of the index; another number where readers of this one would misread it.
+        name: the study's, for people.
+        baseline: the name of the variant that the others are compared with, if any.
+        targets: accuracies (0..1): what it costs to reach each is compared.
+        seeds: those of every variant's runs.
+        variants: at each point of the grid, those of one point together.
+    """
+
+    format: Literal[1]
+    name: str
+    baseline: str | None
+    targets: tuple[float, ...]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
+
+
+def is_study(path: Path) -> bool:
+    """Whether a folder is that of a study."""
+    return any((path / name).is_file() for name in (INDEX, STUDY))
+
+
+def read_index(path: Path) -> StudyIndex:
+    """The index of the study at ``path``.
+
+    Raises:
+        RunFolderError: there is none, or it is damaged, or of a format that is not known here.
+    """
+    try:
+        return StudyIndex.model_validate_json((path / INDEX).read_bytes())
+    except OSError:
+        raise RunFolderError(_no_index(path)) from None
+    except ValidationError as error:
+        raise RunFolderError(f"{INDEX} of {str(path)!r} {_explained(error)}") from None
+
+
+def _explained(error: ValidationError) -> str:
+    """What is wrong with an index; another format is the reason for whatever else does not fit."""
+    problems = error.errors(include_url=False)
+    for one in problems:
+        if one["loc"] == ("format",) and one["type"] == "literal_error":
+            return f"is of format {one['input']!r}; this fedsim reads 1 alone, so use the fedsim that wrote it"
+    where = ".".join(map(str, problems[0]["loc"])) or "all of it"
+    return f"is damaged: {where}: {problems[0]['msg']}"
+
+
+def _no_index(path: Path) -> str:
+    if not is_study(path):
+        return f"{str(path)!r} is not the folder of a study: it holds no {INDEX}"
+    return (
+        f"{str(path)!r} holds a study, but no {INDEX} that can be read (older versions wrote none); "
+        f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none of the runs again that are done"
+    )
+
+
+def write_index(path: Path, index: StudyIndex) -> None:
+    """Write the index of the study at ``path``."""
+    files.write_text(path / INDEX, json.dumps(index.model_dump(), indent=2, allow_nan=False) + "\n")
+
+
+def is_done(run: Path) -> bool:
+    """Whether the run in a folder was run to its end; where that cannot be read, it was not."""
+    try:
+        return bool(json.loads((run / files.SUMMARY).read_text(encoding="utf-8"))["status"] == "done")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
