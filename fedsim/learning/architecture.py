@@ -151,7 +151,7 @@ class Architecture:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is Linear, ReLU, Linear, ..., Linear (after flattening), for which gradients are known in closed form."""
+        """Whether it is Linear, ReLU, Linear, ..., Linear (after flattening): such models have a solver of their own."""
         layers = self.layers[1:] if self.layers and isinstance(self.layers[0], Flatten) else self.layers
         alternate = all(isinstance(layer, ReLU if at % 2 else Linear) for at, layer in enumerate(layers))
         return alternate and len(layers) % 2 == 1

@@ -25,6 +25,7 @@ from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
 from fedsim.learning.objectives import Chooser
 from fedsim.learning.refs import Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
 from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import module_of
@@ -86,9 +87,9 @@ class Learning:
 
             return Module(build(self._model, self._streams.word("strategy/init") >> 1), device)
         assert self._architecture is not None
-        if self._architecture.is_dense and device.type == "cpu":
-            return Dense(self._architecture)
-        return Module(module_of(self._architecture), device)
+        if device.type != "cpu":
+            return Module(module_of(self._architecture), device)
+        return Dense(self._architecture) if self._architecture.is_dense else Chain(self._architecture)
 
     # Names.
 

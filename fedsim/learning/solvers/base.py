@@ -1,7 +1,8 @@
 """What a solver is given and what it gives."""
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -66,6 +67,17 @@ def mean_of(losses: Tensor) -> float:
 def sum_of_squares(entries: Weights) -> float:
     """The sum of squares in float64, the same on any number of threads."""
     return float(np.square(entries, dtype=np.float64).sum())
+
+
+def kernel_norm(weights: Weights, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> float:
+    """The sum of squares of those tensors of a flat model that are kernels."""
+    total, at = 0.0, 0
+    for name, shape in tensors:
+        size = math.prod(shape)
+        if name in kernels:
+            total += sum_of_squares(weights[at : at + size])
+        at += size
+    return total
 
 
 class Company(NamedTuple):

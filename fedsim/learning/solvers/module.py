@@ -1,4 +1,4 @@
-"""Any ``nn.Module``: one device at a time on a CPU, stacked under ``vmap`` on a GPU.
+"""Any ``nn.Module``, by autograd: modules of a user's own, one device at a time on a CPU; on a GPU all, stacked under ``vmap``.
 
 On a CPU one device at a time is not slower (its weights stay in the cache, convolutions run channels-last) and keeps results
 equal bit for bit whatever the cohort. A GPU is bound by launches, so there a whole cohort takes each step at once.
@@ -17,9 +17,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, mean_of, sum_of_squares
+from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, kernel_norm, mean_of
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.modules import flat_weights, kernels, load_weights
+from fedsim.learning.solvers.step import Step
 
 _STACK_BYTES = 8 << 30  # stacked weights of one solve on a GPU
 _MOST_AT_ONCE = 256
@@ -94,13 +95,7 @@ class Module:
 
     def kernel_norm(self, weights: Weights) -> float:
         """The sum of the squared kernel entries."""
-        total, at = 0.0, 0
-        for name, shape in self.tensors:
-            size = math.prod(shape)
-            if name in self._kernels:
-                total += sum_of_squares(weights[at : at + size])
-            at += size
-        return total
+        return kernel_norm(weights, self.tensors, self._kernels)
 
     def solve_one(self, solve: LocalSolve, descent: Descent) -> Solved:
         """Train one device."""
@@ -108,7 +103,7 @@ class Module:
         load_weights(_trained(module), solve.weights)
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         steps = [
-            _Step(p, descent, descent.shrinkage(name in self._kernels)) for name, p in zip(names, _trained(module), strict=True)
+            Step(p, descent, descent.shrinkage(name in self._kernels)) for name, p in zip(names, _trained(module), strict=True)
         ]
         parameters = [step.parameter for step in steps]
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
@@ -170,30 +165,6 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-class _Step:
-    """The SGD rule for one parameter (or a stack of them), with the state that it keeps."""
-
-    def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float) -> None:
-        self.parameter = parameter
-        self.descent = descent
-        self.shrinkage = shrinkage
-        self.anchor = parameter.detach().clone() if descent.proximal else None
-        self.velocity = torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
-
-    def descend(self, gradient: Tensor) -> None:
-        """One step; of a stack, the first ``len(gradient)`` members."""
-        descent, weight = self.descent, self.parameter[: len(gradient)] if gradient.ndim else self.parameter
-        if self.shrinkage:
-            gradient = gradient.add(weight, alpha=self.shrinkage)
-        if self.anchor is not None:
-            anchor = self.anchor[: len(gradient)] if gradient.ndim else self.anchor
-            gradient = gradient.sub(anchor, alpha=descent.proximal)
-        if self.velocity is not None:
-            velocity = self.velocity[: len(gradient)] if gradient.ndim else self.velocity
-            gradient = velocity.mul_(descent.momentum).add_(gradient)
-        weight.sub_(gradient, alpha=descent.lr)
-
-
 class _Stacked:
     """The parameters of many devices, stacked, and their samples padded to one length."""
 
@@ -208,12 +179,12 @@ class _Stacked:
     ) -> None:
         self.solves = solves
         flat = torch.from_numpy(np.stack([solve.weights for solve in solves])).to(device)
-        self.steps: dict[str, _Step] = {}
+        self.steps: dict[str, Step] = {}
         at = 0
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 values = flat[:, at : at + parameter.numel()].reshape(len(solves), *parameter.shape).contiguous()
-                self.steps[name] = _Step(values, descent, descent.shrinkage(name in kernel_names))
+                self.steps[name] = Step(values, descent, descent.shrinkage(name in kernel_names))
                 at += parameter.numel()
         longest = max(len(solve.x) for solve in solves)
         self.x = torch.zeros(len(solves), longest + 1, *solves[0].x.shape[1:], device=device)

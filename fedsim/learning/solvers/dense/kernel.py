@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.learning.solvers.dense.compiled import compiled, compiled_entry
+from fedsim.learning.solvers.compiled import compiled, compiled_entry
 
 Floats = NDArray[np.floating]
 Positions = NDArray[np.int64]

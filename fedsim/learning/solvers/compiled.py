@@ -1,4 +1,4 @@
-"""Compilation of inner loops, which are too short for an interpreter: numba, without its traps."""
+"""Compilation of loops too short for an interpreter, and for which torch has no operation: numba, without its traps."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
