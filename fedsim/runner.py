@@ -108,6 +108,9 @@ class Job:
         if out is not None and not resume:
             files.make(out)
             files.write_text(out / files.SCENARIO, scenario.to_toml())
+            layout = self.run.network.layout()
+            if layout is not None:
+                files.write_network(out, layout)
         self.recorder = Recorder(out)
         self.checkpointer: Checkpointer | None = None
         if out is not None:

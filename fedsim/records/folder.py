@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedsim.errors import RunFolderError
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
-SCENARIO, SUMMARY, MODELS = "scenario.toml", "summary.json", "models"
+SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
 
 
 def refuse_unusable(path: Path) -> None:
@@ -94,6 +94,11 @@ def fingerprints(folder: Path) -> dict[str, str]:
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write ``summary.json``."""
     write_text(folder / SUMMARY, json.dumps(summary, indent=2, sort_keys=False, allow_nan=False) + "\n")
+
+
+def write_network(folder: Path, layout: Mapping[str, Any]) -> None:
+    """Write ``network.json``: the links and routes that a scenario's network takes from a file of its own."""
+    write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
 def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[np.float32]]]) -> None:

@@ -4,7 +4,7 @@ The ledger holds what really moved (``strict``). ``paper`` is a view over the sa
 (its Fig. 6): models and updates only, without the initial model sent to cold clients, ids, scalars and other control traffic.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Preset = Literal["strict", "paper"]
@@ -75,13 +75,3 @@ class Ledger:
 def sum_view(by_purpose: Mapping[str, float], preset: Preset) -> float:
     """Total bytes under a preset."""
     return sum(part for purpose, part in sorted(by_purpose.items()) if preset == "strict" or purpose not in NOT_IN_PAPER)
-
-
-def ledger_of(transfers: Iterable[Mapping[str, Any]], outcomes: Mapping[int, str]) -> Ledger:
-    """The ledger of a run folder: its transfers' rows (``payloads`` parsed), and how each task ended."""
-    ledger = Ledger()
-    for row in transfers:
-        ledger.add(row["task"], row["direction"], row["payloads"], row["delivered"])
-    for task, outcome in outcomes.items():
-        ledger.close_task(task, outcome)
-    return ledger

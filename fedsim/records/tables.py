@@ -98,7 +98,7 @@ class TableWriter:
     def _tables(self) -> Iterator[pa.Table]:
         self._pack()  # first: it may make another part
         for part in self._parts:
-            yield pq.read_table(part, schema=self._plain)
+            yield pq.ParquetFile(part).read()  # several times as fast as ``read_table`` for one small file
         yield pa.Table.from_batches(self._batches, schema=self._plain)
 
     def _part(self, number: int) -> Path:

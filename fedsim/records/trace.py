@@ -14,7 +14,7 @@ from typing import Any
 from fedsim.errors import RunFolderError
 from fedsim.records.folder import EVENTS
 from fedsim.records.link_load import link_load, thinned
-from fedsim.records.reading import RunFolder
+from fedsim.records.reading import RunFolder, as_rows
 
 _MICRO = 1e6  # the format counts in microseconds; thousandths of them are as fine as the simulated clock
 _SERVER, _DEVICES = 1, 2
@@ -173,7 +173,7 @@ def _events(run: RunFolder) -> Iterator[Entry]:
     try:
         with pq.ParquetFile(run.path / EVENTS) as file:
             for batch in file.iter_batches(_ROWS_A_BATCH):
-                for event in batch.to_pylist():
+                for event in as_rows(batch):
                     event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
                     yield event
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:

@@ -1,14 +1,18 @@
-"""Do the books balance: records, transfers, ledger, summary, devices?"""
+"""Do the books balance: records, transfers, ledger, summary?"""
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from fedsim.records.ledger import ledger_of
-from fedsim.records.reading import RunFolder
+import numpy as np
+from numpy.typing import NDArray
 
-_DIRECTIONS = {"download": "down", "upload": "up"}
+from fedsim.records.audit.columns import NO_WORD, NOTHING, Floats, Sequences, shown
+from fedsim.records.audit.evidence import Evidence
+from fedsim.records.ledger import Ledger
+
+_ENDS = ("sender", "receiver")
+_COLUMNS = ("start", "end", "device", "round", "task", "direction", "outcome", "bytes", "delivered", "payloads", *_ENDS)
 
 
 def _close(left: float, right: float) -> bool:
@@ -16,63 +20,91 @@ def _close(left: float, right: float) -> bool:
     return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-6)
 
 
-def transfers_agree(run: RunFolder) -> Iterator[str]:
+def transfers_agree(evidence: Evidence) -> Iterator[str]:
     """The transfers are the downloads and uploads of the records, one for one."""
-    told = list(_told_transfers(run))
-    if len(told) != len(run.transfers):
-        yield f"there are {len(told)} messages in the records and {len(run.transfers)} in the transfers"
-    for number, (message, row) in enumerate(zip(told, run.transfers, strict=False)):
-        for key, value in message.items():
-            if row[key] != value:
-                yield f"transfer {number}: {key} is {row[key]!r}, the records say {value!r}"
+    transfers, messages = evidence.transfers, evidence.events.messages
+    if len(messages.at) != transfers.count:
+        yield f"there are {len(messages.at)} messages in the records and {transfers.count} in the transfers"
+    both = min(len(messages.at), transfers.count)
+    told = {name: column[:both] for name, column in _told(evidence).items()}
+    wrong = {name: transfers[name][:both] != told[name] for name in _COLUMNS}
+    for row in np.flatnonzero(np.logical_or.reduce(list(wrong.values()))).tolist():
+        for name in (name for name, mask in wrong.items() if mask[row]):
+            here, there = (_shown(evidence, name, values.item(row)) for values in (transfers[name], told[name]))
+            yield f"transfer {row}: {name} is {here!r}, the records say {there!r}"
+    yield from _purposes(evidence)
 
 
-def _told_transfers(run: RunFolder) -> Iterator[dict[str, Any]]:
-    starts: dict[int, float] = {}
-    for event in run.events:
-        if event["kind"] == "step-start":
-            starts[event["task"]] = event["time"]
-        elif event["kind"] == "server-transfer":
-            size = event["data"]["bytes"]
-            yield {
-                "start": event["time"],
-                "end": event["time"],
-                "direction": "up",
-                "outcome": "done",
-                **{key: event[key] for key in ("device", "round", "task")},
-                **{key: event["data"][key] for key in ("bytes", "sender", "receiver")},
-                "delivered": size,
-                "payloads": [[event["data"]["purpose"], size]],
-            }
-        elif event["kind"] == "step-end" and event["step"] in _DIRECTIONS:
-            yield {
-                "start": starts[event["task"]],
-                "end": event["time"],
-                "direction": _DIRECTIONS[event["step"]],
-                **{key: event[key] for key in ("device", "round", "task", "outcome")},
-                **{key: event["data"][key] for key in ("bytes", "delivered", "payloads")},
-            }
+def _told(evidence: Evidence) -> dict[str, NDArray[Any]]:
+    """The transfers' columns as the records have them; [messages] each."""
+    events, messages, words = evidence.events, evidence.events.messages, evidence.words
+    own = messages.sender == NO_WORD  # what parts of the server's side send each other begins and ends in its record
+    download = events["step"][messages.at] == words["download"]
+    return {
+        "start": np.where(own, _starts(evidence), events["time"][messages.at]),
+        "end": events["time"][messages.at],
+        **{name: events[name][messages.at] for name in ("device", "round", "task")},
+        "direction": np.where(own & download, words["down"], words["up"]),
+        "outcome": np.where(own, events["outcome"][messages.at], words["done"]),
+        **{name: getattr(messages, name) for name in ("bytes", "delivered", "payloads", *_ENDS)},
+    }
 
 
-def delivered_at_most_sent(run: RunFolder) -> Iterator[str]:
+def _starts(evidence: Evidence) -> Floats:
+    """When the step that ends with each message began: the latest of its task; NaN where none did; float64 [messages]."""
+    events = evidence.events
+    begins = events.are("step-start")
+    rows = np.concatenate([np.flatnonzero(begins), events.messages.at])
+    rows.sort()
+    lives = Sequences(events["task"][rows])
+    rows = rows[lives.order]
+    latest = lives.latest_before(begins[rows])
+    result = np.full(events.count, math.nan)
+    result[rows] = np.where(latest >= 0, events["time"][rows[latest]], math.nan)
+    return result[events.messages.at]
+
+
+def _shown(evidence: Evidence, name: str, value: Any) -> Any:
+    if name == "payloads":
+        return evidence.payloads.parts[value]
+    if name in ("direction", "outcome", *_ENDS):
+        return evidence.words.name(value)
+    return shown(value)
+
+
+def _purposes(evidence: Evidence) -> Iterator[str]:
+    """A transfer names the purposes of its payloads."""
+    transfers = evidence.transfers
+    purposes = np.array([evidence.words[purpose] for purpose in evidence.payloads.purposes()], dtype=np.int32)
+    wanted = purposes[transfers["payloads"]]
+    for row in np.flatnonzero(transfers["purpose"] != wanted).tolist():
+        here, there = transfers.name("purpose", row), evidence.words.name(wanted.item(row))
+        yield f"transfer {row}: purpose is {here!r}, its payloads say {there!r}"
+
+
+def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
     """0 <= delivered <= bytes, all of them exactly when the transfer was done; a message is as long as its payloads."""
-    for number, row in enumerate(run.transfers):
-        size, delivered = row["bytes"], row["delivered"]
-        if not 0 <= delivered <= size:
-            yield f"transfer {number}: {delivered!r} bytes were delivered of {size!r}"
-        if row["outcome"] == "done" and delivered != size:
-            yield f"transfer {number}: it is done, but {delivered!r} of {size!r} bytes were delivered"
-        if sum(part for _, part in row["payloads"]) != size:
-            yield f"transfer {number}: its payloads do not add up to {size!r} bytes"
-        if row["end"] < row["start"]:
-            yield f"transfer {number} ends before it starts"
+    transfers = evidence.transfers
+    size, delivered = transfers["bytes"], transfers["delivered"]
+    too_much = ~((delivered >= 0) & (delivered <= size))
+    not_all = (transfers["outcome"] == evidence.words["done"]) & (delivered != size)
+    other_sum = evidence.payloads.sums()[transfers["payloads"]] != size
+    backwards = ~(transfers["end"] >= transfers["start"])
+    for row in np.flatnonzero(too_much | not_all | other_sum | backwards).tolist():
+        if too_much[row]:
+            yield f"transfer {row}: {delivered.item(row)!r} bytes were delivered of {size.item(row)!r}"
+        if not_all[row]:
+            yield f"transfer {row}: it is done, but {delivered.item(row)!r} of {size.item(row)!r} bytes were delivered"
+        if other_sum[row]:
+            yield f"transfer {row}: its payloads do not add up to {size.item(row)!r} bytes"
+        if backwards[row]:
+            yield f"transfer {row} ends before it starts"
 
 
-def ledgers_agree(run: RunFolder) -> Iterator[str]:
+def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     """Totals by direction and purpose, and the waste, are the same in transfers, rounds and summary."""
-    outcomes = {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
-    ledger = ledger_of(run.transfers, outcomes).summary()
-    stated = run.summary["bytes"]
+    ledger = _ledger(evidence).summary()
+    stated = evidence.summary["bytes"]
     for key in ("down", "up", "wasted", "paper"):
         if not _close(ledger[key], stated[key]):
             yield f"bytes.{key} is {stated[key]!r} in the summary, the transfers add up to {ledger[key]!r}"
@@ -81,48 +113,46 @@ def ledgers_agree(run: RunFolder) -> Iterator[str]:
     for purpose, value in ledger["by_purpose"].items():
         if not _close(value, stated["by_purpose"].get(purpose, math.nan)):
             yield f"bytes.by_purpose.{purpose} is not the {value!r} that the transfers add up to"
-    last = run.rounds[-1]["time"] if run.rounds else -1.0
+    transfers, rounds = evidence.transfers, evidence.rounds
+    last = rounds["time"].item(-1) if rounds.count else -1.0
     for direction in ("down", "up"):
-        before = sum(row["delivered"] for row in run.transfers if row["direction"] == direction and row["end"] <= last)
-        told = sum(row[f"bytes_{direction}"] for row in run.rounds)
-        if told > before * (1 + 1e-9) + 1e-6 or not _close(told, _until_last_round(run, direction)):
+        moved = (transfers["direction"] == evidence.words[direction]) & (transfers["end"] <= last)
+        before = transfers["delivered"][moved].sum()
+        told = rounds[f"bytes_{direction}"].sum().item()
+        if not told <= before * (1 + 1e-9) + 1e-6 or not _close(told, _until_last_round(evidence, direction)):
             yield f"the rounds' bytes_{direction} add up to {told!r}, not to what had moved by the last of them"
 
 
-def _until_last_round(run: RunFolder, direction: str) -> float:
-    total, settled = 0.0, 0.0
-    for event in run.events:
-        if event["kind"] == "step-end" and _DIRECTIONS.get(event["step"]) == direction:
-            total += event["data"]["delivered"]
-        elif event["kind"] == "server-transfer" and direction == "up":
-            total += event["data"]["bytes"]
-        elif event["kind"] == "round":
-            settled = total
-    return settled
+def _ledger(evidence: Evidence) -> Ledger:
+    """The ledger that follows from the transfers, and from how the records say that each task ended."""
+    transfers, words, kinds = evidence.transfers, evidence.words, evidence.payloads
+    size, delivered, payloads = transfers["bytes"], transfers["delivered"], transfers["payloads"]
+    whole = (delivered == size) & (kinds.sums()[payloads] == size)
+    ledger = Ledger()
+    down = transfers["direction"] == words["down"]
+    for kind, count in enumerate(np.bincount(payloads[whole], minlength=len(kinds.parts)).tolist()):
+        for purpose, part in kinds.parts[kind] if count else ():
+            ledger.by_purpose[purpose] = ledger.by_purpose.get(purpose, 0.0) + count * part
+    for kind, part in zip(payloads[~whole].tolist(), delivered[~whole].tolist(), strict=True):
+        ledger.add(None, "down", kinds.parts[kind], part)
+    ledger.down, ledger.up = delivered[down].sum().item(), delivered[~down].sum().item()
+    ledger.wasted = _wasted(evidence)
+    return ledger
 
 
-def devices_agree(run: RunFolder) -> Iterator[str]:
-    """One row a device, selected for a round as often as the records say, and at work only while it was there."""
-    devices = run.devices
-    if len(devices) != run.scenario["population"]["devices"]:
-        yield f"there are {len(devices)} devices, the scenario says {run.scenario['population']['devices']}"
-    asked = Counter(
-        event["device"]
-        for event in run.events
-        if event["kind"] == "task-start" and event["round"] is not None and "continues" not in event["data"]
-    )
-    for number, row in enumerate(devices):
-        if row["device"] != number:
-            yield f"row {number} is device {row['device']}"
-        if row["selected"] != asked[number]:
-            yield f"device {number} was selected {row['selected']} times, the records say {asked[number]}"
-    gone = {event["task"] for event in run.events if event["kind"] == "task-end" and event["outcome"] == "left"}
-    for event in run.events:
-        if event["device"] is None or event["kind"] not in ("task-start", "task-end") or event["task"] in gone:
-            continue  # a server may ask one of whose leaving it has not heard: that task ends at once
-        if not 0 <= event["device"] < len(devices):
-            yield f"task {event['task']} is on device {event['device']}, which does not exist"
-            continue
-        row = devices[event["device"]]
-        if not row["arrival"] <= event["time"] <= row["departure"]:
-            yield f"device {event['device']} works at {event['time']!r} s, when it is not there"
+def _wasted(evidence: Evidence) -> float:
+    """What was moved by tasks that ended otherwise than done, bytes; what of a task that has not ended is not wasted yet."""
+    events, transfers = evidence.events, evidence.transfers
+    ends = np.flatnonzero(events.are("task-end"))
+    lives = Sequences(events["task"][ends])
+    final = ends[lives.order][lives.last]
+    in_vain = events["task"][final[events["outcome"][final] != evidence.words["done"]]]
+    return float(transfers["delivered"][np.isin(transfers["task"], in_vain[in_vain != NOTHING])].sum())
+
+
+def _until_last_round(evidence: Evidence, direction: str) -> float:
+    """What the records say that had moved by the last record of a round, bytes."""
+    events, messages = evidence.events, evidence.events.messages
+    told = _told(evidence)
+    last = events.rounds[-1][0] if events.rounds else -1
+    return float(messages.delivered[(told["direction"] == evidence.words[direction]) & (messages.at < last)].sum())

@@ -3,31 +3,66 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fedsim.records.reading import RunFolder
+import numpy as np
+
+from fedsim.records.audit.columns import Ints, Mask, Sequences
+from fedsim.records.audit.evidence import Evidence
 from fedsim.simulation import TICK_S
 
+_OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
 
-def time_order(run: RunFolder) -> Iterator[str]:
+
+def time_order(evidence: Evidence) -> Iterator[str]:
     """Times never decrease, the first is not before 0, and the record of the run's end is the last."""
-    last = 0.0
-    for number, event in enumerate(run.events):
-        if not event["time"] >= last:
-            yield f"record {number} ({event['kind']}) is at {event['time']!r} s, after one at {last!r} s"
-        last = event["time"]
-        if event["kind"] == "run-end" and number != len(run.events) - 1:
-            yield f"record {number} says that the run is over, but {len(run.events) - 1 - number} follow"
-    if run.summary["status"] != "failed" and (not run.events or run.events[-1]["kind"] != "run-end"):
+    events = evidence.events
+    times = events["time"]
+    before = np.concatenate([[0.0], times])[:-1]
+    early = ~(times >= before)
+    last = events.are("run-end")
+    over = last.copy()
+    over[-1:] = False
+    for row in np.flatnonzero(early | over).tolist():
+        if early[row]:
+            yield f"record {row} ({events.name('kind', row)}) is at {times.item(row)!r} s, after one at {before.item(row)!r} s"
+        if over[row]:
+            yield f"record {row} says that the run is over, but {events.count - 1 - row} follow"
+    if evidence.summary["status"] != "failed" and not last[-1:].any():
         yield "the run's end is not recorded"
 
 
-def task_lives(run: RunFolder) -> Iterator[str]:
+def task_lives(evidence: Evidence) -> Iterator[str]:
     """task-start, then step-start and step-end in turn, then task-end with the outcome of the last step; and nothing after."""
-    lives: dict[int, list[dict[str, Any]]] = {}
-    for event in run.events:
-        if event["kind"] in ("task-start", "step-start", "step-end", "task-end"):
-            lives.setdefault(event["task"], []).append(event)
-    for task, life in lives.items():
-        yield from (f"task {task}: {problem}" for problem in _life_problems(life, run.summary["status"]))
+    events = evidence.events
+    rows = np.flatnonzero(events.are_any(_OF_TASKS))
+    lives = Sequences(events["task"][rows])
+    rows = rows[lives.order]
+    for life in lives.parts_with(_irregular(evidence, rows, lives)):
+        told = [events.row(row) for row in rows[life].tolist()]
+        yield from (f"task {told[0]['task']}: {problem}" for problem in _life_problems(told, evidence.summary["status"]))
+
+
+def _irregular(evidence: Evidence, rows: Ints, lives: Sequences) -> Mask:
+    """Which records of tasks, those of a task in a row, are not as they must be; bool [rows].
+
+    It only says where to look, at a price of a few passes over the columns: what is wrong there ``_life_problems`` says.
+    """
+    events, words = evidence.events, evidence.words
+    kind, step, outcome, device = (events[name][rows] for name in ("kind", "step", "outcome", "device"))
+    start, begin, end, over = (words[name] for name in _OF_TASKS)
+    place, length = lives.places(), lives.lengths()
+    between = ~lives.first & ~lives.last
+    ends = between & (place % 2 == 0)
+    wanted = np.where(ends, np.int32(end), np.int32(begin))
+    wanted[lives.last], wanted[lives.first] = over, start
+    before = np.maximum(np.arange(len(rows)) - 1, 0)
+    return (  # type: ignore[no-any-return]
+        (kind != wanted)
+        | (length % 2 == 1)
+        | (ends & (step != step[before]))
+        | (ends & (place != length - 2) & (outcome != words["done"]))
+        | (lives.last & (length > 2) & (outcome != outcome[before]))
+        | (device != device[lives.begin])
+    )
 
 
 def _life_problems(life: list[dict[str, Any]], status: str) -> Iterator[str]:
@@ -52,37 +87,72 @@ def _life_problems(life: list[dict[str, Any]], status: str) -> Iterator[str]:
         yield "moves from one device to another"
 
 
-def one_place(run: RunFolder) -> Iterator[str]:
+def one_place(evidence: Evidence) -> Iterator[str]:
     """A device has at most one task at a time."""
-    busy: dict[int, int] = {}
-    for event in run.events:
-        device, task = event["device"], event["task"]
-        if event["kind"] == "task-start":
-            if device in busy:
-                yield f"device {device} begins task {task} at {event['time']!r} s while it still has task {busy[device]}"
-            busy[device] = task
-        elif event["kind"] == "task-end" and busy.get(device) == task:
-            del busy[device]
-        elif event["kind"] in ("step-start", "step-end") and busy.get(device) != task:
-            yield f"device {device} works on task {task} at {event['time']!r} s without having it"
+    events, words = evidence.events, evidence.words
+    rows = np.flatnonzero(events.are_any(_OF_TASKS))
+    days = Sequences(events["device"][rows])
+    rows = rows[days.order]
+    kind, task = events["kind"][rows], events["task"][rows]
+    starts = kind == words["task-start"]
+    latest = days.latest_before(starts)  # the task that the device has, unless that task has ended since
+    its_own = (latest >= 0) & (task == task[latest])
+    ended = days.latest_before((kind == words["task-end"]) & its_own) > latest
+    busy = (latest >= 0) & ~ended
+    steps = (kind == words["step-start"]) | (kind == words["step-end"])
+    wrong = np.flatnonzero((starts & busy) | (steps & ~(busy & its_own)))
+    for place in wrong[np.argsort(rows[wrong])].tolist():
+        event = events.row(rows[place])
+        who, when = f"device {event['device']}", f"task {event['task']} at {event['time']!r} s"
+        if starts[place]:
+            yield f"{who} begins {when} while it still has task {events.shown('task', rows[latest[place]])}"
+        else:
+            yield f"{who} works on {when} without having it"
 
 
-def deadlines(run: RunFolder) -> Iterator[str]:
+def deadlines(evidence: Evidence) -> Iterator[str]:
     """No task of a round is running, and none counts as done, after its deadline; no training is longer than its limit."""
-    limits: dict[int, float] = {}
-    training_limits: dict[int, float] = {}
-    begins: dict[int, float] = {}
-    for event in run.events:
-        if event["kind"] == "round-start":
-            if event["data"].get("deadline") is not None:
-                limits[event["round"]] = event["data"]["deadline"]
-            training_limits[event["round"]] = event["data"].get("training_limit", float("inf"))
-        elif event["kind"] == "step-start" and event["step"] == "train":
-            begins[event["task"]] = event["time"]
-        elif event["kind"] == "step-end" and event["step"] == "train":
-            took, limit = event["time"] - begins[event["task"]], training_limits.get(event["round"], float("inf"))
-            if took > limit + TICK_S:
-                yield f"task {event['task']} trained for {took!r} s, longer than its limit of {limit!r} s"
-        elif event["kind"] == "task-end" and event["time"] > limits.get(event["round"], float("inf")):
-            limit = limits[event["round"]]
-            yield f"task {event['task']} ended {event['outcome']} at {event['time']!r} s, after its deadline {limit!r} s"
+    yield from _ended_late(evidence)
+    yield from _trained_long(evidence)
+
+
+def _ended_late(evidence: Evidence) -> Iterator[str]:
+    events, limits = evidence.events, evidence.events.limits
+    said = ~np.isnan(limits.deadline)
+    ends = np.flatnonzero(events.are("task-end"))
+    limit = _limit_of(evidence, ends, limits.at[said], limits.deadline[said])
+    for place in np.flatnonzero(events["time"][ends] > limit).tolist():
+        event, deadline = events.row(ends[place]), limit.item(place)
+        yield f"task {event['task']} ended {event['outcome']} at {event['time']!r} s, after its deadline {deadline!r} s"
+
+
+def _trained_long(evidence: Evidence) -> Iterator[str]:
+    events, limits = evidence.events, evidence.events.limits
+    rows = np.flatnonzero(events.are_any(("step-start", "step-end")) & (events["step"] == evidence.words["train"]))
+    lives = Sequences(events["task"][rows])
+    rows = rows[lives.order]
+    ends = np.flatnonzero(events.are("step-end")[rows])
+    begun = lives.latest_before(~events.are("step-end")[rows])[ends]
+    took = events["time"][rows[ends]] - events["time"][rows[begun]]
+    limit = _limit_of(evidence, rows[ends], limits.at, limits.training)
+    wrong = np.flatnonzero((begun < 0) | (took > limit + TICK_S))
+    for place in wrong[np.argsort(rows[ends[wrong]])].tolist():
+        task = events.shown("task", rows[ends[place]])
+        if begun[place] < 0:
+            yield f"task {task} ends a training that it has not begun"
+        else:
+            yield f"task {task} trained for {took.item(place)!r} s, longer than its limit of {limit.item(place)!r} s"
+
+
+def _limit_of(evidence: Evidence, rows: Ints, at: Ints, values: Any) -> Any:
+    """What the latest begin of its round said before each record; infinity where none did; float64 [rows]."""
+    events = evidence.events
+    both = np.concatenate([at, rows])
+    order = np.argsort(both, kind="stable")
+    sequences = Sequences(events["round"][both[order]])
+    order = order[sequences.order]
+    latest = sequences.latest_before(order < len(at))
+    found = np.where(latest >= 0, np.concatenate([values, np.full(len(rows), np.inf)])[order[latest]], np.inf)
+    result = np.empty(len(both))
+    result[order] = found
+    return result[len(at) :]

@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator
 
 from fedsim.records import folder as names
-from fedsim.records.digest import EventChain, models_digest
-from fedsim.records.reading import RunFolder
-from fedsim.records.schema import EVENT_COLUMNS
+from fedsim.records.audit.chain import chain_of
+from fedsim.records.audit.evidence import Evidence
+from fedsim.records.digest import models_digest
 
 
-def sealed(run: RunFolder) -> Iterator[str]:
+def sealed(evidence: Evidence) -> Iterator[str]:
     """Each file has the sha256 that the summary states, none is missing and none was added."""
-    stated, found = run.summary["files_sha256"], names.fingerprints(run.path)
+    stated, found = evidence.summary["files_sha256"], names.fingerprints(evidence.run.path)
     for name in sorted(stated.keys() | found.keys()):
         if name not in found:
             yield f"{name} is missing"
@@ -21,29 +21,26 @@ def sealed(run: RunFolder) -> Iterator[str]:
             yield f"{name} was changed after the run"
 
 
-def records_intact(run: RunFolder) -> Iterator[str]:
+def records_intact(evidence: Evidence) -> Iterator[str]:
     """Chain and count of the records are the summary's; the last one's time is the simulated time."""
-    chain = EventChain()
-    table = run.table(names.EVENTS)
-    columns = [table[name].to_pylist() for name in ("time", *EVENT_COLUMNS, "data")]
-    chain.extend(zip(*columns, strict=True))
-    if chain.count != run.summary["events"]:
-        yield f"there are {chain.count} records, the summary says {run.summary['events']}"
-    if chain.hexdigest() != run.summary["events_sha256"]:
+    summary, times = evidence.summary, evidence.events["time"]
+    if len(times) != summary["events"]:
+        yield f"there are {len(times)} records, the summary says {summary['events']}"
+    if chain_of(evidence.run, names.EVENTS) != summary["events_sha256"]:
         yield "the records' chain is not the summary's events_sha256"
-    if columns[0] and columns[0][-1] != run.summary["simulated_s"]:
-        yield f"the last record is at {columns[0][-1]!r} s, the summary says {run.summary['simulated_s']!r} s"
+    if len(times) and times[-1] != summary["simulated_s"]:
+        yield f"the last record is at {times.item(-1)!r} s, the summary says {summary['simulated_s']!r} s"
 
 
-def models_intact(run: RunFolder) -> Iterator[str]:
+def models_intact(evidence: Evidence) -> Iterator[str]:
     """The models' fingerprint is the summary's."""
-    if models_digest(run.models()) != run.summary["models_sha256"]:
+    if models_digest(evidence.run.models()) != evidence.summary["models_sha256"]:
         yield "the models' fingerprint is not the summary's models_sha256"
 
 
-def scenario_agrees(run: RunFolder) -> Iterator[str]:
+def scenario_agrees(evidence: Evidence) -> Iterator[str]:
     """Seed, name and strategy are the summary's, and the summary is valid JSON of the right kind."""
-    scenario, summary = run.scenario, run.summary
+    scenario, summary = evidence.scenario, evidence.summary
     pairs = {
         "seed": scenario["seed"],
         "name": scenario["name"],

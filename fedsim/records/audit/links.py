@@ -1,54 +1,163 @@
 """Can the network have carried it?
 
-The folder tells when each message began and ended, not how its rate went. What can be checked is what must hold in any case:
-over any stretch of time, the messages that lie wholly within it brought no more bytes than each link can carry meanwhile.
+The folder tells when each message began and ended, not how its rate went. What can be checked is whether each link could have
+carried its messages in some way (``capacity``): each device's own, and those that devices share. How the links of a network are
+shared is said by the scenario; of one from a file, the run has left its links and routes in a file of the folder.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from fedsim.records.reading import RunFolder
-from fedsim.simulation import TICK_S
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+from fedsim.records.audit.capacity import SLACK, overfull, slack_s
+from fedsim.records.audit.columns import NOTHING, Floats, Ints
+from fedsim.records.audit.evidence import Evidence
 from fedsim.units import BytesPerSecond
 
-_SLACK_S = 4 * TICK_S  # messages end on the clock's grid: two ticks at each end
+_WAYS = ("down", "up")
 
 
-def within_capacity(run: RunFolder) -> Iterator[str]:
-    """Each device's own link, and the server's link each way; what stays at the server's side takes neither."""
-    links = {row["device"]: row for row in run.devices}
-    messages = [(number, row) for number, row in enumerate(run.transfers) if row["device"] is not None]
-    for number, row in messages:
-        device = links[row["device"]]
-        rate = device[f"link_{row['direction']}"]
-        moving = row["end"] - row["start"] - (device["latency"] if row["delivered"] else 0.0)
-        if row["delivered"] > rate * (moving + _SLACK_S) * (1 + 1e-9):
-            yield f"transfer {number} brought {row['delivered']:.0f} bytes in {moving:.6g} s over a link of {rate:g} B/s"
-    for direction, rate in _server_rates(run.scenario).items():
-        yield from _server_problems([row for _, row in messages if row["direction"] == direction], direction, rate)
+class Link(NamedTuple):
+    """A link that messages share.
+
+    Attributes:
+        name: what a finding calls it.
+        rate: what it carries, bytes/s.
+        users: direction and place of the messages that take it.
+    """
+
+    name: str
+    rate: float
+    users: Sequence[tuple[str, int]]
 
 
-def _server_rates(scenario: dict[str, Any]) -> dict[str, float]:
+class Layout(NamedTuple):
+    """What devices share; device i is at place i mod ``places``."""
+
+    places: int
+    links: Sequence[Link]
+
+
+class _Messages(NamedTuple):
+    """What went over links of devices; what stays at the server's side takes none.
+
+    Attributes:
+        number: of the transfer; int64 [n].
+        device: int32 [n].
+        down: whether it went to the device; bool [n].
+        begin, end: of its bytes, after the latency (s); float64 [n].
+        size: bytes that it brought; float64 [n].
+    """
+
+    number: Ints
+    device: NDArray[np.int32]
+    down: NDArray[np.bool_]
+    begin: Floats
+    end: Floats
+    size: Floats
+
+
+def within_capacity(evidence: Evidence) -> Iterator[str]:
+    """Each device's own link each way, and each link that devices share."""
+    messages = _messages(evidence)
+    yield from _own_links(evidence, messages)
+    layout = _layout(evidence)
+    parts = _by_place(messages, layout.places)
+    for link in layout.links:
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *(parts[user] for user in link.users if user in parts)])
+        end = messages.end[rows]
+        found = overfull(np.minimum(messages.begin[rows], end), end, messages.size[rows], link.rate)
+        if found is not None:
+            stretch = f"from {found.begin:.6g} s to {found.end:.6g} s"
+            yield f"{link.name} of {link.rate:g} B/s carried {found.carried:.0f} bytes {stretch}"
+
+
+def _messages(evidence: Evidence) -> _Messages:
+    transfers, devices = evidence.transfers, evidence.devices
+    rows = np.flatnonzero(transfers["device"] != NOTHING)
+    device = transfers["device"][rows]
+    if len(rows) and not 0 <= device.min() <= device.max() < devices.count:
+        raise RunFolderError(f"there are messages of devices {device.min()} to {device.max()}, but {devices.count} devices")
+    if (devices["device"] != np.arange(devices.count)).any():
+        raise RunFolderError("it is not known whose links are whose: the devices are not in their order")
+    down, up = (transfers["direction"][rows] == evidence.words[way] for way in _WAYS)
+    if not (down | up).all():
+        raise RunFolderError("there are messages that went neither down nor up")
+    start, end, delivered = (transfers[name][rows] for name in ("start", "end", "delivered"))
+    begin = start + np.where(delivered > 0, devices["latency"][device], 0.0)
+    return _Messages(rows, device, down, begin, end, delivered)
+
+
+def _own_links(evidence: Evidence, messages: _Messages) -> Iterator[str]:
+    """A device has its messages one after another, so each is looked at alone."""
+    number, device, down, begin, end, size = messages
+    rate = np.where(down, evidence.devices["link_down"][device], evidence.devices["link_up"][device])
+    moving = end - begin
+    with np.errstate(invalid="ignore"):  # a link of infinite rate, and a message that takes no time
+        most = rate * (moving + slack_s(end)) * SLACK
+    for row in np.flatnonzero(~(size <= most)).tolist():
+        brought = f"brought {size[row]:.0f} bytes in {moving[row]:.6g} s"
+        yield f"transfer {number[row]} {brought} over a link of {rate[row]:g} B/s"
+
+
+def _by_place(messages: _Messages, places: int) -> dict[tuple[str, int], Ints]:
+    """The rows of the messages of each direction and place."""
+    parts = {}
+    for way, rows in zip(_WAYS, (np.flatnonzero(messages.down), np.flatnonzero(~messages.down)), strict=True):
+        place = messages.device[rows] % places
+        order = np.argsort(place, kind="stable")
+        begins = np.flatnonzero(np.diff(place[order], prepend=-1))
+        for begin, part in zip(begins.tolist(), np.split(rows[order], begins[1:]), strict=False):
+            parts[way, place.item(order[begin])] = part
+    return parts
+
+
+def _layout(evidence: Evidence) -> Layout:
+    """The links of finite rate that devices share."""
+    network = evidence.scenario["network"]
+    if network["kind"] == "graph":
+        places, links = _from_file(evidence)
+    else:
+        places = network.get("cells", 1)
+        links = _of_scenario(network, places)
+    return Layout(places, [link for link in links if link.rate < math.inf])
+
+
+def _of_scenario(network: dict[str, Any], places: int) -> list[Link]:
+    """A star, or a tree of cells."""
     from pydantic import TypeAdapter
 
-    rate = TypeAdapter(BytesPerSecond)
-    server = scenario["network"].get("server")
-    if not isinstance(server, dict):
-        return {}  # a network from a file: its links are not in the run folder
-    return {direction: rate.validate_python(text) for direction, text in server.items()}
+    rate = TypeAdapter[float](BytesPerSecond)
+    links = []
+    for way, text in network.get("server", {}).items():
+        links.append(Link(f"the server's {way} link", rate.validate_python(text), [(way, place) for place in range(places)]))
+    for way, text in network.get("cell", {}).items():
+        value = rate.validate_python(text)
+        links += [Link(f"the {way} link of cell {place}", value, [(way, place)]) for place in range(places)]
+    return links
 
 
-def _server_problems(transfers: list[dict[str, Any]], direction: str, rate: float) -> Iterator[str]:
-    """Look at stretches from the begin of one message to the end of another, at all lengths up to the whole run."""
-    by_end = sorted(transfers, key=lambda row: (row["end"], row["start"]))
-    length = 1
-    while length <= len(by_end):
-        for first in range(0, len(by_end) - length + 1, max(1, length // 2)):
-            part = by_end[first : first + length]
-            begin, end = min(row["start"] for row in part), part[-1]["end"]
-            carried = sum(row["delivered"] for row in part)
-            if carried > rate * (end - begin + _SLACK_S) * (1 + 1e-9):
-                stretch = f"from {begin:.6g} s to {end:.6g} s"
-                yield f"the server's {direction} link of {rate:g} B/s carried {carried:.0f} bytes {stretch}"
-                return
-        length *= 2
+def _from_file(evidence: Evidence) -> tuple[int, list[Link]]:
+    """The links and routes that the run has left in the folder.
+
+    Raises:
+        RunFolderError: they are missing or damaged.
+    """
+    path = evidence.run.path / files.NETWORK
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        users: dict[str, list[tuple[str, int]]] = {name: [] for name in told["links"]}
+        for way in _WAYS:
+            for place, route in enumerate(told["routes"][way]):
+                for name in route:
+                    users[name].append((way, place))
+        rates = {name: math.inf if rate is None else float(rate) for name, rate in told["links"].items()}
+        return len(told["routes"]["down"]), [Link(f"the link {name!r}", rates[name], users[name]) for name in users]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None

@@ -126,6 +126,10 @@ class Network(ABC):
     def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
         """The links between the server and a device's own link: the name and the capacity (bytes/s) of each."""
 
+    def layout(self) -> dict[str, Any] | None:
+        """The shared links and routes, as plain tables for the run folder; None if the scenario says all of them itself."""
+        return None
+
     @abstractmethod
     def _narrowest(self, direction: Direction) -> NDArray[np.float64] | float:
         """The least capacity on the way between the server and each device's own link (bytes/s); float64 [devices] or one."""

@@ -53,6 +53,7 @@ class Graph(Network):
         if len(sites) != len(down):
             raise SimulationError(f"{len(sites)} sites for {len(down)} devices; each device is at one")
         self._sites = sites
+        self._layout: dict[str, Any] | None = None
         self._numbers = {direction: _numbers(way, links, hops) for direction, way in routes.items()}
         self._named = {direction: [tuple((link, links[link]) for link in r) for r in way] for direction, way in routes.items()}
 
@@ -97,7 +98,16 @@ class Graph(Network):
             "down": [[_link(tail, head) for head, tail in _walk(node, server, towards, "from")][::-1] for node in attach],
             "up": [[_link(tail, head) for tail, head in _walk(node, server, back, "to")] for node in attach],
         }
-        return cls(simulation, down, up, latency, links, routes, np.arange(len(down)) % len(attach))
+        network = cls(simulation, down, up, latency, links, routes, np.arange(len(down)) % len(attach))
+        finite = {name: None if math.isinf(capacity) else capacity for name, capacity in links.items()}
+        network._layout = {"links": finite, "routes": routes}
+        return network
+
+    def layout(self) -> dict[str, Any] | None:
+        """Of a network that ``between`` made: ``links``, name -> capacity (bytes/s, None if infinite), and ``routes``: for each
+        direction the names of the links on the way of each node of ``attach``, over which devices are dealt in turn.
+        """
+        return self._layout
 
     def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
         """The shared links between the server and a device: the name and the capacity (bytes/s) of each."""

@@ -1,0 +1,234 @@
+"""The records of a run as columns, and what the checks need of their ``data``."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import RunFolderError
+from fedsim.records.audit.columns import NO_WORD, Columns, Floats, Ints, Mask, Numbers, Words
+from fedsim.records.audit.payloads import PayloadKinds, number
+from fedsim.records.audit.texts import Data, Texts, Unreadable
+from fedsim.records.folder import EVENTS
+from fedsim.records.reading import RunFolder
+from fedsim.records.schema import EVENTS as SCHEMA
+
+_WANTED = ("time", "kind", "device", "round", "task", "step", "outcome")  # no check asks for the group
+
+T = TypeVar("T")
+
+
+class Messages(NamedTuple):
+    """What was sent, in the order in which the records tell of it: ends of downloads and uploads, and transfers at the server's
+    side, which alone have a sender and a receiver.
+
+    Attributes:
+        at: the number of the record; int64 [messages].
+        bytes, delivered: float64 [messages].
+        payloads: as ``PayloadKinds`` numbers them; int32 [messages].
+        sender, receiver: as ``Words`` numbers them; int32 [messages].
+    """
+
+    at: Ints
+    bytes: Floats
+    delivered: Floats
+    payloads: Numbers
+    sender: Numbers
+    receiver: Numbers
+
+
+class Aggregations(NamedTuple):
+    """What was aggregated.
+
+    Attributes:
+        at: the number of the record; int64 [aggregations].
+        tasks: all tasks that they name, one aggregation's after the other's; int64 [named].
+        begin: the place in ``tasks`` of each one's first; int64 [aggregations + 1].
+        rounds: whether the strategy has rounds (one without says how stale the updates are); bool [aggregations].
+    """
+
+    at: Ints
+    tasks: Ints
+    begin: Ints
+    rounds: Mask
+
+
+class Limits(NamedTuple):
+    """The limits that each begin of a round set.
+
+    Attributes:
+        at: the number of the record; int64 [begins].
+        deadline: s; NaN where none is said; float64 [begins].
+        training: the longest training, s; float64 [begins].
+    """
+
+    at: Ints
+    deadline: Floats
+    training: Floats
+
+
+class Events(Columns):
+    """``events.parquet``: its columns, and what ``data`` says.
+
+    What is asked of a record whose ``data`` does not say what its kind must raises ``RunFolderError``; all else can be asked.
+    """
+
+    def __init__(self, run: RunFolder, words: Words, kinds: PayloadKinds) -> None:
+        count = run.size(EVENTS)
+        self._kinds = kinds
+        self._idle: Mask = np.zeros(count, dtype=bool)
+        self._continues: Mask = np.zeros(count, dtype=bool)
+        self._rounds: list[tuple[int, str]] = []
+        self._sent: list[Messages] = []
+        self._named: list[tuple[int, NDArray[np.int64], bool]] = []
+        self._said: list[tuple[int, float, float]] = []
+        self._damage: dict[str, str] = {}
+        self._where = f"{EVENTS} of {str(run.path)!r} is damaged"
+        super().__init__(run, EVENTS, SCHEMA, _WANTED, words, "data")
+        self._messages = _joined(self._sent)
+        self._aggregations = _aggregations(self._named)
+        self._limits = Limits(*(np.array(column) for column in zip(*self._said, strict=True))) if self._said else _NO_LIMITS
+        del self._sent, self._named, self._said
+
+    @property
+    def idle(self) -> Mask:
+        """Which records end a training of which no epoch counts; bool [rows]."""
+        return self._unless_damaged(self._idle, "step-end of train")
+
+    @property
+    def continues(self) -> Mask:
+        """Which records begin a task that goes on with one before; bool [rows]."""
+        return self._unless_damaged(self._continues, "task-start")
+
+    @property
+    def messages(self) -> Messages:
+        """What was sent."""
+        return self._unless_damaged(self._messages, "step-end of download or upload", "server-transfer")
+
+    @property
+    def aggregations(self) -> Aggregations:
+        """What was aggregated."""
+        return self._unless_damaged(self._aggregations, "aggregate")
+
+    @property
+    def limits(self) -> Limits:
+        """What was said of deadlines when rounds began."""
+        return self._unless_damaged(self._limits, "round-start")
+
+    @property
+    def rounds(self) -> list[tuple[int, str]]:
+        """The number of each record of a round, and its ``data`` as it is written."""
+        return self._unless_damaged(self._rounds, "round")
+
+    def are(self, kind: str) -> Mask:
+        """Which records are of a kind; bool [rows]."""
+        return self["kind"] == self._words[kind]  # type: ignore[no-any-return]
+
+    def are_any(self, kinds: Sequence[str]) -> Mask:
+        """Which records are of one of some kinds; bool [rows]."""
+        found: Mask = np.isin(self["kind"], [self._words[kind] for kind in kinds])
+        return found
+
+    def _unless_damaged(self, found: T, *kinds: str) -> T:
+        for kind in kinds:
+            if kind in self._damage:
+                raise RunFolderError(self._damage[kind])
+        return found
+
+    def _take(self, at: int, piece: dict[str, NDArray[Any]], extra: Any) -> None:
+        try:
+            texts = Texts(extra)
+        except ValueError as error:
+            raise RunFolderError(f"{self._where}: {error}") from None
+        kind, step, words = piece["kind"], piece["step"], self._words
+        ends, of_server = kind == words["step-end"], kind == words["server-transfer"]
+        train, sent = step == words["train"], (step == words["download"]) | (step == words["upload"])
+        take: dict[str, tuple[Mask, Callable[[int, Ints, Texts], None]]] = {
+            "step-end of train": (ends & train, self._take_trainings),
+            "task-start": (kind == words["task-start"], self._take_tasks),
+            "step-end of download or upload": (ends & sent, partial(self._take_messages, _of_device)),
+            "server-transfer": (of_server, partial(self._take_messages, _of_server)),
+            "aggregate": (kind == words["aggregate"], self._take_aggregations),
+            "round-start": (kind == words["round-start"], self._take_limits),
+            "round": (kind == words["round"], self._take_rounds),
+        }
+        for name, (mask, of_these) in take.items():
+            try:
+                of_these(at, np.flatnonzero(mask), texts)
+            except Unreadable as error:
+                self._damage.setdefault(name, f"{self._where}: record {at + error.row} ({name}) has wrong data ({error})")
+
+    def _take_trainings(self, at: int, rows: Ints, texts: Texts) -> None:
+        self._idle[at + rows] = texts.each(rows, lambda data: not data["epochs"], bool)
+
+    def _take_tasks(self, at: int, rows: Ints, texts: Texts) -> None:
+        self._continues[at + rows] = texts.each(rows, lambda data: "continues" in data, bool)
+
+    def _take_messages(self, read: "_Read", at: int, rows: Ints, texts: Texts) -> None:
+        found = texts.each(rows, lambda data: self._message(read(data)), _MESSAGE)
+        self._sent.append(Messages(at + rows, *(found[name] for name in _MESSAGE.names or ())))
+
+    def _message(self, told: tuple[Any, Any, Any, str | None, str | None]) -> tuple[float, float, int, int, int]:
+        size, delivered, payloads, *ends = told
+        sender, receiver = (NO_WORD if name is None else self._words[name] for name in ends)
+        return number(size), number(delivered), self._kinds.of(payloads), sender, receiver
+
+    def _take_aggregations(self, at: int, rows: Ints, texts: Texts) -> None:
+        for row in rows.tolist():
+            self._named.append((at + row, *texts.read(row, lambda data: (_whole(data["tasks"]), "staleness" not in data))))
+
+    def _take_limits(self, at: int, rows: Ints, texts: Texts) -> None:
+        for row in rows.tolist():
+            self._said.append((at + row, *texts.read(row, _limits)))
+
+    def _take_rounds(self, at: int, rows: Ints, texts: Texts) -> None:
+        self._rounds += [(at + row, texts.text(row)) for row in rows.tolist()]
+
+
+_Read = Callable[[Data], tuple[Any, Any, Any, str | None, str | None]]
+_MESSAGE = np.dtype([("bytes", "f8"), ("delivered", "f8"), ("payloads", "i4"), ("sender", "i4"), ("receiver", "i4")])
+_NO_LIMITS = Limits(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
+
+
+def _of_device(data: Data) -> tuple[Any, Any, Any, None, None]:
+    return data["bytes"], data["delivered"], data["payloads"], None, None
+
+
+def _of_server(data: Data) -> tuple[Any, Any, Any, str, str]:
+    """All of it is of one purpose, and arrives at once."""
+    return data["bytes"], data["bytes"], [[data["purpose"], data["bytes"]]], data["sender"], data["receiver"]
+
+
+def _limits(data: Data) -> tuple[float, float]:
+    deadline = data.get("deadline")
+    return math.nan if deadline is None else number(deadline), number(data.get("training_limit", math.inf))
+
+
+def _whole(values: list[Any]) -> NDArray[np.int64]:
+    for value in values:
+        if type(value) is not int:
+            raise TypeError(f"{value!r} is no task")
+    return np.array(values, dtype=np.int64)
+
+
+def _joined(pieces: list[Messages]) -> Messages:
+    """All messages, in the order of their records."""
+    columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+    if not columns:
+        return Messages(np.empty(0, dtype=np.int64), *(np.empty(0, dtype=_MESSAGE[place]) for place in range(5)))
+    order = np.argsort(columns[0], kind="stable")
+    return Messages(*(column[order] for column in columns))
+
+
+def _aggregations(found: list[tuple[int, NDArray[np.int64], bool]]) -> Aggregations:
+    sizes = np.array([0, *(len(tasks) for _, tasks, _ in found)], dtype=np.int64)
+    named = [tasks for _, tasks, _ in found]
+    return Aggregations(
+        np.array([at for at, _, _ in found], dtype=np.int64),
+        np.concatenate([np.empty(0, dtype=np.int64), *named]),
+        np.cumsum(sizes),
+        np.array([rounds for _, _, rounds in found], dtype=bool),
+    )

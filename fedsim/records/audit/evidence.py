@@ -1,0 +1,77 @@
+"""What the checks look at: the tables of a run folder as columns, each read once, when the first check wants it."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from fedsim.errors import RunFolderError
+from fedsim.records import folder as files
+from fedsim.records.audit.columns import Columns, Words
+from fedsim.records.audit.events import Events
+from fedsim.records.audit.payloads import PayloadKinds
+from fedsim.records.audit.transfers import Transfers
+from fedsim.records.reading import RunFolder
+from fedsim.records.schema import DEVICES, ROUNDS
+
+T = TypeVar("T")
+
+_OF_DEVICES = ("device", "link_down", "link_up", "latency", "arrival", "departure", "selected")
+_OF_ROUNDS = ("time", "accuracy", "bytes_down", "bytes_up")
+
+
+class Evidence:
+    """A run folder as the checks see it.
+
+    Attributes:
+        run: the folder.
+        words: the numbers of the names in all columns.
+        payloads: the kinds of payloads of messages.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.words = Words()
+        self.payloads = PayloadKinds()
+        self._read: dict[str, Any] = {}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``."""
+        return self.run.summary
+
+    @cached_property
+    def scenario(self) -> dict[str, Any]:
+        """``scenario.toml`` as plain tables."""
+        return self.run.scenario
+
+    @property
+    def events(self) -> Events:
+        """The records."""
+        return self._once(files.EVENTS, lambda: Events(self.run, self.words, self.payloads))
+
+    @property
+    def transfers(self) -> Transfers:
+        """The messages."""
+        return self._once(files.TRANSFERS, lambda: Transfers(self.run, self.words, self.payloads))
+
+    @property
+    def devices(self) -> Columns:
+        """The devices."""
+        return self._once(files.DEVICES, lambda: Columns(self.run, files.DEVICES, DEVICES, _OF_DEVICES, self.words))
+
+    @property
+    def rounds(self) -> Columns:
+        """Of the rounds, what is added up over them."""
+        return self._once(files.ROUNDS, lambda: Columns(self.run, files.ROUNDS, ROUNDS, _OF_ROUNDS, self.words))
+
+    def _once(self, name: str, read: Callable[[], T]) -> T:
+        """Read a table when it is first asked for. One that is damaged is not read again for each check."""
+        if name not in self._read:
+            try:
+                self._read[name] = read()
+            except RunFolderError as error:
+                self._read[name] = error
+        found = self._read[name]
+        if isinstance(found, RunFolderError):
+            raise found
+        return found  # type: ignore[no-any-return]

@@ -1,0 +1,238 @@
+"""No field of any record can be changed unnoticed, and what the checks say is what a plain walk over the records says."""
+
+import json
+import math
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedsim.errors import FedsimError
+from fedsim.records import folder as files
+from fedsim.records.audit import CHECKS, audit
+from fedsim.records.audit.chain import chain_of
+from fedsim.records.audit.evidence import Evidence
+from fedsim.records.digest import EventChain
+from fedsim.records.reading import RunFolder
+from fedsim.records.schema import EVENTS, TRANSFERS
+from fedsim.testing import eventful_world, run
+from tests.records.audit_walks import WALKS
+from tests.records.test_audit import Rows, found, read, reseal
+
+FINGERPRINTED = "the records are those that were fingerprinted"
+
+RUNS = {
+    "rounds": {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"},
+    "versions": {"kind": "fedbuff"},
+    "stragglers": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 2},
+    "campaigns": {"kind": "lcfl"},
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def eventful(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in which all that can happen happens; not to be changed."""
+    folder = tmp_path_factory.mktemp("eventful") / "run"
+    run(eventful_world(RUNS[request.param], seed=4, rounds=6), folder)
+    return folder
+
+
+def test_the_chain_of_columns_is_that_of_rows(eventful: Path) -> None:
+    chain = EventChain()
+    chain.extend(tuple(row.values()) for row in read(eventful, files.EVENTS))  # type: ignore[misc]
+    assert chain.hexdigest() == RunFolder(eventful).summary["events_sha256"] == chain_of(RunFolder(eventful), files.EVENTS)
+
+
+# Changes of one field.
+
+
+def other(draw: random.Random, rows: Rows, row: int, column: str) -> Any:
+    """Another value for a field, of its type: one that stands in another record, a near one, or none."""
+    here, kind = rows[row][column], EVENTS.field(column).type
+    near: list[Any] = ["heartbeat"]
+    if column == "data":
+        near = ['{"x":1}', *([near_data(draw, here)] if here else [])]
+    elif pa.types.is_floating(kind):
+        near = [math.nextafter(here, math.inf), here + 1.0, here - 1.0, 0.0]
+    elif pa.types.is_integer(kind):
+        near = [(here or 0) + 1, (here or 0) - 1, 10**6]
+    values = [value for value in (None, *near, *(draw.choice(rows)[column] for _ in range(4))) if value != here]
+    return draw.choice(values)
+
+
+def near_data(draw: random.Random, text: str) -> str:
+    data = json.loads(text)
+    key = draw.choice(sorted(data))
+    match data[key]:
+        case [*values] if values:
+            data[key] = draw.choice([values[1:], values * 2, values[::-1]])
+        case int() | float():
+            data[key] += draw.choice([1, -1])
+        case _:
+            del data[key]
+    return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def write(folder: Path, rows: Rows) -> None:
+    pq.write_table(pa.Table.from_pylist(rows, schema=EVENTS), folder / files.EVENTS)
+
+
+def test_any_field_of_any_record_is_fingerprinted(eventful: Path, tmp_path: Path) -> None:
+    rows = read(eventful, files.EVENTS)
+    folder = shutil.copytree(eventful, tmp_path / "run")
+    draw = random.Random(1)
+    for number in range(3 * len(EVENTS.names)):
+        row, column = draw.randrange(len(rows)), EVENTS.names[number % len(EVENTS.names)]
+        kept, rows[row][column] = rows[row][column], other(draw, rows, row, column)
+        write(folder, rows)
+        assert FINGERPRINTED in found(folder), (row, column, kept, rows[row][column])
+        rows[row][column] = kept
+
+
+# Any story: the checks and a walk over the records say the same.
+
+
+def disturb(draw: random.Random, rows: Rows) -> None:
+    """What a forger, or an error of the engine, might do to a few records."""
+    for _ in range(draw.choice([1, 1, 2, 5])):
+        one, two = draw.randrange(len(rows)), draw.randrange(len(rows))
+        match draw.randrange(6):
+            case 0:
+                rows[one], rows[two] = rows[two], rows[one]
+            case 1:
+                rows.insert(two, dict(rows[one]))
+            case 2:
+                del rows[one]
+            case 3:
+                column = draw.choice(["time", "data"])
+                rows[one][column] = other(draw, rows, one, column) or rows[one][column]
+            case _:
+                column = draw.choice(["device", "round", "task", "outcome", "kind", "step"])
+                rows[one][column] = rows[two][column]
+
+
+def told(findings: Callable[[], Iterable[str]]) -> list[str] | None:
+    """What is found; None if the data do not say what they must."""
+    try:
+        return sorted(findings())
+    except (FedsimError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def test_the_checks_say_what_a_walk_over_the_records_says(eventful: Path, tmp_path: Path) -> None:
+    """Finding by finding, in the story as it was and in any other."""
+    original = read(eventful, files.EVENTS)
+    folder = shutil.copytree(eventful, tmp_path / "run")
+    draw = random.Random(2)
+    seen = Counter[str]()
+    for number in range(60):
+        rows = [dict(row) for row in original]
+        if number:
+            disturb(draw, rows)
+        write(folder, rows)
+        evidence = Evidence(RunFolder(folder))
+        for name, walk in WALKS.items():
+            wanted, said = (told(partial(look, of)) for look, of in ((walk, evidence.run.events), (CHECKS[name], evidence)))
+            if said is not None:  # the table of the rounds and the summary are no part of the walk
+                said = [text for text in said if " in the table" not in text and "accuracy" not in text]
+            assert said == wanted, (name, audit(folder)[name], wanted)
+            seen["damaged" if wanted is None else "wrong" if wanted else "right"] += 1
+            assert number or not wanted
+    assert min(seen["wrong"], seen["right"]) > 20
+
+
+# A story that is damaged in one place is told as such, and all else is still checked.
+
+
+def test_what_is_wrong_with_one_record_s_data_leaves_the_other_checks_their_findings(tiny_run: Path) -> None:
+    rows = read(tiny_run, files.EVENTS)
+    at = next(number for number, row in enumerate(rows) if row["step"] == "train" and row["kind"] == "step-end")
+    rows[at]["step"] = "upload"
+    write(tiny_run, rows)
+    reseal(tiny_run)
+    findings = audit(tiny_run)
+    task = rows[at]["task"]
+    assert findings["every task begins, takes its steps in order and ends once"] == [
+        f"task {task}: train begins and upload ends"
+    ]
+    (problem,) = findings["transfers agree with the records"]
+    assert f"record {at} (step-end of download or upload) has wrong data (KeyError: 'bytes')" in problem
+    assert findings["no device does two things at once"] == []
+
+
+@pytest.mark.parametrize("text", ["{", "nonsense", "", "[1]", "5", '"text"', "null"])
+def test_data_that_are_no_table_are_found(tiny_run: Path, text: str) -> None:
+    rows = read(tiny_run, files.EVENTS)
+    rows[next(number for number, row in enumerate(rows) if row["step"] == "train" and row["data"])]["data"] = text
+    write(tiny_run, rows)
+    reseal(tiny_run)
+    assert any("is damaged" in problem for problem in audit(tiny_run)["rounds agree with their tasks"])
+
+
+def test_a_table_with_a_column_missing_or_of_another_kind_is_found(tiny_run: Path) -> None:
+    table = pq.read_table(tiny_run / files.TRANSFERS)
+    for changed in (table.drop_columns(["delivered"]), table.set_column(0, "start", pa.array(["soon"] * len(table)))):
+        pq.write_table(changed, tiny_run / files.TRANSFERS)
+        reseal(tiny_run)
+        (problem,) = audit(tiny_run)["transfers agree with the records"]
+        assert problem.startswith(f"{files.TRANSFERS} of ")
+        assert "is missing or damaged" in problem
+
+
+@pytest.mark.parametrize("column", ["purpose", "sender", "direction", "outcome", "start", "end", "device", "task", "payloads"])
+def test_any_field_of_a_transfer_is_compared_with_the_records(tiny_run: Path, column: str) -> None:
+    rows = read(tiny_run, files.TRANSFERS)
+    change = {"direction": "sideways", "outcome": "lost", "purpose": "control", "sender": "me", "payloads": '[["control",2.0]]'}
+    rows[3][column] = change[column] if column in change else rows[3][column] + 1
+    pq.write_table(pa.Table.from_pylist(rows, schema=TRANSFERS), tiny_run / files.TRANSFERS)
+    reseal(tiny_run)
+    findings = audit(tiny_run)["transfers agree with the records"]
+    assert any(finding.startswith(f"transfer 3: {column} is ") for finding in findings)
+
+
+def test_findings_are_listed_up_to_a_limit(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.records.audit.MOST_FINDINGS", 5)
+    rows = read(tiny_run, files.TRANSFERS)
+    pq.write_table(pa.Table.from_pylist(rows[1:], schema=TRANSFERS), tiny_run / files.TRANSFERS)
+    reseal(tiny_run)
+    findings = audit(tiny_run)["transfers agree with the records"]
+    assert len(findings) == 6
+    assert findings[-1] == "more than these 5 findings, which are not listed"
+
+
+def test_no_check_holds_records_as_rows(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lets a run of millions of records be audited in seconds."""
+
+    def refuse(self: RunFolder, *_: object) -> Rows:
+        raise AssertionError("all rows of a table at once")
+
+    monkeypatch.setattr(RunFolder, "rows", refuse)
+    assert found(tiny_run) == set()
+
+
+@pytest.mark.parametrize("rows", [7, 100])
+def test_tables_are_read_in_pieces(eventful: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Pieces, and groups of rows with dictionaries of their own, as in the file of a long run."""
+    folder = shutil.copytree(eventful, tmp_path / "run")
+    events = read(folder, files.EVENTS)
+    for seed in range(5):
+        disturb(random.Random(seed), events)
+    table = pa.Table.from_pylist(events, schema=EVENTS)
+    with pq.ParquetWriter(folder / files.EVENTS, EVENTS) as writer:
+        for start in range(0, len(table), 50):
+            part = table.slice(start, 50)
+            plain = pa.Table.from_pydict({name: part[name].to_pylist() for name in EVENTS.names}, schema=EVENTS)
+            writer.write_table(plain)
+    whole = audit(eventful), audit(folder)
+    batches = RunFolder.batches
+    monkeypatch.setattr(RunFolder, "batches", lambda self, name, columns, _=0: batches(self, name, columns, rows))
+    assert (audit(eventful), audit(folder)) == whole
+    assert not any(whole[0].values())
+    assert sum(map(bool, whole[1].values())) > 2

@@ -1,0 +1,162 @@
+"""The audit's look at links: exact for one link, and it knows the links that devices share inside any network."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.records import folder as files
+from fedsim.records.audit import audit
+from fedsim.records.audit.capacity import overfull, slack_s
+from fedsim.records.schema import TRANSFERS
+from tests.records.test_audit import Rows, edit, found, reseal
+
+HELD = "no link carried more than it can"
+
+times = st.integers(0, 12)
+messages = st.lists(st.tuples(times, times, st.integers(0, 6)), max_size=9)
+
+
+def worst_of_all_stretches(begin: Any, end: Any, size: Any) -> float:
+    """The highest mean rate over any stretch from a begin to an end, of what lies wholly within it: by trying all."""
+    worst = 0.0
+    for first in begin.tolist():
+        for last in end[end > first].tolist():
+            worst = max(worst, size[(begin >= first) & (end <= last)].sum() / (last - first))
+    return worst
+
+
+@given(messages)
+def test_a_stretch_is_found_if_and_only_if_there_is_one(drawn: list[tuple[int, int, int]]) -> None:
+    begin = np.array([float(min(one, other)) for one, other, _ in drawn])
+    end = np.array([max(one, other) + 0.5 for one, other, _ in drawn])
+    size = np.array([float(bytes_) for *_, bytes_ in drawn])
+    worst = worst_of_all_stretches(begin, end, size)
+    assert overfull(begin, end, size, worst + 0.001) is None
+    if worst > 0.001:
+        stretch = overfull(begin, end, size, worst - 0.001)
+        assert stretch is not None
+        within = (begin >= stretch.begin) & (end <= stretch.end + slack_s(end))
+        assert stretch.carried == size[within].sum() > (worst - 0.001) * (stretch.end - stretch.begin)
+
+
+def test_rounding_is_no_finding_late_in_a_long_run() -> None:
+    """Back to back at full rate for a year's worth of sums: the last bits of times are all that could be wrong."""
+    rate = 1e6 / 3
+    end = 1e7 + np.arange(1, 20_001) / 7
+    begin = np.concatenate([[1e7], end[:-1]])
+    size = np.full(len(end), rate / 7)
+    assert overfull(begin, end, size, rate) is None
+    assert overfull(np.full(len(end), 1e7), end, size, rate) is None
+    assert overfull(begin, end, size, rate * 0.999) is not None
+
+
+def world(small: dict[str, Any], network: dict[str, Any]) -> fedsim.Scenario:
+    """Many at a time, with links of their own that are no limit: what is shared inside is."""
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["network"] = network | {"device": {"down": "100 Mbit/s", "up": "100 Mbit/s", "latency": "50 ms"}}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 10, "local_epochs": 1}
+    return fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 3}})
+
+
+@pytest.fixture
+def tree(small: dict[str, Any], tmp_path: Path) -> Path:
+    """A run in cells: their links are the bottleneck."""
+    network = {
+        "kind": "tree",
+        "cells": 3,
+        "cell": {"down": "40 kbit/s", "up": "30 kbit/s"},
+        "server": {"down": "1 Mbit/s", "up": "1 Mbit/s"},
+    }
+    fedsim.run(world(small, network), tmp_path / "run", executor="inline")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def graph(small: dict[str, Any], tmp_path: Path) -> Path:
+    """A run in a network from a file: the link between the hub and the south, which two sites share, is the bottleneck."""
+    net = networkx.Graph()
+    net.add_edge("server", "hub", capacity="1 Mbit/s")
+    net.add_edge("hub", "north", capacity="inf B/s")
+    net.add_edge("hub", "south", capacity="40 kbit/s")
+    net.add_edge("south", "far", capacity="1 Mbit/s")
+    (tmp_path / "city.json").write_text(json.dumps(networkx.node_link_data(net, edges="edges")))
+    small["data"] |= {"root": str(tmp_path)}
+    network = {"kind": "graph", "file": "city.json", "server": "server", "attach": ["north", "south", "far"]}
+    fedsim.run(world(small, network), tmp_path / "run", executor="inline")
+    return tmp_path / "run"
+
+
+def hastened(place: Callable[[int], bool]) -> Callable[[Path], None]:
+    """All messages down to some devices in the first round took half as long as they did: no device's own link minds."""
+
+    def change(rows: Rows) -> None:
+        for row in rows:
+            if row["direction"] == "down" and row["round"] == 0 and place(row["device"]):
+                row["end"] = (row["start"] + row["end"]) / 2
+
+    return edit(files.TRANSFERS, TRANSFERS, change)
+
+
+@pytest.mark.parametrize("network", ["tree", "graph"])
+def test_honest_runs_pass(network: str, request: pytest.FixtureRequest) -> None:
+    assert found(request.getfixturevalue(network)) == set()
+
+
+def test_an_overfull_cell_is_found(tree: Path) -> None:
+    hastened(lambda device: device % 3 == 1)(tree)
+    (finding,) = audit(tree)[HELD]
+    assert finding.startswith("the down link of cell 1 of 5000 B/s carried ")
+
+
+def test_an_overfull_link_inside_a_network_is_found(graph: Path) -> None:
+    hastened(lambda device: device % 3 == 2)(graph)
+    (finding,) = audit(graph)[HELD]
+    assert finding.startswith("the link 'hub -> south' of 5000 B/s carried ")
+
+
+def test_a_forged_capacity_is_found(graph: Path) -> None:
+    told = json.loads((graph / files.NETWORK).read_text())
+    assert told["links"]["hub -> south"] == 5000.0
+    assert told["links"]["hub -> north"] is None
+    told["links"]["south -> hub"] = 4500.0
+    (graph / files.NETWORK).write_text(json.dumps(told))
+    assert found(graph) == {"every file is there, whole and as it was sealed", HELD}
+    reseal(graph)
+    assert found(graph) == {HELD}
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"links": {}, "routes": {"down": [["a"]], "up": [["a"]]}}'])
+def test_a_network_without_its_links_cannot_be_vouched_for(graph: Path, text: str | None) -> None:
+    if text is None:
+        (graph / files.NETWORK).unlink()
+    else:
+        (graph / files.NETWORK).write_text(text)
+    reseal(graph)
+    (finding,) = audit(graph)[HELD]
+    assert "network.json" in finding
+    assert "missing or damaged" in finding
+
+
+@pytest.mark.parametrize("share", [0.98, 0.5])
+def test_a_busy_server_s_link_is_known_exactly(small: dict[str, Any], tmp_path: Path, share: float) -> None:
+    """A link that has been full for a while could not have done it with a fiftieth less."""
+    small["population"] |= {"availability": {"kind": "always"}}
+    small["strategy"] |= {"clients_per_round": 20, "deadline": None}
+    small["network"]["server"] = {"down": "400 kbit/s", "up": "50 kbit/s"}
+    small["network"]["device"] = {"down": "200 kbit/s", "up": "200 kbit/s"}
+    folder = tmp_path / "run"
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 2}}), folder, executor="inline")
+    assert found(folder) == set()
+    text = (folder / files.SCENARIO).read_text()
+    assert text.count('up = "50 kbit/s"') == 1
+    (folder / files.SCENARIO).write_text(text.replace('up = "50 kbit/s"', f'up = "{50 * share:g} kbit/s"'))
+    reseal(folder)
+    assert found(folder) == {HELD}
