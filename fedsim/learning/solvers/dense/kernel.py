@@ -5,8 +5,8 @@ arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest 
 file, since compiled code is made anew only when its own file changes; and it is written in plain loops, since each of numpy's
 functions would add to the seconds that compilation takes.
 
-Sums run over four samples (or outputs) at a time, which is what keeps a processor's registers full: lists of positions are
-filled up to whole fours with a position that is there, whose coefficients are 0.
+Four samples and four outputs are taken at a time, which is what keeps a processor's registers full. So everything that has
+outputs is filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
 """
 
 from typing import NamedTuple
@@ -43,8 +43,8 @@ class Entry(NamedTuple):
 
     Attributes:
         features: what stands for the samples, [n, c].
-        kernel: what is multiplied with that, [outputs, c].
-        moved: in sample space, how far the layer's kernel has moved along each sample, [outputs, c]; else without rows.
+        kernel: what is multiplied with that, [outputs in whole fours, c].
+        moved: in sample space, how far the layer's kernel has moved along each sample, [n, outputs]; else without rows.
     """
 
     features: Floats
@@ -68,15 +68,13 @@ class Scratch(NamedTuple):
         outputs: of each layer for the samples of a batch, [layers, width, widest], both in whole fours.
         errors: of two layers in turn, [2, width, widest].
         batch: the batch, filled up to whole fours, [width].
-        every: 0, 1, 2, ..., [width].
-        outs: the outputs of a layer, filled up to whole fours, [widest].
+        every: 0, 1, 2, ...; as long as the longer of width and widest.
     """
 
     outputs: Floats
     errors: Floats
     batch: Positions
     every: Positions
-    outs: Positions
 
 
 @compiled_entry
@@ -87,7 +85,7 @@ def descend(
 
     Args:
         entry: the first kernel.
-        kernels: of all layers but the first, filled up to one shape with zeros, [layers - 1, outputs, inputs].
+        kernels: of all layers but the first, filled up to one shape, [layers - 1, outputs in whole fours, inputs].
         biases: of all layers, [layers, 1, outputs].
         sizes: outputs of each layer, [layers].
         plan: the batches.
@@ -102,7 +100,7 @@ def descend(
     for step in range(len(plan.counts)):
         count = plan.counts[step]
         filled = _fill(batch, plan.rows[step], count)
-        _enter(entry, batch, filled, biases.weight[0], outputs[0])
+        _enter(entry, batch, filled, biases.weight[0], sizes[0], outputs[0])
         for layer in range(1, top + 1):
             below, outs = outputs[layer - 1], sizes[layer]
             _rectify(below, filled, sizes[layer - 1])
@@ -113,8 +111,7 @@ def descend(
             total += loss
         for layer in range(top, 0, -1):
             kernel, hidden, below = _of(kernels, layer - 1), outputs[layer - 1], errors[(layer - 1) % 2]
-            outs = _fill(scratch.outs, scratch.every, sizes[layer])
-            _pass_back(error, scratch.outs, outs, kernel.weight, hidden, below, filled, sizes[layer - 1])
+            _pass_back(error, scratch.every, kernel.weight, sizes[layer], hidden, below, filled, sizes[layer - 1])
             _descend_kernel(kernel, sizes[layer], hidden, scratch.every, filled, error, rule)
             _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
             error = below
@@ -132,9 +129,15 @@ def _of(stack: Parameter, layer: int) -> Parameter:
 
 
 @compiled
+def _fours(count: int) -> int:
+    """``count`` rounded up to whole fours."""
+    return (count + 3) // 4 * 4
+
+
+@compiled
 def _fill(filled: Positions, positions: Positions, count: int) -> int:
     """Copy so many positions and fill them up to whole fours; how many these are."""
-    fours = (count + 3) // 4 * 4
+    fours = _fours(count)
     for at in range(fours):
         filled[at] = positions[at if at < count else 0]
     return fours
@@ -144,14 +147,14 @@ def _fill(filled: Positions, positions: Positions, count: int) -> int:
 
 
 @compiled
-def _enter(entry: Entry, batch: Positions, filled: int, bias: Floats, out: Floats) -> None:
+def _enter(entry: Entry, batch: Positions, filled: int, bias: Floats, outputs: int, out: Floats) -> None:
     """What the first layer makes of a batch: in sample space it is there already."""
     kernel = entry.kernel.weight
     if not len(entry.moved.weight):
-        _inner_products(entry.features, batch, filled, kernel, bias, len(kernel), out)
+        _inner_products(entry.features, batch, filled, kernel, bias, outputs, out)
         return
-    for rank in range(filled):
-        for output in range(len(kernel)):
+    for output in range(outputs):
+        for rank in range(filled):
             out[rank, output] = kernel[output, batch[rank]] + bias[0, output]
 
 
@@ -188,17 +191,17 @@ def _judge(logits: Floats, error: Floats, labels: Positions, batch: Positions, c
 def _clear(error: Floats, rows: int, columns: int) -> None:
     """Zeros in so many rows, and so many columns filled up to whole fours."""
     for row in range(rows):
-        for column in range((columns + 3) // 4 * 4):
+        for column in range(_fours(columns)):
             error[row, column] = 0
 
 
 @compiled
 def _pass_back(
-    error: Floats, outs: Positions, filled: int, kernel: Floats, hidden: Floats, below: Floats, rows: int, inputs: int
+    error: Floats, every: Positions, kernel: Floats, outputs: int, hidden: Floats, below: Floats, rows: int, inputs: int
 ) -> None:
     """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU between was shut."""
     _clear(below, rows, inputs)
-    _add_products(below, rows, inputs, kernel, outs, filled, error.T, error.dtype.type(1))
+    _add_products(below, rows, inputs, kernel, every, _fours(outputs), error.T, error.dtype.type(1))
     for row in range(rows):
         for column in range(inputs):
             below[row, column] = below[row, column] if hidden[row, column] > 0 else 0
@@ -229,25 +232,33 @@ def _add_products(
     columns: int,
     sources: Floats,
     taken: Positions,
-    filled: int,
-    coefficients: Floats,
+    count: int,
+    factors: Floats,
     scale: np.floating,
 ) -> None:
-    """Add scale x sum over k of coefficients [k, row] sources [taken [k]] to so many rows and columns of ``target``."""
-    for row in range(0, rows, 2):
-        other = row + 1 if row + 1 < rows else row  # the last of an odd number of rows is its own other, under zeros
-        both = scale if row + 1 < rows else scale * 0
-        for at in range(0, filled, 4):
-            first, second, third, fourth = taken[at], taken[at + 1], taken[at + 2], taken[at + 3]
-            a, b = scale * coefficients[at, row], scale * coefficients[at + 1, row]
-            c, d = scale * coefficients[at + 2, row], scale * coefficients[at + 3, row]
-            e, f = both * coefficients[at, other], both * coefficients[at + 1, other]
-            g, h = both * coefficients[at + 2, other], both * coefficients[at + 3, other]
-            for column in range(columns):
-                one, two = sources[first, column], sources[second, column]
-                three, four = sources[third, column], sources[fourth, column]
-                target[row, column] += a * one + b * two + c * three + d * four
-                target[other, column] += e * one + f * two + g * three + h * four
+    """Add scale x the sum over k < count of factors [k, row] sources [taken [k]] to each row of ``target``.
+
+    Rows and count are taken in whole fours, of columns so many as are said.
+    """
+    for row in range(0, rows, 4):
+        for k in range(0, count, 4):
+            first, second, third, fourth = taken[k], taken[k + 1], taken[k + 2], taken[k + 3]
+            a, b, c, d = _four(factors, k, row, scale)
+            e, f, g, h = _four(factors, k, row + 1, scale)
+            i, j, m, n = _four(factors, k, row + 2, scale)
+            p, q, r, s = _four(factors, k, row + 3, scale)
+            for at in range(columns):
+                one, two, three, four = sources[first, at], sources[second, at], sources[third, at], sources[fourth, at]
+                target[row, at] += a * one + b * two + c * three + d * four
+                target[row + 1, at] += e * one + f * two + g * three + h * four
+                target[row + 2, at] += i * one + j * two + m * three + n * four
+                target[row + 3, at] += p * one + q * two + r * three + s * four
+
+
+@compiled
+def _four(factors: Floats, k: int, row: int, scale: np.floating) -> tuple[np.floating, np.floating, np.floating, np.floating]:
+    """Four factors of a row, scaled."""
+    return scale * factors[k, row], scale * factors[k + 1, row], scale * factors[k + 2, row], scale * factors[k + 3, row]
 
 
 # The rule. Its gradient is added to the velocity if there is one, to the weights themselves if not.
@@ -267,9 +278,9 @@ def _descend_kernel(
 def _descend_along(moved: Parameter, batch: Positions, count: int, error: Floats, rule: Rule) -> None:
     """One step along a gradient that is the error at the samples of the batch, and 0 at all others; drawn to 0."""
     target, scale = _prepare(moved, rule, rule.kernels, rule.proximal - rule.proximal)
-    for output in range(len(target)):
-        for rank in range(count):
-            target[output, batch[rank]] += scale * error[rank, output]
+    for rank in range(count):
+        for output in range(target.shape[1]):
+            target[batch[rank], output] += scale * error[rank, output]
     _follow(moved, rule)
 
 

@@ -1,7 +1,7 @@
 """One device's work, brought into the arrays that the kernel works on."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.batches import Batches
-from fedsim.learning.solvers.dense.forms import InSampleSpace, in_weight_space, parameter
+from fedsim.learning.solvers.dense.forms import InSampleSpace, InWeightSpace, fours, parameter
 from fedsim.learning.solvers.dense.kernel import Entry, Floats, Plan, Rule, Scratch, descend
 from fedsim.learning.solvers.dense.layers import split
 
@@ -37,9 +37,7 @@ def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descen
         The mean loss over the samples of the last epoch.
     """
     first = next(split(flat, sizes))[0]
-    if not in_sample_space:
-        return _steps(in_weight_space(solve, first, descent), flat, sizes, solve, descent)
-    form = InSampleSpace(solve, first, descent)
+    form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent)
     loss = _steps(form.entry, flat, sizes, solve, descent)
     form.write(solve.batches.steps)
     return loss
@@ -49,7 +47,7 @@ def _steps(entry: Entry, flat: Floats, sizes: Sequence[int], solve: LocalSolve, 
     """Carry out all steps, of ``entry`` and of everything in ``flat`` but its first kernel; the mean loss as above."""
     batches, layers = solve.batches, list(split(flat, sizes))
     kernels, biases = [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
-    stacked_kernels, stacked_biases = _stacked(kernels, flat), _stacked(biases, flat)
+    stacked_kernels, stacked_biases = _stacked(kernels, flat, in_fours=True), _stacked(biases, flat, in_fours=False)
     loss = descend(
         entry,
         parameter(stacked_kernels, descent),
@@ -65,15 +63,17 @@ def _steps(entry: Entry, flat: Floats, sizes: Sequence[int], solve: LocalSolve, 
     return loss / int(batches.counts[batches.last_epoch :].sum())
 
 
-def _stacked(arrays: Sequence[Floats], like: Floats) -> Floats:
-    """Matrices filled up to one shape with zeros, [count, rows, columns]."""
+def _stacked(arrays: Sequence[Floats], like: Floats, *, in_fours: bool) -> Floats:
+    """Matrices filled up to one shape with zeros, [count, rows, columns]; with rows ``in_fours``, if need be."""
     rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
+    rows = fours(rows) if in_fours else rows
     stacked = np.zeros((len(arrays), rows, columns), like.dtype)
     for own, array in zip(stacked, arrays, strict=True):
         own[: array.shape[0], : array.shape[1]] = array
     return stacked
 
 
+@lru_cache(maxsize=64)
 def _rule(descent: Descent, dtype: np.dtype[np.floating]) -> Rule:
     number, kernels, biases = dtype.type, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False)
     return Rule(number(descent.lr), number(descent.momentum), number(descent.proximal), number(kernels), number(biases))
@@ -81,13 +81,12 @@ def _rule(descent: Descent, dtype: np.dtype[np.floating]) -> Rule:
 
 def _scratch(batches: Batches, sizes: Sequence[int], dtype: np.dtype[np.floating]) -> Scratch:
     """Working memory for so wide batches."""
-    width, widest = (-(-count // 4) * 4 for count in (batches.rows.shape[1], max(sizes[1:])))
+    width, widest = fours(batches.rows.shape[1]), fours(max(sizes[1:]))
     return Scratch(
         outputs=np.zeros((len(sizes) - 1, width, widest), dtype),
         errors=np.zeros((2, width, widest), dtype),
         batch=_positions(width),
         every=_positions(max(width, widest)),
-        outs=_positions(widest),
     )
 
 
