@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.records.folder import DEVICES, EVENTS
-from fedsim.records.reading import RunFolder
+from fedsim.records.reading import RunFolder, as_list
 
 Sizes = NDArray[np.int64]
 
@@ -70,7 +70,7 @@ def read_groupings(run: RunFolder) -> list[Grouping]:
     table = run.table(EVENTS).select(["time", "kind", "device", "round", "outcome", "data"])
     known = np.zeros(len(samples), dtype=np.int64)
     groupings = []
-    for time, kind, device, number, outcome, text in zip(*(column.to_pylist() for column in table.columns), strict=True):
+    for time, kind, device, number, outcome, text in zip(*map(as_list, table.columns), strict=True):
         if kind == "task-end" and outcome == "done" and number is None:
             known[device] = samples[device]
         elif kind == "task-end" and outcome in ("lost", "left"):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeAlias
 import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -124,6 +125,15 @@ def rendered(figure: Figure, kind: str, dpi: int = DPI) -> bytes:
     with matplotlib.rc_context(_RC):
         figure.savefig(content, format=kind, metadata=metadata, dpi=dpi)
     return content.getvalue()
+
+
+def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
+    """The figure as pixels, red, green, blue and opacity [height, width, 4]: drawn once, where a file takes two passes."""
+    with matplotlib.rc_context(_RC):
+        figure.set_dpi(dpi)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # type: ignore[no-untyped-call]
+        return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
 
 
 def rectangles(x0: Floats, x1: Floats, y0: Floats, y1: Floats, **look: Any) -> PolyCollection:

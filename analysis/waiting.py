@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedsim.records.fairness import jain_over_time, outcomes_by_device, outcomes_by_group
 from fedsim.records.folder import DEVICES, EVENTS
-from fedsim.records.reading import RunFolder
+from fedsim.records.reading import RunFolder, as_list
 
 Clock = Literal["round", "time"]
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
     there = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
     shown = set(np.linspace(0, max(0, run.summary["rounds"] - 1), _MOST).round().astype(int).tolist())
     ended, moments = 0, []
-    for time, kind, device, number in zip(*(column.to_pylist() for column in table.columns), strict=True):
+    for time, kind, device, number in zip(*map(as_list, table.columns), strict=True):
         if kind == "task-start" and number is not None:
             last[device] = ended if clock == "round" else time
         elif kind == "arrival":

@@ -66,7 +66,7 @@ def eventful_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 
         "arrivals": {"kind": "poisson", "rate": "300 /h", "newcomers": 6},
         "departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.3},
     }
-    return sections | {"drift": {"kind": "swap-all", "probability": 0.3}, "checkpoint": {"time": "7 s"}}
+    return sections | {"drift": {"kind": "swap-all", "probability": 0.3}, "checkpoint": {"time": "20 s"}}
 
 
 class Delayed:

@@ -1,6 +1,8 @@
 """What the tests share: where real data are, and small scenarios."""
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +50,24 @@ def small() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], Path], Path]:
+    """``made(sections, folder)`` puts a finished run into ``folder``: a copy, to do anything with, of one that is made once."""
+    originals: dict[str, Path] = {}
+
+    def make(sections: dict[str, Any], folder: Path) -> Path:
+        scenario = fedsim.Scenario(**sections)
+        said = scenario.to_toml()
+        if said not in originals:
+            original = tmp_path_factory.mktemp("made") / "run"
+            fedsim.run(scenario, original, executor="inline")
+            originals[said] = original
+        return Path(shutil.copytree(originals[said], folder))
+
+    return make
+
+
 @pytest.fixture
-def tiny_run(small: dict[str, Any], tmp_path: Path) -> Path:
+def tiny_run(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
     """The folder of a finished run of ``small``."""
-    folder = tmp_path / "run"
-    fedsim.run(fedsim.Scenario(**small), folder, executor="inline")
-    return folder
+    return made(small, tmp_path / "run")

@@ -161,12 +161,11 @@ class TestMistakes:
 def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", "from fedsim.cli import main; main()"]
-    words = ["run", scenario, "--out", out, "--set", "stop.rounds=100000"]
+    words = ["run", scenario, "--out", out, "--set", "stop.rounds=100000", "--set", "checkpoint.rounds=1"]
     process = subprocess.Popen([*command, *map(str, words)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     deadline = time.monotonic() + 60
-    while not (out / "scenario.toml").exists() and time.monotonic() < deadline:
+    while not any((out / "checkpoint").glob("[0-9]*[0-9]")) and time.monotonic() < deadline:  # it has done a round
         time.sleep(0.1)
-    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

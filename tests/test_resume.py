@@ -5,23 +5,30 @@ what must be refused.
 """
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsim
 from fedsim.checkpoint import store
+from fedsim.cli import main
 from fedsim.errors import CheckpointError, RunFolderError
 from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from tests.test_runs import STRATEGIES
+
+Made = Callable[[dict[str, Any], Path], Path]
 
 TREE = {
     "kind": "tree",
@@ -52,57 +59,75 @@ def test_any_world_any_instant(
     shutil.rmtree(place)
 
 
+def words(scenario: dict[str, Any], place: Path) -> list[str]:
+    """What comes after ``fedsim`` on the command line that runs a scenario into ``place / "out"``."""
+    path = place / "scenario.toml"
+    path.write_text(fedsim.Scenario(**scenario).to_toml())
+    return ["run", str(path), "--out", str(place / "out"), "--quiet"]
+
+
+def called(*given: str) -> Result:
+    """The command line, in this process."""
+    return CliRunner().invoke(main, list(given))
+
+
 class TestCommandLine:
-    def command(self, scenario: dict[str, Any], place: Path, *options: str) -> list[str]:
-        path = place / "scenario.toml"
-        path.write_text(fedsim.Scenario(**scenario).to_toml())
-        main = "from fedsim.cli import main; main()"
-        return [sys.executable, "-c", main, "run", str(path), "--out", str(place / "out"), "--quiet", *options]
+    """What is stopped is a process of its own; it goes on in this one."""
+
+    def started(self, scenario: dict[str, Any], place: Path) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([sys.executable, "-c", "from fedsim.cli import main; main()", *words(scenario, place)])
 
     def long(self) -> dict[str, Any]:
         scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}, seed=2)
         return scenario | {"stop": {"rounds": 150}, "checkpoint": {"rounds": 5}}
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_saves_the_run(self, number: signal.Signals, tmp_path: Path) -> None:
+    def test_a_signal_saves_the_run(self, number: signal.Signals, tmp_path: Path, made: Made) -> None:
         scenario = self.long() | {"checkpoint": {}}
-        run(scenario, tmp_path / "whole")
-        process = subprocess.Popen(self.command(scenario, tmp_path))
+        made(scenario, tmp_path / "whole")
+        process = self.started(scenario, tmp_path)
         self.wait_for(tmp_path / "out", "scenario.toml")
         time.sleep(0.3)
         process.send_signal(number)
         assert process.wait(60) == 130
-        assert subprocess.run([*self.command(scenario, tmp_path), "--resume"], check=False).returncode == 0
+        assert called(*words(scenario, tmp_path), "--resume").exit_code == 0
         assert_same_run(tmp_path / "whole", tmp_path / "out")
 
-    def test_a_killed_run_goes_on_from_its_last_checkpoint(self, tmp_path: Path) -> None:
+    def test_a_killed_run_goes_on_from_its_last_checkpoint(self, tmp_path: Path, made: Made) -> None:
         scenario = self.long()
-        run(scenario, tmp_path / "whole")
-        process = subprocess.Popen(self.command(scenario, tmp_path))
+        made(scenario, tmp_path / "whole")
+        process = self.started(scenario, tmp_path)
         self.wait_for(tmp_path / "out" / store.FOLDER, "[0-9]*[0-9]")
         time.sleep(0.2)
         process.kill()
         process.wait()
         assert not (tmp_path / "out" / "summary.json").exists()
-        assert subprocess.run([*self.command(scenario, tmp_path), "--resume"], check=False).returncode == 0
+        assert called(*words(scenario, tmp_path), "--resume").exit_code == 0
         assert_same_run(tmp_path / "whole", tmp_path / "out")
 
     @staticmethod
     def wait_for(folder: Path, pattern: str) -> None:
-        for _ in range(3000):
+        for _ in range(6000):
             if any(folder.glob(pattern)):
                 return
             time.sleep(0.01)
         raise AssertionError(f"{folder / pattern} never came")
 
 
-@pytest.fixture
-def cut(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+@pytest.fixture(scope="module")
+def cut_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """An interrupted run with two checkpoints."""
-    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=1)
-    assert run_until(scenario, tmp_path / "cut", 200) == "interrupted"
-    assert len(list((tmp_path / "cut" / store.FOLDER).iterdir())) == 2
-    return scenario, tmp_path / "cut"
+    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=1) | {"checkpoint": {"time": "7 s"}}
+    folder = tmp_path_factory.mktemp("cut") / "cut"
+    assert run_until(scenario, folder, 200) == "interrupted"
+    assert len(list((folder / store.FOLDER).iterdir())) == 2
+    return scenario, folder
+
+
+@pytest.fixture
+def cut(cut_once: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """A copy of it, to be damaged."""
+    return cut_once[0], Path(shutil.copytree(cut_once[1], tmp_path / "cut"))
 
 
 class TestRefusals:
@@ -176,7 +201,7 @@ class TestRefusals:
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write of the third checkpoint fails in turn; the run says so, and goes on later from the second."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6}, seed=3)
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6}, seed=3) | {"checkpoint": {"time": "7 s"}}
     run(scenario, tmp_path / "whole")
     written = Path.write_bytes
     calls = 0
@@ -198,24 +223,34 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The system refuses to make any file of this process larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.95])
-def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float) -> None:
+def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, made: Made) -> None:
     """The system refuses every file beyond a size: the run fails without a traceback, and goes on when there is room again."""
     scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=40)
-    run(scenario, tmp_path / "whole")
-    path, out = tmp_path / "scenario.toml", tmp_path / "cut"
-    path.write_text(fedsim.Scenario(**scenario).to_toml())
-    most_bytes = int(share * max(file.stat().st_size for file in (tmp_path / "whole").rglob("*") if file.is_file()))
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
-    command = ["from fedsim.cli import main; main()", "run", str(path), "--out", str(out), "--quiet"]
-    words = [sys.executable, "-c", limit + command[0], *command[1:]]
-    failed = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert failed.returncode == 1
-    assert "File too large" in failed.stderr
-    assert "Traceback" not in failed.stderr
+    scenario |= {"checkpoint": {"time": "7 s"}}
+    whole, out = made(scenario, tmp_path / "whole"), tmp_path / "out"
+    most_bytes = int(share * max(file.stat().st_size for file in whole.rglob("*") if file.is_file()))
+    command = words(scenario, tmp_path)
+    with no_file_larger_than(most_bytes):
+        failed = called(*command)
+    assert failed.exit_code == 1
+    assert isinstance(failed.exception, SystemExit)
+    assert "File too large" in failed.output
+    assert "Traceback" not in failed.output
     if any((out / store.FOLDER).glob("*")):
         go_on(scenario, out)
-        assert_same_run(tmp_path / "whole", out)
+        assert_same_run(whole, out)
         assert_sound(out)
 
 

@@ -149,7 +149,7 @@ def _as_data(figure: Figure) -> tuple[str, tuple[int, int]]:
 
     That takes a third of the same picture in all colours, and less than an SVG of it, whose letters alone are larger.
     """
-    picture = Image.open(io.BytesIO(style.rendered(figure, "png", _DPI))).convert("RGB")
+    picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
     few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     colours = few.getpalette() or []
     few.putpalette([255 if part > _ALMOST_WHITE else part for part in colours])  # or the background shows against the page's

@@ -1,6 +1,7 @@
 """Runs to draw: with losses and late tasks, without learning, and cut off in the middle."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 import fedsim
 from fedsim.records.reading import RunFolder
+
+Made = Callable[[dict[str, Any], Path], Path]
 
 
 @pytest.fixture
@@ -28,10 +31,8 @@ def run(tiny_run: Path) -> RunFolder:
 
 
 @pytest.fixture
-def unlearned(small: dict[str, Any], tmp_path: Path) -> RunFolder:
-    folder = tmp_path / "unlearned"
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), folder, executor="inline")
-    return RunFolder(folder)
+def unlearned(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
+    return RunFolder(made(small | {"learning": "off"}, tmp_path / "unlearned"))
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def split(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+def split(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
     """CATA-Fed in two clusters: slow devices split their data, some are lost, sizes spread with outliers."""
     strategy = {
         "kind": "cata-fed",
@@ -64,19 +65,15 @@ def split(small: dict[str, Any], tmp_path: Path) -> RunFolder:
         "whisker": 0.2,
         "rejoin": True,
     }
-    folder = tmp_path / "split"
     changes = {"strategy": strategy, "stop": {"rounds": 12}, "learning": "off"}
-    fedsim.run(fedsim.Scenario(**small | changes), folder, executor="inline")
-    return RunFolder(folder)
+    return RunFolder(made(small | changes, tmp_path / "split"))
 
 
 @pytest.fixture
-def roundless(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+def roundless(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
     """FedAsync: forty versions, no rounds."""
     changes = {"strategy": {"kind": "fedasync", "concurrency": 4}, "stop": {"rounds": 40}, "learning": "off"}
-    folder = tmp_path / "roundless"
-    fedsim.run(fedsim.Scenario(**small | changes), folder, executor="inline")
-    return RunFolder(folder)
+    return RunFolder(made(small | changes, tmp_path / "roundless"))
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def test_what_does_not_apply_is_left_out_and_said(unlearned: RunFolder, tmp_path
         (["--format", "pgn"], "--format is 'pgn'; allowed are png, svg (did you mean 'png'?)"),
         (["--only", "membership,acuracy"], "(did you mean 'accuracy'?)"),
         (["--rounds", "5"], "--rounds is '5'"),
-        (["--rounds", "7:99"], None),
+        (["--rounds", "7:99", "--only", "timeline,stragglers", "--format", "png"], None),  # those that look at some rounds
         (["--rounds", "99:100"], "rounds 0 to 7"),
         (["--devices", "0"], "allowed is 1 or more"),
         (["--order", "speeed"], "did you mean 'speed'?"),

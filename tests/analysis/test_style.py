@@ -1,8 +1,11 @@
+import io
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from analysis import style
 from fedsim.errors import RunFolderError
@@ -44,3 +47,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
         style.save(style.styled(Figure)(), tmp_path / "file" / "picture")
+
+
+def test_pixels_are_those_of_the_file() -> None:
+    """With a legend outside, which only the layout finds room for."""
+
+    @style.styled
+    def draw() -> Figure:
+        figure = Figure(figsize=(6.1, 3.3))
+        for panel in figure.subplots(1, 2):
+            panel.plot([0, 1, 5], [2, 0, 1e6], label="a line")
+            panel.set_title("a title\nof two lines")
+        style.legend_below(figure, *figure.axes[0].get_legend_handles_labels())
+        return figure
+
+    file = Image.open(io.BytesIO(style.rendered(draw(), "png", 160)))
+    assert np.array_equal(style.pixels(draw(), 160), np.asarray(file))

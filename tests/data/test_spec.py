@@ -119,8 +119,9 @@ def test_files_are_sought_under_root_then_under_the_environment(tmp_path: Path, 
 
 def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None:
     data = DataSpec(source="mnist", root=str(data_root), partition="power-law").build(1000, Streams(1))
-    x = data.pool.normalised(data.pool.x.astype(np.float32))
-    changing = data.pool.x.std(axis=0) > 5
+    some = np.s_[..., ::3, ::3]  # pixels; of all samples
+    x = data.pool.normalised(data.pool.x.astype(np.float32))[some]
+    changing = data.pool.x[some].std(axis=0) > 5
     assert x[:, changing].mean(axis=0) == pytest.approx(0.0, abs=1e-4)
     assert x[:, changing].std(axis=0) == pytest.approx(1.0, abs=1e-3)
 

@@ -1,6 +1,9 @@
 """The FlexCFL study: every row is a valid scenario, equal labels are equal runs, and the report says what the runs say."""
 
 import re
+import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,6 @@ import pytest
 import fedsim
 from scenarios.flexcfl import tables
 from scenarios.flexcfl.study import STUDY
-from scenarios.grid import run_all
 from scenarios.published import report
 from scenarios.published.measures import best_accuracy, rounds_to
 from scenarios.published.study import jobs, main
@@ -26,7 +28,7 @@ def _tiny(strategy: str, label: str, **more: object) -> Row:
     return Row(label.title(), label, changes, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiny() -> Table:
     best = Measure("best accuracy %", best_accuracy, tolerance=100.0)
     half = Measure("rounds to 101 %", rounds_to(101.0), relative_to="fedavg")
@@ -40,6 +42,22 @@ def tiny() -> Table:
         Claim("FedAvg is better than itself", "fedavg", "fedavg"),
     )
     return Table("Table 9: tiny", TINY, (best, half), rows, claims, "A note.")
+
+
+@pytest.fixture(scope="module")
+def ran(tiny: Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path, str]:
+    """A study of the tiny table and of one whose data are not there, for two seeds; where it was run, and what it printed."""
+    place = tmp_path_factory.mktemp("study")
+    absent = World("absent", tables.HERE / "femnist_mclr.toml", (f"data.root={place}",))
+    out_of_reach = Table("Table 8: no data", absent, tiny.measures[:1], tiny.rows[:1])
+    study = Study("Tiny", "About.", {"small": {"tiny": tiny, "absent": out_of_reach}}, Path("runs"), "python tiny.py")
+    with redirect_stdout(StringIO()) as printed:
+        assert main(study, asked(place / "out")) == 0
+    return study, place / "out", printed.getvalue()
+
+
+def asked(out: Path) -> list[str]:
+    return ["--seeds", "2", "--jobs", "1", "--out", str(out)]
 
 
 @pytest.mark.parametrize("size", list(STUDY.sizes))
@@ -71,15 +89,10 @@ def test_only_strategies_with_groups_shift_the_data_of_those_asked_before_alone(
 
 
 def test_a_study_runs_what_is_missing_and_says_how_far_it_is_from_published(
-    tiny: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Table, ran: tuple[Study, Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    absent = World("absent", tables.HERE / "femnist_mclr.toml", (f"data.root={tmp_path}",))
-    out_of_reach = Table("Table 8: no data", absent, tiny.measures[:1], tiny.rows[:1])
-    study = Study("Tiny", "About.", {"small": {"tiny": tiny, "absent": out_of_reach}}, Path("runs"), "python tiny.py")
-    arguments = ["--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "out")]
-    assert main(study, arguments) == 0
-    text = capsys.readouterr().out
-    folders = report_folders(tiny, tmp_path / "out")
+    study, out, text = ran
+    folders = report_folders(tiny, out)
     values = [best_accuracy(folder) for folder in folders["fedavg"]]
     mean = sum(values) / 2
     assert f"| Fedavg | best accuracy % | 50.00 | {mean:.2f} +- " in text
@@ -93,18 +106,19 @@ def test_a_study_runs_what_is_missing_and_says_how_far_it_is_from_published(
     assert "Seeds 1 to 2. A note." in text
     assert "- Left out: absent (data.source is 'emnist', whose files are missing" in text
     made = {folder: folder.stat().st_mtime_ns for runs in folders.values() for folder in runs}
-    assert main(study, arguments) == 0
+    assert main(study, asked(out)) == 0
     assert {folder: folder.stat().st_mtime_ns for folder in made} == made
     assert capsys.readouterr().out == text
 
 
 def test_a_report_of_what_is_there_takes_the_seeds_that_are_whole(
-    tiny: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Table, ran: tuple[Study, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = Study("Tiny", "About.", {"small": {"tiny": tiny}}, tmp_path, "python tiny.py")
     assert main(study, ["--only-report"]) == 0
     assert "- Left out: tiny (its runs have not been made)" in capsys.readouterr().out
-    run_all([*jobs(tiny, tmp_path, 1), *jobs(tiny, tmp_path, 2)[:2]], 1)
+    shutil.copytree(ran[1], tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(report_folders(tiny, tmp_path)["flexcfl"][1])
     assert main(study, ["--only-report"]) == 0
     assert "Seed 1. A note." in capsys.readouterr().out
 

@@ -93,7 +93,8 @@ LOCAL = {"warmup": "local", "warmup_epochs": 10}
 
 def ran(scenario: dict[str, Any], folder: Path) -> RunFolder:
     fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
-    assert audit(folder) == {name: [] for name in audit(folder)}
+    found = audit(folder)
+    assert not any(found.values()), found
     return RunFolder(folder)
 
 

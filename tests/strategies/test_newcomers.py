@@ -22,13 +22,16 @@ def changing(small: Sections, strategy: Sections, **population: Any) -> Sections
         "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
         "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
     } | population
-    return small | {"strategy": strategy, "stop": {"rounds": 400, "simulated_time": "20 min"}}
+    return small | {"strategy": strategy, "stop": {"rounds": 400, "simulated_time": "7 min"}}
 
 
-def starts(run: RunFolder, device: int) -> list[dict[str, Any]]:
+def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
+    """For each device the begin of each of its tasks, and how the task ended."""
     ends = {event["task"]: event["outcome"] for event in of_kind(run, "task-end")}
-    own = [event for event in of_kind(run, "task-start") if event["device"] == device]
-    return [event | {"outcome": ends[event["task"]]} for event in own]
+    found: list[list[dict[str, Any]]] = [[] for _ in range(20)]
+    for event in of_kind(run, "task-start"):
+        found[event["device"]].append(event | {"outcome": ends[event["task"]]})
+    return found
 
 
 @every_strategy
@@ -38,24 +41,25 @@ def test_newcomers_take_part_and_who_has_left_does_not(
 ) -> None:
     sections = changing(small, strategy) | {"learning": learning}
     if learning == "on":
-        sections["stop"] = {"rounds": 60, "simulated_time": "8 min"}
+        sections["stop"] = {"rounds": 60, "simulated_time": "7 min"}
         sections["evaluation"] = {"every": 10}
     run = ran(sections, tmp_path / "run")
     over = run.events[-1]["time"]
     arrival = {event["device"]: event["time"] for event in of_kind(run, "arrival")}
     departure = {event["device"]: event["time"] for event in of_kind(run, "departure")}
     assert set(arrival) == {device for device, at in zip([*EARLY, *LATE], [20, 40, 60, 240, 300], strict=True) if at <= over}
+    started = starts(run)
     for device, time in arrival.items():
-        assert all(event["time"] >= time for event in starts(run, device))
+        assert all(event["time"] >= time for event in started[device])
     for device, time in departure.items():
-        for event in starts(run, device):
+        for event in started[device]:
             assert event["time"] < time or event["outcome"] == "left"
-        assert sum(event["time"] > time for event in starts(run, device)) <= 1  # who was not there once is not asked again
+        assert sum(event["time"] > time for event in started[device]) <= 1  # who was not there once is not asked again
     if learning == "off":
         assert set(departure) == set(GONE)
         for device in EARLY:
-            assert starts(run, device), f"newcomer {device} was never asked anything"
-            assert any(event["outcome"] == "done" for event in starts(run, device))
+            assert started[device], f"newcomer {device} was never asked anything"
+            assert any(event["outcome"] == "done" for event in started[device])
 
 
 @every_strategy
@@ -69,8 +73,8 @@ def test_newcomers_that_are_away_when_they_arrive_and_leavers_that_come_and_go(
     }
     run = ran(changing(small, strategy, **population) | {"learning": "off"}, tmp_path / "run")
     built = Simulation(fedsim.Scenario(**changing(small, strategy, **population) | {"learning": "off"})).installed
-    for device in range(20):
-        for event in starts(run, device):
+    for device, own in enumerate(starts(run)):
+        for event in own:
             assert event["time"] >= built.population.arrival[device]
             assert event["time"] < built.population.departure[device] or event["outcome"] == "left"
 
@@ -113,7 +117,7 @@ class TestIntroductions:
         clustered = [(event["time"], sum(event["data"]["members"])) for event in of_kind(run, "cluster")]
         assert [members for _, members in clustered] == [18, 19, 20]
         for device in (3, 11):
-            own = starts(run, device)
+            own = starts(run)[device]
             assert [event["round"] is None for event in own] == [True] + [False] * (len(own) - 1)
             assert len(own) > 1
 
@@ -131,9 +135,8 @@ class TestIntroductions:
     def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(self, tmp_path: Path, tiers_from: str) -> None:
         strategy = {"kind": "tifl", "tiers": 2, "clients_per_round": 3, "tiers_from": tiers_from, "profiling_rounds": 2}
         run = self.joined(tmp_path / "run", strategy)
-        introduced = {
-            device: [event["time"] for event in starts(run, device) if event["round"] is None] for device in range(20)
-        }
+        started = starts(run)
+        introduced = {device: [event["time"] for event in own if event["round"] is None] for device, own in enumerate(started)}
         times = 1 if tiers_from == "size" else 2
         assert all(len(own) == times for own in introduced.values())
         assert (introduced[3][0], introduced[11][0]) == (1.0, 2.0)
@@ -141,7 +144,7 @@ class TestIntroductions:
         (event,) = of_kind(run, "tiers")
         assert sum(event["data"]["members"]) == 18
         assert run.devices[3]["group"] is not None
-        assert any(event["round"] is not None for device in (3, 11) for event in starts(run, device))
+        assert any(event["round"] is not None for device in (3, 11) for event in started[device])
 
     def test_tifl_waits_for_the_first_newcomer(self, tmp_path: Path) -> None:
         population = {"arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 20}}

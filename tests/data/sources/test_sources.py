@@ -4,10 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fedsim.data.dataset import Raw
 from fedsim.data.fetch import write_cifar10, write_mnist
 from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Source, Synthetic
+from fedsim.data.sources.base import every_fifth
+from fedsim.data.sources.digits import _rows
 from fedsim.data.sources.emnist import FILES as EMNIST_FILES
 from fedsim.data.sources.idx import write_idx
 from fedsim.errors import DataError
@@ -26,6 +29,19 @@ def test_digits_need_no_files() -> None:
     assert (raw.x_train.dtype, int(raw.x_train.max()), raw.peak) == (np.uint8, 16, 16.0)
     shares = np.bincount(raw.y_test) / (np.bincount(raw.y_train) + np.bincount(raw.y_test))
     assert shares == pytest.approx(0.2, abs=0.006)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not found:
+        monkeypatch.setattr("fedsim.data.sources.digits.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.data.sources.digits._rows", _rows.__wrapped__)  # not what was read before
+    raw = Digits().load(None)
+    pixels, labels = load_digits(return_X_y=True)
+    test = every_fifth(labels)
+    for images, own, part in ((raw.x_train, raw.y_train, ~test), (raw.x_test, raw.y_test, test)):
+        assert np.array_equal(images.reshape(-1, 64), pixels[part])
+        assert np.array_equal(own, labels[part])
 
 
 def test_mnist_as_published(mnist_raw: Raw) -> None:

@@ -18,7 +18,7 @@ from fedsim.learning.solvers.dense.training import prepare, train
 _WORTH_A_REQUEST = 50_000_000  # multiplications that a worker does at one request, some milliseconds
 _MOST_AT_ONCE = 32
 _FASTER = 2  # how much faster multiplications are in one large product than in the steps
-_TOUCHED, _GATHERED, _SET_UP = 2, 20, 1_000_000  # multiplications in whose time a number is changed, fetched; a solve set up
+_TOUCHED, _SET_UP = 2, 1_000_000  # multiplications in whose time a number is changed, and sample space is set up
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 
 Layer = tuple[Tensor, Tensor]  # a kernel and a bias
@@ -65,7 +65,7 @@ class Dense:
         rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _TOUCHED)
         if there:
             at_once = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
-            return at_once + steps * (samples * outputs * (width + _TOUCHED) + outputs * width * _GATHERED + rest)
+            return at_once + steps * (samples * outputs * (width + _TOUCHED) + rest)
         return steps * (inputs * outputs * (2 * width + _TOUCHED) + rest)
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
