@@ -99,7 +99,7 @@ class TestTheGroupColdStart:
             fedsim.Scenario(**world(PAIRED, 20, flexcfl(21, 4), 3))
 
     def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
-        one = (np.random.default_rng(1).normal(size=(6, 4)), [0, 1, 2, 0, 1, 2])
+        one = (np.tile(np.random.default_rng(1).normal(size=4), (6, 1)), [1] * 6)  # in whatever order they come, sums are equal
         sections = world(file_data(tmp_path, [one] * 6), 6, flexcfl(2, 2), 2, training=FULL)
         with pytest.raises(
             fedsim.SimulationError, match="2 groups needs as many distinct feature rows, and the 6 devices have 1"
