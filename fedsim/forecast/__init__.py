@@ -24,6 +24,7 @@ class Forecast(NamedTuple):
         events, trained_steps, tests: how many.
         memory_bytes: at most in use at a time; None where the system does not tell.
         disk_bytes: the run folder.
+        futile: why the run ends, if it does so within the trial and without a single round.
     """
 
     share: float
@@ -36,6 +37,7 @@ class Forecast(NamedTuple):
     tests: float
     memory_bytes: float | None
     disk_bytes: float
+    futile: str | None
 
     @property
     def real_s(self) -> float:
@@ -83,6 +85,7 @@ def forecast(trial: Trial, patience_s: float = PATIENCE_S) -> Forecast:
         tests=times * tally.tests,
         memory_bytes=_peak_memory(),
         disk_bytes=trial.growing_bytes * times + trial.fixed_bytes + models,
+        futile=trial.stopped if trial.share == 1.0 and not trial.rounds else None,
     )
 
 
@@ -96,7 +99,10 @@ def _real_lines(scenario: "Scenario", found: Forecast) -> list[str]:
     most = "at most " if scenario.stop.accuracy is not None else ""
     lines = [f"here a run takes {most}about {show_seconds(found.real_s)}: {', '.join(parts)}"]
     memory = "" if found.memory_bytes is None else f"{show_bytes(found.memory_bytes)} of memory and "
-    return [*lines, f"it needs about {memory}{show_bytes(found.disk_bytes)} on disk"]
+    lines.append(f"it needs about {memory}{show_bytes(found.disk_bytes)} on disk")
+    if found.futile is not None:
+        lines.append(f"it makes not one round ({found.futile}): devices, deadline and strategy do not go together")
+    return lines
 
 
 def _peak_memory() -> float | None:

@@ -80,6 +80,7 @@ class Trial:
         rounds, simulated_s: how far it came.
         events: records written.
         growing_bytes, fixed_bytes: on disk; what grows with the run, and what does not.
+        stopped: why it ended.
     """
 
     run: Run
@@ -92,6 +93,7 @@ class Trial:
     events: int = 0
     growing_bytes: int = 0
     fixed_bytes: int = 0
+    stopped: str = ""
     _began: float = field(default=0.0, repr=False)
 
     @property
@@ -121,7 +123,7 @@ class Trial:
             simulation.listen(recorder.take)
             self._began = time.perf_counter()
             simulation.listen(lambda record: self._watch(record, patience_s))
-            asyncio.run(simulation.run())
+            self.stopped = asyncio.run(simulation.run())
             recorder.close()
             self.real_s = time.perf_counter() - self._began
             self.events = recorder.chain.count
@@ -129,7 +131,7 @@ class Trial:
             self.growing_bytes = sum(table.stat().st_size for table in tables)
             files.write_devices(Path(path), self.run.device_columns())
             self.fixed_bytes = (Path(path) / files.DEVICES).stat().st_size
-        stopped_early = simulation.stopped == "interrupted"
+        stopped_early = self.stopped == "interrupted"
         self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s) if stopped_early else 1.0
 
     def _watch(self, record: Record, patience_s: float) -> None:

@@ -67,5 +67,15 @@ def test_without_learning_nothing_is_trained(small: dict[str, Any]) -> None:
     assert lines[-2].startswith("here a run takes")
 
 
+def test_a_run_without_a_single_round_is_told(small: dict[str, Any]) -> None:
+    hopeless = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "deadline": "0.2 s"}
+    scenario = fedsim.Scenario(**small | {"strategy": hopeless})
+    found, trial = told(scenario)
+    assert found.futile == trial.stopped == fedsim.run(scenario).summary["stopped"]
+    last = forecast_lines(scenario, Inline(), 60.0)[-1]
+    assert last.startswith(f"it makes not one round ({found.futile})")
+    assert told(fedsim.Scenario(**small))[0].futile is None
+
+
 def test_no_patience_no_trial(small: dict[str, Any]) -> None:
     assert not any("here" in line for line in forecast_lines(fedsim.Scenario(**small), Inline(), 0.0))
