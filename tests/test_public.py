@@ -9,7 +9,7 @@ from pathlib import Path
 import fedsim
 
 PACKAGE = Path(fedsim.__file__).parent
-HEAVY = {"torch", "sklearn", "pandas", "matplotlib", "ray"}
+HEAVY = {"torch", "numba", "sklearn", "pandas", "matplotlib", "ray"}
 
 
 def test_exports() -> None:

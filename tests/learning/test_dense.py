@@ -1,5 +1,7 @@
 """Closed-form gradients against autograd, and equality bit for bit whatever the cohort."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -112,6 +114,21 @@ def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: bool, w
         expected, loss = plain_sgd(module, solve, rule)
         assert np.abs(alone.weights - expected).max() <= 1e-5
         assert alone.train_loss == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(form: bool) -> None:
+    architecture = Architecture((61,), dense(61, 13, 7))
+    solver = Dense(architecture, in_sample_space=form)
+    solve = solve_of(_start(architecture, 1), 37, (61,), 7, seed=1)
+    expected = solver.solve([solve], RULES[-1])[0]
+    for begin in range(1, 16, 3):
+        x = torch.empty(solve.x.numel() + begin)[begin:].view(solve.x.shape).copy_(solve.x)
+        weights = np.empty(len(solve.weights) + begin, np.float32)[begin:]
+        weights[:] = solve.weights
+        moved = solver.solve([replace(solve, x=x, weights=weights)], RULES[-1])[0]
+        assert moved.weights.tobytes() == expected.weights.tobytes()
+        assert moved.train_loss == expected.train_loss
 
 
 def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:

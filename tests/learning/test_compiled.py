@@ -1,0 +1,52 @@
+"""What compiled loops promise: they run without Python's lock, keep NaN, and do without a folder to be kept in."""
+
+import math
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from fedsim.learning.solvers.compiled import compiled, compiled_entry
+
+
+@compiled
+def _halved(number: float) -> float:
+    return number / 2
+
+
+@compiled_entry
+def _summed(numbers: np.ndarray[Any, Any], times: int) -> float:
+    total = 0.0
+    for _ in range(times):
+        for number in numbers:
+            total += _halved(number)
+    return total
+
+
+def test_one_calls_another() -> None:
+    assert _summed(np.arange(5.0), 2) == 10.0
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    assert math.isnan(_summed(np.array([1.0, math.nan, 2.0]), 1))
+    assert math.isnan(_summed(np.array([math.inf, -math.inf]), 1))
+    assert _summed(np.array([1.0, math.inf]), 1) == math.inf
+
+
+def test_other_threads_go_on_meanwhile() -> None:
+    numbers = np.ones(1000)
+    _summed(numbers, 1)
+    worker = threading.Thread(target=_summed, args=(numbers, 1_000_000))
+    worker.start()
+    turns = 0
+    while worker.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
+
+
+def test_a_function_that_cannot_be_kept_is_compiled_all_the_same() -> None:
+    space: dict[str, Any] = {}
+    exec("def doubled(number):\n    return 2 * number", space)  # of no file, so there is no folder beside it
+    assert compiled_entry(space["doubled"])(21) == 42
