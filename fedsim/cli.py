@@ -21,8 +21,6 @@ from fedsim.errors import FedsimError
 
 _INTERRUPTED = 130
 
-atexit.register(gc.freeze)  # what is left goes with the process: looking through torch's objects first takes .3 s
-
 
 def _explained(command: Callable[..., int | None]) -> Callable[..., None]:
     """Turn errors into one message and an exit status; a traceback only with --debug."""
@@ -58,6 +56,8 @@ _run_folder = click.argument("run", type=click.Path(path_type=Path))
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
+    gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
+    atexit.register(gc.freeze)  # nor need they be looked through when the process ends
 
 
 @main.command("run")
