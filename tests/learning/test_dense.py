@@ -1,6 +1,7 @@
 """Closed-form gradients against autograd, and equality bit for bit whatever the cohort."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from fedsim.learning.architecture import Architecture, dense
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
-from fedsim.learning.solvers.dense import Dense
+from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.modules import load_weights, module_of
 from tests.learning.small import plain_sgd, solve_of
 
@@ -23,7 +24,7 @@ RULES = [
     Descent(0.05, momentum=0.9),
     Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
 ]
-FORMS = [False, True]  # whether in sample space
+WAYS: tuple[Way, ...] = get_args(Way)
 RAGGED = (23, 4, 10, 61, 1, 37)
 
 
@@ -34,14 +35,14 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("widths", [(7,), (13, 7), (16, 9, 7)], ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("way", WAYS)
 def test_closed_form_is_autograd(
-    form: bool, widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
+    way: Way, widths: tuple[int, ...], rule: Descent, dtype: torch.dtype, tolerance: float
 ) -> None:
     architecture = Architecture((61,), dense(61, *widths))
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at) for at, n in enumerate(RAGGED)]
-    solved = Dense(architecture, dtype, in_sample_space=form).solve(solves, rule)
+    solved = Dense(architecture, dtype, way=way).solve(solves, rule)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
     for solve, (weights, loss) in zip(solves, solved, strict=True):
         module = module_of(architecture).to(dtype)
@@ -55,13 +56,13 @@ def test_closed_form_is_autograd(
     ("features", "widths"), [(61, (7,)), (61, (7, 7)), (784, (10,)), (30, (50, 33, 62)), (90, (200, 9))], ids=str
 )
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
-@pytest.mark.parametrize("form", [*FORMS, None])
+@pytest.mark.parametrize("way", [*WAYS, None])
 def test_a_result_does_not_depend_on_the_company_bit_for_bit(
-    form: bool | None, features: int, widths: tuple[int, ...], rule: Descent
+    way: Way | None, features: int, widths: tuple[int, ...], rule: Descent
 ) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
-    solver = Dense(architecture, in_sample_space=form)
+    solver = Dense(architecture, way=way)
     sizes = np.random.default_rng(5).integers(1, 140, 20).tolist()
     solves = [solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at) for at, n in enumerate(sizes)]
     alone = [solver.solve([solve], rule)[0] for solve in solves]
@@ -77,15 +78,15 @@ def test_a_result_does_not_depend_on_the_company_bit_for_bit(
     widths=st.lists(st.integers(2, 40), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 150), min_size=2, max_size=8),
     batch_size=st.integers(1, 12),
-    form=st.sampled_from([*FORMS, None]),
+    way=st.sampled_from([*WAYS, None]),
     company=st.randoms(use_true_random=False),
 )
 def test_any_shape_any_company(
-    features: int, widths: list[int], sizes: list[int], batch_size: int, form: bool | None, company: object
+    features: int, widths: list[int], sizes: list[int], batch_size: int, way: Way | None, company: object
 ) -> None:
     compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
-    solver = Dense(architecture, in_sample_space=form)
+    solver = Dense(architecture, way=way)
     solves = [
         solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at, batch_size=batch_size)
         for at, n in enumerate(sizes)
@@ -98,11 +99,11 @@ def test_any_shape_any_company(
 
 
 @pytest.mark.parametrize("widths", [(2,), (7,), (40, 7)], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: bool, widths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_of_one_sample_do_not_depend_on_the_company_either(way: Way, widths: tuple[int, ...]) -> None:
     compute_with_one_thread()
     architecture = Architecture((61,), dense(61, *widths))
-    solver = Dense(architecture, in_sample_space=form)
+    solver = Dense(architecture, way=way)
     solves = [solve_of(_start(architecture, at), n, (61,), widths[-1], seed=at, batch_size=1) for at, n in enumerate(RAGGED)]
     rule = Descent(0.01)
     for together, solve in zip(solver.solve(solves, rule), solves, strict=True):
@@ -116,10 +117,10 @@ def test_batches_of_one_sample_do_not_depend_on_the_company_either(form: bool, w
         assert alone.train_loss == pytest.approx(loss, abs=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(form: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, in_sample_space=form)
+    solver = Dense(architecture, way=way)
     solve = solve_of(_start(architecture, 1), 37, (61,), 7, seed=1)
     expected = solver.solve([solve], RULES[-1])[0]
     for begin in range(1, 16, 3):
@@ -139,10 +140,10 @@ def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
     assert plain.weights.tobytes() == zero.weights.tobytes()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_steps_give_the_start_back(form: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_no_steps_give_the_start_back(way: Way) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, in_sample_space=form)
+    solver = Dense(architecture, way=way)
     idle, busy = (
         solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
         solve_of(_start(architecture, 2), 9, (61,), 7, seed=2),
@@ -153,10 +154,10 @@ def test_no_steps_give_the_start_back(form: bool) -> None:
         assert np.isnan(solved.train_loss)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_one_diverging_device_spoils_no_other(form: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_one_diverging_device_spoils_no_other(way: Way) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
-    solver = Dense(architecture, in_sample_space=form)
+    solver = Dense(architecture, way=way)
     good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
     bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
     together = solver.solve([bad, good], Descent(0.1))
@@ -164,8 +165,12 @@ def test_one_diverging_device_spoils_no_other(form: bool) -> None:
     assert together[1].weights.tobytes() == solver.solve([good], Descent(0.1))[0].weights.tobytes()
 
 
-def test_few_samples_of_many_features_are_trained_in_sample_space_and_others_are_not() -> None:
-    solver = Dense(Architecture((784,), dense(784, 10)))
-    assert solver.uses_sample_space(samples=60, width=10, steps=60)
-    assert not solver.uses_sample_space(samples=4000, width=10, steps=400)
-    assert not solver.uses_sample_space(samples=60, width=10, steps=0)
+def test_each_device_is_trained_in_the_way_that_suits_it() -> None:
+    regression = Dense(Architecture((784,), dense(784, 10)))
+    assert regression.way(samples=60, width=10, steps=60) == "sample space"
+    assert regression.way(samples=4000, width=10, steps=400) == "weight space"
+    assert regression.way(samples=60, width=10, steps=0) == "weight space"
+    wide = Dense(Architecture((784,), dense(784, 512, 10)))
+    assert wide.way(samples=4000, width=10, steps=400) == "weight space"
+    assert wide.way(samples=4000, width=64, steps=63) == "products"
+    assert wide.way(samples=60, width=64, steps=10) == "sample space"

@@ -19,6 +19,8 @@ from fedsim.learning.solvers.compiled import compiled, compiled_entry
 Floats = NDArray[np.floating]
 Positions = NDArray[np.int64]
 
+_AT_ONCE = 32  # samples of a batch (or outputs) that stay in the cache while they are multiplied with everything
+
 
 class Rule(NamedTuple):
     """``Descent`` in numbers of the model's type; ``kernels`` and ``biases`` are the shrinkage of either."""
@@ -212,17 +214,19 @@ def _inner_products(
     features: Floats, batch: Positions, filled: int, kernel: Floats, bias: Floats, outputs: int, out: Floats
 ) -> None:
     """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0, output]."""
-    for output in range(outputs):
-        for rank in range(0, filled, 4):
-            first, second, third, fourth = batch[rank], batch[rank + 1], batch[rank + 2], batch[rank + 3]
-            one = two = three = four = bias[0, output]
-            for column in range(kernel.shape[1]):
-                weight = kernel[output, column]
-                one += weight * features[first, column]
-                two += weight * features[second, column]
-                three += weight * features[third, column]
-                four += weight * features[fourth, column]
-            out[rank, output], out[rank + 1, output], out[rank + 2, output], out[rank + 3, output] = one, two, three, four
+    for begin in range(0, filled, _AT_ONCE):
+        for output in range(outputs):
+            for rank in range(begin, min(begin + _AT_ONCE, filled), 4):
+                first, second, third, fourth = batch[rank], batch[rank + 1], batch[rank + 2], batch[rank + 3]
+                one = two = three = four = bias[0, output]
+                for column in range(kernel.shape[1]):
+                    weight = kernel[output, column]
+                    one += weight * features[first, column]
+                    two += weight * features[second, column]
+                    three += weight * features[third, column]
+                    four += weight * features[fourth, column]
+                out[rank, output], out[rank + 1, output] = one, two
+                out[rank + 2, output], out[rank + 3, output] = three, four
 
 
 @compiled
@@ -240,19 +244,20 @@ def _add_products(
 
     Rows and count are taken in whole fours, of columns so many as are said.
     """
-    for row in range(0, rows, 4):
-        for k in range(0, count, 4):
-            first, second, third, fourth = taken[k], taken[k + 1], taken[k + 2], taken[k + 3]
-            a, b, c, d = _four(factors, k, row, scale)
-            e, f, g, h = _four(factors, k, row + 1, scale)
-            i, j, m, n = _four(factors, k, row + 2, scale)
-            p, q, r, s = _four(factors, k, row + 3, scale)
-            for at in range(columns):
-                one, two, three, four = sources[first, at], sources[second, at], sources[third, at], sources[fourth, at]
-                target[row, at] += a * one + b * two + c * three + d * four
-                target[row + 1, at] += e * one + f * two + g * three + h * four
-                target[row + 2, at] += i * one + j * two + m * three + n * four
-                target[row + 3, at] += p * one + q * two + r * three + s * four
+    for begin in range(0, count, _AT_ONCE):
+        for row in range(0, rows, 4):
+            for k in range(begin, min(begin + _AT_ONCE, count), 4):
+                first, second, third, fourth = taken[k], taken[k + 1], taken[k + 2], taken[k + 3]
+                a, b, c, d = _four(factors, k, row, scale)
+                e, f, g, h = _four(factors, k, row + 1, scale)
+                i, j, m, n = _four(factors, k, row + 2, scale)
+                p, q, r, s = _four(factors, k, row + 3, scale)
+                for at in range(columns):
+                    one, two, three, four = sources[first, at], sources[second, at], sources[third, at], sources[fourth, at]
+                    target[row, at] += a * one + b * two + c * three + d * four
+                    target[row + 1, at] += e * one + f * two + g * three + h * four
+                    target[row + 2, at] += i * one + j * two + m * three + n * four
+                    target[row + 3, at] += p * one + q * two + r * three + s * four
 
 
 @compiled

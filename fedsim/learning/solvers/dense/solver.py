@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,13 +13,19 @@ from torch.nn import functional
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, mean_of, sum_of_squares
+from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dense.layers import split
 from fedsim.learning.solvers.dense.training import prepare, train
 
+Way = Literal["weight space", "sample space", "products"]
+"""How a device is trained: in compiled loops, with its first layer in one of two forms (see ``forms``), or in torch's matrix
+products, which multiply faster but cost more to call."""
+
 _WORTH_A_REQUEST = 50_000_000  # multiplications that a worker does at one request, some milliseconds
 _MOST_AT_ONCE = 32
-_FASTER = 2  # how much faster multiplications are in one large product than in the steps
-_TOUCHED, _SET_UP = 2, 1_000_000  # multiplications in whose time a number is changed, and sample space is set up
+_FASTER = 2.5  # how much faster multiplications are in matrix products than in loops
+_CHANGED, _CHANGED_THERE = 2, 20  # multiplications in whose time a number of a kernel is changed, in loops and by products
+_SET_UP, _CALLED, _COPIED = 1_000_000, 2_000_000, 48  # the same: to set up sample space, a step of products, to copy a number
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 
 Layer = tuple[Tensor, Tensor]  # a kernel and a bias
@@ -30,43 +37,45 @@ class Dense:
     Args:
         architecture: dense layers (``architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
-        in_sample_space: whether the first layer is trained so; None: whichever is faster for each device.
+        way: how every device is trained; None: each in whichever way is fastest for it.
 
     Attributes:
         device: a processor.
     """
 
-    def __init__(
-        self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, in_sample_space: bool | None = None
-    ) -> None:
+    def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, way: Way | None = None) -> None:
         layers = [layer.fans for _, layer in architecture.trained()]
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
-        self._always = in_sample_space
+        self._always = way
         self._parameters = architecture.parameters
+        self._products = Chain(architecture, dtype)
         prepare(dtype)
 
     def company(self, samples: int, width: int, steps: int) -> Company:
         """See ``Solver``. Each is trained by itself: good company has as much work, so that a request is worth its while."""
-        work = int(self._cost(samples, width, steps, there=self.uses_sample_space(samples, width, steps)))
-        magnitude = work.bit_length()
+        magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
         return Company(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
 
-    def uses_sample_space(self, samples: int, width: int, steps: int) -> bool:
-        """Whether the first layer of a device with such work is trained in sample space; looks at its own work alone."""
+    def way(self, samples: int, width: int, steps: int) -> Way:
+        """How a device with such work is trained; looks at its own work alone."""
         if self._always is not None:
             return self._always
-        return self._cost(samples, width, steps, there=True) < self._cost(samples, width, steps, there=False)
+        costs = self._costs(samples, width, steps)
+        return min(costs, key=lambda way: costs[way])
 
-    def _cost(self, samples: int, width: int, steps: int, *, there: bool) -> float:
-        """Multiplications, in sample space or not, weighted as they were measured (``tests/benchmarks/sample_space.py``)."""
-        inputs, outputs = self.sizes[:2]
-        rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _TOUCHED)
-        if there:
-            at_once = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
-            return at_once + steps * (samples * outputs * (width + _TOUCHED) + rest)
-        return steps * (inputs * outputs * (2 * width + _TOUCHED) + rest)
+    def _costs(self, samples: int, width: int, steps: int) -> dict[Way, float]:
+        """What each way costs, in multiplications of the loops, as it was measured (``tests/benchmarks/dense.py``)."""
+        (inputs, outputs), width = self.sizes[:2], min(width, samples)
+        rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _CHANGED)
+        gram = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
+        product = _CALLED + self._parameters * (2 * width / _FASTER + _CHANGED_THERE)
+        return {
+            "weight space": steps * (inputs * outputs * (2 * width + _CHANGED) + rest),
+            "sample space": gram + steps * (samples * outputs * (width + _CHANGED) + rest),
+            "products": samples * inputs * _COPIED + steps * product,
+        }
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; see ``Solver``."""
@@ -74,11 +83,14 @@ class Dense:
 
     @torch.inference_mode()
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        samples, width, steps = len(solve.x), solve.batches.rows.shape[1], solve.batches.steps
+        way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
+        if way == "products":
+            return self._products.solve([solve], descent)[0]
         flat = torch.empty(self._parameters, dtype=self.dtype).numpy()
         flat[:] = solve.weights
-        there = self.uses_sample_space(samples, width, steps)
-        return Solved(flat, train(flat, self.sizes, solve, descent, in_sample_space=there) if steps else float("nan"))
+        if not solve.batches.steps:
+            return Solved(flat, float("nan"))
+        return Solved(flat, train(flat, self.sizes, solve, descent, in_sample_space=way == "sample space"))
 
     @torch.inference_mode()
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:

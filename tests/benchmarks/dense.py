@@ -1,14 +1,14 @@
-"""Where training the first layer in sample space pays: prints JSON. Run with ``python -m tests.benchmarks.sample_space``.
+"""Which way of training dense layers pays when: prints JSON. Run with ``python -m tests.benchmarks.dense``.
 
-For each shape of a device's work: milliseconds a device in weight space and in sample space, and which of the two the solver
-takes. The constants of ``Dense._cost`` were fitted to such a table; ``lost`` is what the solver's choice costs beyond the best.
+For each shape of a device's work: milliseconds a device in each way, and which one the solver takes. The constants of
+``Dense._costs`` were fitted to such a table; ``lost`` is what the solver's choice costs beyond the best.
 """
 
 import json
 import sys
 import time
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ import torch
 from fedsim.learning.architecture import Architecture, dense
 from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread
 from fedsim.learning.solvers.batches import shuffled
-from fedsim.learning.solvers.dense import Dense
+from fedsim.learning.solvers.dense import Dense, Way
 
-MODELS = [(784, (10,)), (784, (128, 10)), (64, (10,)), (64, (32, 10))]
-BATCHES, EPOCHS, SAMPLES = (10, 32), (1, 5, 20), (30, 100, 300, 800)
-MOST_PASSES, DEVICES, REPEATS = 6000, 8, 3
+MODELS = [(784, (10,)), (784, (128, 10)), (784, (512, 10)), (64, (10,)), (64, (32, 10))]
+BATCHES, EPOCHS, SAMPLES = (10, 64, 1000), (1, 5, 20), (30, 100, 300, 800)
+WAYS: tuple[Way, ...] = get_args(Way)
+MOST_PASSES, DEVICES, REPEATS = 6000, 4, 3
 
 
 def work(solver: Dense, features: int, classes: int, samples: int, batch: int, epochs: int, weights: np.ndarray) -> float:
@@ -52,14 +53,10 @@ def main() -> None:
             continue
         architecture = Architecture((features,), dense(features, *widths))
         weights = np.random.default_rng(1).normal(0, 0.1, architecture.parameters).astype(np.float32)
-        took = {
-            name: work(Dense(architecture, in_sample_space=there), features, widths[-1], samples, batch, epochs, weights)
-            for name, there in (("weight space", False), ("sample space", True))
-        }
-        there = Dense(architecture).uses_sample_space(samples, min(batch, samples), epochs * -(-samples // batch))
-        taken = "sample space" if there else "weight space"
+        took = {way: work(Dense(architecture, way=way), features, widths[-1], samples, batch, epochs, weights) for way in WAYS}
+        taken = Dense(architecture).way(samples, min(batch, samples), epochs * -(-samples // batch))
         row = {"model": [features, *widths], "batch": batch, "epochs": epochs, "samples": samples}
-        rows.append(row | {f"{name} ms": round(ms, 3) for name, ms in took.items()} | {"taken": taken})
+        rows.append(row | {f"{way} ms": round(ms, 3) for way, ms in took.items()} | {"taken": taken})
         rows[-1]["lost"] = round(took[taken] / min(took.values()) - 1, 2)
         print(rows[-1], file=sys.stderr)
     lost = [row["lost"] for row in rows]
