@@ -21,7 +21,7 @@ from fedsim.executors.parcels import Opener, Packer, Parcel
 _TRIES = 20  # times that a call's worker may be lost before the call itself is suspected
 _SCHEDULING = "SPREAD"  # Ray's default fills one node first, and lets calls wait there while another node is idle
 _CONNECT_S = 5.0  # how long a cluster's port may take to answer
-_MUST_AGREE = ("fedsim-des", "numpy", "torch")  # packages whose version has an influence on results
+_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages whose version has an influence on results
 _numbers = count()
 
 _HTTP2_SETTINGS = b"\x04"  # the type of the frame that either side sends first (RFC 9113, 3.4)

@@ -1,4 +1,4 @@
-"""Work on a pool of threads of this process: torch and numpy release the interpreter lock while they compute."""
+"""Work on a pool of threads of this process: torch, numpy and compiled loops release the interpreter lock."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
