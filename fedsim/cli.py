@@ -56,6 +56,8 @@ _run_folder = click.argument("run", type=click.Path(path_type=Path))
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
+    before = gc.get_threshold()
+    click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
     gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
     atexit.register(gc.freeze)  # nor need they be looked through when the process ends
 

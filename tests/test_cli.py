@@ -1,5 +1,6 @@
 """The command line, as a user meets it: what it prints, what it leaves, and with which status it ends."""
 
+import gc
 import json
 import os
 import re
@@ -86,6 +87,13 @@ def test_check_says_what_a_run_takes_here_unless_told_not_to_try(scenario: Path)
 
 def _without_real_times(output: str) -> str:
     return re.sub(r"\(?[\d.]+ m?s\b|[\d.]+ MB of memory", "", output)
+
+
+def test_a_command_leaves_the_search_for_garbage_as_it_was(scenario: Path) -> None:
+    before = gc.get_threshold()
+    for words in (("check", scenario, "--no-trial"), ("check", "no such file")):
+        call(*words)
+        assert gc.get_threshold() == before
 
 
 def test_list_names_everything() -> None:
