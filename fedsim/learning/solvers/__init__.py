@@ -1,4 +1,4 @@
-"""Local SGD on a processor in closed form: ``dense`` for stacks of dense layers, ``chain`` for those with convolutions too.
+"""Local SGD on a processor in closed form: ``dense`` for dense layers alone, ``chain`` for those with convolutions between too.
 
 ``module`` is for modules of a user's own, and for GPUs.
 """
