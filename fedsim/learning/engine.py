@@ -25,8 +25,6 @@ from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
 from fedsim.learning.objectives import Chooser
 from fedsim.learning.refs import Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
 from fedsim.learning.solvers.base import Solver
-from fedsim.learning.solvers.chain import Chain
-from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import module_of
 from fedsim.learning.testing import TestSets, apply, apply_each, judge, judge_each
@@ -89,6 +87,9 @@ class Learning:
         assert self._architecture is not None
         if device.type != "cpu":
             return Module(module_of(self._architecture), device)
+        from fedsim.learning.solvers.chain import Chain  # with numba, which nothing above needs
+        from fedsim.learning.solvers.dense import Dense
+
         return Dense(self._architecture) if self._architecture.is_dense else Chain(self._architecture)
 
     # Names.

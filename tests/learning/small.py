@@ -22,6 +22,15 @@ from fedsim.streams import Streams
 
 T = TypeVar("T")
 
+RULES = [
+    Descent(0.1),
+    Descent(0.1, l2=0.02),
+    Descent(0.1, weight_decay=0.03),
+    Descent(0.1, proximal=0.7),
+    Descent(0.05, momentum=0.9),
+    Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
+]
+
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)

@@ -31,16 +31,8 @@ from fedsim.learning.solvers.chain.dropout import Dropout as KeyedMask
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import load_weights, module_of
-from tests.learning.small import plain_sgd, solve_of
+from tests.learning.small import RULES, plain_sgd, solve_of
 
-RULES = [
-    Descent(0.1),
-    Descent(0.1, l2=0.02),
-    Descent(0.1, weight_decay=0.03),
-    Descent(0.1, proximal=0.7),
-    Descent(0.05, momentum=0.9),
-    Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
-]
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"]
 )

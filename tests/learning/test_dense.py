@@ -14,16 +14,8 @@ from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.modules import load_weights, module_of
-from tests.learning.small import plain_sgd, solve_of
+from tests.learning.small import RULES, plain_sgd, solve_of
 
-RULES = [
-    Descent(0.1),
-    Descent(0.1, l2=0.02),
-    Descent(0.1, weight_decay=0.03),
-    Descent(0.1, proximal=0.7),
-    Descent(0.05, momentum=0.9),
-    Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
-]
 WAYS: tuple[Way, ...] = get_args(Way)
 RAGGED = (23, 4, 10, 61, 1, 37)
 

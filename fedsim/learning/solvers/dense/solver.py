@@ -118,11 +118,7 @@ class Dense:
 
     def kernel_norm(self, weights: Weights) -> float:
         """The sum of the squared kernel entries."""
-        total, at = 0.0, 0
-        for inputs, outputs in pairwise(self.sizes):
-            total += sum_of_squares(weights[at : at + inputs * outputs])
-            at += inputs * outputs + outputs
-        return total
+        return sum(sum_of_squares(kernel.ravel()) for kernel, _ in split(weights, self.sizes))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Softmax cross-entropy of each sample."""
