@@ -1,0 +1,155 @@
+"""What must not change: the events and the models of every registered strategy, in three worlds.
+
+    python -m tests.benchmarks.hashes                      # run all, compare with the table beside this file
+    python -m tests.benchmarks.hashes fedavg local         # these alone
+    python -m tests.benchmarks.hashes --write              # replace the table: only for a change that is meant, and says why
+
+``star`` has disconnections and deadlines, ``tree`` newcomers, leavers and shifts of data, ``off`` 2,000 devices and no
+learning. The table ``hashes.json`` states the processor, torch and numba that it was made with: the bits of models hold for
+those; the events of ``off`` hold everywhere. Exit status 1 if anything differs.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.executors.inline import Inline
+from fedsim.runner import Job
+from fedsim.strategies import REGISTRY
+
+TABLE = Path(__file__).with_suffix(".json")
+
+_FORMS = {"groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "cata-fed": {"clients_per_round": 6, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
+    "cfl": {"local_epochs": 2, "deadline": "30 s", "split_rounds": [1, 3]},
+    "fedasync": {"concurrency": 6, "rho": 0.1},
+    "fedavg": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+    "fedbuff": {"concurrency": 7, "buffer": 3},
+    "fedgroup": _FORMS | {"alpha": 3},
+    "fedprox": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
+    "fesem": _FORMS,
+    "fesem-mig": _FORMS,
+    "flexcfl": _FORMS | {"alpha": 3, "eta_g": 0.1},
+    "ifca": _FORMS,
+    "ifca-mig": _FORMS,
+    "lcfl": {"groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    "local": {"clients_per_round": 7},
+    "rfedavg": {"clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
+    "tifl": {"clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
+}
+"""The parameters with which each is run; a strategy that is not named here has its defaults."""
+
+_DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
+WORLDS: dict[str, dict[str, Any]] = {
+    "star": {
+        "seed": 11,
+        "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "training": {"lr": 0.05, "batch_size": 8, "momentum": 0.5, "l2": 0.001},
+        "model": {"kind": "mlp", "hidden": [13]},
+        "population": {
+            "devices": 24,
+            "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0},
+            "jitter": 0.2,
+            "slow_phases": {"factor": 0.4, "mean_normal": "60 s", "mean_slow": "20 s"},
+            "availability": {"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"},
+        },
+        "network": {"kind": "star", "server": {"down": "2 Mbit/s", "up": "1 Mbit/s"}, "device": _DEVICE},
+        "stop": {"rounds": 12, "simulated_time": "1 day"},
+    },
+    "tree": {
+        "seed": 12,
+        "data": {"source": "digits", "partition": "rotations"},
+        "training": {"lr": 0.05, "batch_size": 8},
+        "population": {
+            "devices": 24,
+            "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0},
+            "jitter": 0.2,
+            "availability": {"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"},
+            "arrivals": {"kind": "poisson", "rate": "300 /h", "newcomers": 6},
+            "departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.3},
+        },
+        "network": {
+            "kind": "tree",
+            "cells": 3,
+            "cell": {"down": "4 Mbit/s", "up": "2 Mbit/s"},
+            "server": {"down": "6 Mbit/s", "up": "3 Mbit/s"},
+            "device": _DEVICE,
+        },
+        "drift": {"kind": "swap-all", "probability": 0.3},
+        "stop": {"rounds": 12, "simulated_time": "1 day"},
+    },
+    "off": {
+        "seed": 13,
+        "learning": "off",
+        "data": {"source": "digits"},
+        "population": {
+            "devices": 2_000,
+            "samples": {"low": 20, "high": 200},
+            "speed": {"kind": "lognormal", "median": "20 samples/s", "spread": 2.0},
+            "jitter": 0.1,
+            "availability": {"kind": "renewal", "mean_on": "10 min", "mean_off": "20 min"},
+        },
+        "network": {"kind": "star", "server": {"down": "8 Mbit/s", "up": "4 Mbit/s"}, "device": _DEVICE},
+        "stop": {"rounds": 8, "simulated_time": "1 day"},
+    },
+}
+
+
+def fingerprint(kind: str, world: str) -> dict[str, Any]:
+    """What a strategy's run in a world comes to."""
+    sections = WORLDS[world] | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
+    summary = asyncio.run(Job(fedsim.Scenario(**sections), None, Inline()).execute()).summary
+    return {name: summary[name] for name in ("rounds", "events", "events_sha256", "models_sha256", "bytes", "accuracy")}
+
+
+def made_with() -> dict[str, str]:
+    """What the bits of models depend on besides the code."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {"processor": (names or [platform.machine()])[0], "torch": version("torch"), "numba": version("numba")}
+
+
+def _all(kinds: list[str], workers: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    pairs = [(kind, world) for kind in kinds for world in WORLDS]
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [pool.submit(fingerprint, *pair) for pair in pairs]
+        for pair, future in zip(pairs, futures, strict=True):
+            yield *pair, future.result()
+
+
+def main() -> int:
+    """Run, and compare or write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="STRATEGY", help="by default every registered one")
+    parser.add_argument("--write", action="store_true", help="replace what the table says of them")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"made_with": made_with(), "runs": {}}
+    kinds = options.kinds or [kind for kind in REGISTRY if options.write or kind in table["runs"]]
+    differing = 0
+    for kind, world, found in _all(kinds, options.workers):
+        if options.write:
+            table["runs"].setdefault(kind, {})[world] = found
+        kept = table["runs"].get(kind, {}).get(world, {})
+        wrong = [name for name in found if kept.get(name) != found[name]]
+        differing += bool(wrong)
+        print(f"{kind:<10} {world:<5} {found['events']:>6} events  {'same' if not wrong else 'DIFFERS in ' + ', '.join(wrong)}")
+    if options.write:
+        table["made_with"] = made_with()
+        TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    elif table["made_with"] != made_with():
+        print(f"the table was made with {table['made_with']}, this is {made_with()}: models may differ in their last bits")
+    print(f"{differing} runs differ" if differing else "all are as they were")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
