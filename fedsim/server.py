@@ -25,6 +25,7 @@ from fedsim.world.task import Cause, Download, Evaluate, Part, Payload, Step, Ta
 if TYPE_CHECKING:
     from fedsim.drift import Drift
     from fedsim.learning import Learner, Ref
+    from fedsim.learning.functions import Function
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
 
@@ -270,6 +271,34 @@ class Server:
         to 0; without it the mix is then itself not finite.
         """
         return self._learner.mix(parts, otherwise, rescale=rescale)
+
+    def model(self, weights: NDArray[np.floating]) -> "Ref":
+        """The model that has these weights, an array [d]."""
+        return self._learner.given(weights)
+
+    def apply(
+        self,
+        function: "Function",
+        models: "Sequence[Ref]",
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: "Ref | None" = None,
+        leave_out: bool = False,
+        **constants: Any,
+    ) -> "Ref":
+        """What a pure function makes of models; not computed until it is needed.
+
+        Args:
+            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives an array [d]. It stands at
+                the top of a module, is marked by ``@pure``, changes nothing that it is given, and may run in any process.
+            models: what it is given.
+            stream: a purpose, and numbers: the function is given ``rng`` too, the generator of the strategy's so named.
+            otherwise: stands in where one of ``models`` is not finite; without it the result is then itself not finite.
+            leave_out: a model that is not finite is left out instead, as in ``mix``; ``otherwise`` stands in for none at all.
+            constants: what else the function is given; JSON-able.
+        """
+        named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
+        return self._learner.apply(function, models, stream=named, otherwise=otherwise, leave_out=leave_out, **constants)
 
     @property
     def learns(self) -> bool:

@@ -11,7 +11,7 @@ from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
 from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
 from fedsim.world.network.star import Half, Tier
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls
-    for cls in (Best, Download, Evaluate, Evaluation, Filling, Flow, Half, Initial, Mixed, Part, Payload, Ref, Task, Tier)
-} | {cls.__name__: cls for cls in (Train, Trained, Upload)}
+    for cls in (Applied, Best, Download, Evaluate, Evaluation, Filling, Flow, Half, Initial, Mixed, Part, Payload, Ref)
+} | {cls.__name__: cls for cls in (Task, Tier, Train, Trained, Upload)}
 
 _LEFT_OUT = ("Flow.done",)
 """What cannot be written and is made again: whom a flow tells of its end."""

@@ -1,8 +1,8 @@
 """Learning that waits until somebody asks: models are names until a number is wanted.
 
-Asking for one gathers its uncomputed ancestors and computes them in waves: initial models and mixes to a standstill,
-every choice between known models, then every training whose start is known, as one cohort. What nobody asks for, a
-straggler's update say, is never computed.
+Asking for one gathers its uncomputed ancestors and computes them in waves: initial models and mixes to a standstill, every
+function of known models, every choice between known models, then every training whose start is known, as one cohort. What
+nobody asks for, a straggler's update say, is never computed.
 Handlers run one at a time, and so do the requests here.
 """
 
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData
 from fedsim.data.stratified import stratified_part
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, SimulationError
 from fedsim.learning.cohort import Trainer
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.functions import Function, carry_out, path_of
 from fedsim.learning.initial import initial_weights
 from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
 from fedsim.learning.objectives import Chooser
-from fedsim.learning.refs import Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import module_of
@@ -162,6 +163,33 @@ class Learning:
         """
         return self._name("model", Mixed(tuple(parts), otherwise, rescale))
 
+    def given(self, weights: NDArray[np.floating]) -> Ref:
+        """A model whose weights are known: an array [d].
+
+        Raises:
+            SimulationError: it is not of the model's size.
+        """
+        array = np.array(weights, dtype=np.float32)
+        if array.shape != (self.parameters,):
+            raise SimulationError(f"an array of shape {array.shape} is no model; allowed is [{self.parameters}]")
+        ref = Ref(f"model-{self._serial}", self._serial, None)
+        self._serial += 1
+        ref.settle(array)
+        return ref
+
+    def apply(
+        self,
+        function: Function,
+        models: Sequence[Ref],
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: Ref | None = None,
+        leave_out: bool = False,
+        **constants: Any,
+    ) -> Ref:
+        """What a pure function makes of models; see ``Server.apply``."""
+        return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out))
+
     def shift(self, device: int, version: int) -> None:
         """From now on ``device`` is tested on that version of its data."""
         self._tests.shift(device, version)
@@ -281,16 +309,33 @@ class Learning:
 
     async def _compute(self, wanted: Iterable[Ref]) -> None:
         waves = Waves(wanted)
+        compute = {Applied: self._apply, Best: self._choose, Trained: self._train}
         while waves:
             for ref in waves.combined():
                 self._combine(ref)
                 waves.done(ref)
-            if choices := waves.choices():
-                await self._choose(choices)
-            elif trainings := waves.trainings():
-                await self._train(trainings)
-            for ref in choices or trainings:
-                waves.done(ref)
+            if wave := waves.next_wave():
+                await compute[type(wave[0].recipe)](wave)
+                for ref in wave:
+                    waves.done(ref)
+
+    async def _apply(self, refs: Sequence[Ref]) -> None:
+        """One wave of functions: every call is under way before the first is awaited."""
+        futures = [self._call(ref) for ref in refs]
+        for ref, future in zip(refs, futures, strict=True):
+            value = future if isinstance(future, np.ndarray) else await self._simulation.join(future)
+            ref.settle(value)
+
+    def _call(self, ref: Ref) -> "Future[Weights] | Weights":
+        """The call that gives a ref its value, or what stands in for it."""
+        recipe = ref.recipe
+        assert isinstance(recipe, Applied)
+        kept = self._finite(recipe.models)
+        if not kept or (len(kept) < len(recipe.models) and not recipe.leave_out):
+            return self._stand_in(recipe.otherwise)
+        stream = None if recipe.stream is None else (self._streams, *recipe.stream)
+        values = [_known(model) for model in kept]
+        return self._simulation.submit(carry_out, recipe.function, values, recipe.constants, stream)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         """One cohort: every chunk is under way before the first is awaited."""
@@ -320,20 +365,27 @@ class Learning:
             ref.settle(self._mixed(recipe))
 
     def _mixed(self, recipe: Mixed) -> Weights:
+        self._finite([part for part, _ in recipe.parts])
         kept = [(part, coefficient) for part, coefficient in recipe.parts if part.finite]
         if len(kept) < len(recipe.parts):
-            for part, _ in recipe.parts:
-                if not part.finite:
-                    self._simulation.emit("non-finite", device=part.device, ref=part.name)
             total = math.fsum(coefficient for _, coefficient in recipe.parts)
             left = math.fsum(coefficient for _, coefficient in kept)
             if not kept or (recipe.rescale and 0.0 in (total, left)):
-                if recipe.otherwise is None:
-                    return np.full(self.parameters, np.nan, dtype=np.float32)
-                return _known(recipe.otherwise)
+                return self._stand_in(recipe.otherwise)
             if recipe.rescale:
                 kept = [(part, coefficient * (total / left)) for part, coefficient in kept]
         return _linear_combination([(_known(part), coefficient) for part, coefficient in kept], self.parameters)
+
+    def _finite(self, models: Sequence[Ref]) -> list[Ref]:
+        """Those of some models that are finite; the others are recorded."""
+        for model in models:
+            if not model.finite:
+                self._simulation.emit("non-finite", device=model.device, ref=model.name)
+        return [model for model in models if model.finite]
+
+    def _stand_in(self, otherwise: Ref | None) -> Weights:
+        """What a model becomes that cannot be computed: another one, or itself not finite."""
+        return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
 
 
 def _linear_combination(parts: Sequence[tuple[Weights, float]], size: int) -> Weights:

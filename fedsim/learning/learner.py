@@ -1,12 +1,13 @@
 """What every learner offers, whether it learns or not."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 
 
@@ -56,6 +57,21 @@ class Learner(Protocol):
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """A linear combination of models."""
+
+    def given(self, weights: NDArray[np.floating]) -> Ref:
+        """A model whose weights are known."""
+
+    def apply(
+        self,
+        function: Function,
+        models: Sequence[Ref],
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: Ref | None = None,
+        leave_out: bool = False,
+        **constants: Any,
+    ) -> Ref:
+        """What a pure function makes of models."""
 
     def shift(self, device: int, version: int) -> None:
         """From now on a device is tested on another version of its data."""

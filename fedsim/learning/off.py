@@ -1,6 +1,7 @@
 """``learning = "off"``: the learner that never learns. Time and bytes are all that a run then measures."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.functions import Function
 from fedsim.learning.models import ModelSpec
 from fedsim.learning.refs import Ref
 
@@ -60,6 +62,23 @@ class Off:
         return None
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """A name."""
+        return self._name("model")
+
+    def given(self, weights: NDArray[np.floating]) -> Ref:
+        """A name."""
+        return self._name("model")
+
+    def apply(
+        self,
+        function: Function,
+        models: Sequence[Ref],
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: Ref | None = None,
+        leave_out: bool = False,
+        **constants: Any,
+    ) -> Ref:
         """A name."""
         return self._name("model")
 

@@ -4,9 +4,10 @@ A ref that nobody asks about is never computed. Once it is, it holds its value a
 that only the recipe needed; plain reference counting does the rest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,33 @@ class Best:
         return self.models
 
 
-Recipe = Initial | Trained | Mixed | Best
+@dataclass(frozen=True, slots=True, eq=False)
+class Applied:
+    """What a pure function (``fedsim.learning.functions``) makes of models.
+
+    Attributes:
+        function: its import path, ``package.module:function``.
+        models: what it is given, in this order.
+        constants: what else, by name; JSON-able.
+        stream: the purpose and the numbers of the stream that it draws from; None: it draws nothing.
+        otherwise: stands in where a model is not finite, or none is left.
+        leave_out: whether a model that is not finite is left out instead.
+    """
+
+    function: str
+    models: tuple["Ref", ...]
+    constants: Mapping[str, Any]
+    stream: tuple[Any, ...] | None
+    otherwise: "Ref | None"
+    leave_out: bool
+
+    @property
+    def parents(self) -> tuple["Ref", ...]:
+        """The models, and what stands in for them."""
+        return self.models if self.otherwise is None else (*self.models, self.otherwise)
+
+
+Recipe = Initial | Trained | Mixed | Best | Applied
 
 
 class Ref:
@@ -163,18 +190,17 @@ class Ref:
 class Waves:
     """What must be computed for some refs to be known, in waves.
 
-    ``combined`` gives initial models and mixes whose parts are known, in order of creation, until there are none left;
-    ``choices`` then gives every choice between known models. Where there is none left either, ``trainings`` gives every
-    training whose base is known. What is given out must be ``done`` before the next call. Walks no recursion, so chains may
-    be of any length.
+    ``combined`` gives initial models and mixes whose parts are known, in order of creation, until there are none left. Then
+    ``next_wave`` gives what can be computed side by side: every function whose models are known; where there is none, every
+    choice between known models; where there is none either, every training whose base is known. What is given out must be
+    ``done`` before the next call. Walks no recursion, so chains may be of any length.
     """
 
     def __init__(self, wanted: Iterable[Ref]) -> None:
         self._missing: dict[Ref, int] = {}
         self._children: dict[Ref, list[Ref]] = {}
         self._combined: list[tuple[int, Ref]] = []
-        self._choices: list[Ref] = []
-        self._trainings: list[Ref] = []
+        self._side_by_side: dict[type[Recipe], list[Ref]] = {Applied: [], Best: [], Trained: []}
         self._gather(wanted)
 
     def __bool__(self) -> bool:
@@ -196,27 +222,25 @@ class Waves:
         heapify(self._combined)
 
     def _ready(self, ref: Ref) -> None:
-        if isinstance(ref.recipe, Trained):
-            self._trainings.append(ref)
-        elif isinstance(ref.recipe, Best):
-            self._choices.append(ref)
-        else:
+        waiting = self._side_by_side.get(type(ref.recipe))  # type: ignore[arg-type]
+        if waiting is None:
             heappush(self._combined, (ref.serial, ref))
+        else:
+            waiting.append(ref)
 
     def combined(self) -> Iterator[Ref]:
         """Initial models and mixes that can be computed now, oldest first, including those that become so meanwhile."""
         while self._combined:
             yield heappop(self._combined)[1]
 
-    def choices(self) -> list[Ref]:
-        """The choices that can be made now, oldest first."""
-        ready, self._choices = self._choices, []
-        return sorted(ready, key=lambda ref: ref.serial)
-
-    def trainings(self) -> list[Ref]:
-        """The trainings that can be done now, oldest first."""
-        ready, self._trainings = self._trainings, []
-        return sorted(ready, key=lambda ref: ref.serial)
+    def next_wave(self) -> list[Ref]:
+        """What can be computed side by side now, all of one kind, oldest first."""
+        for waiting in self._side_by_side.values():
+            if waiting:
+                ready = sorted(waiting, key=lambda ref: ref.serial)
+                waiting.clear()
+                return ready
+        return []
 
     def done(self, ref: Ref) -> None:
         """``ref`` is known; what waited for it may have become ready."""

@@ -18,18 +18,15 @@ def _play(wanted: list[Ref]) -> list[list[str]]:
         for ref in waves.combined():
             ref.settle(np.zeros(2, np.float32))
             waves.done(ref)
-        if choices := waves.choices():
-            for ref in choices:
-                ref.choose(np.arange(len(ref.recipe.parents), 0.0, -1.0))  # type: ignore[union-attr]
-                waves.done(ref)
-            cohorts.append([ref.name for ref in choices])
-            continue
-        cohort = waves.trainings()
-        for ref in cohort:
-            ref.settle(np.zeros(2, np.float32))
+        wave = waves.next_wave()
+        for ref in wave:
+            if isinstance(ref.recipe, Best):
+                ref.choose(np.arange(len(ref.recipe.parents), 0.0, -1.0))
+            else:
+                ref.settle(np.zeros(2, np.float32))
             waves.done(ref)
-        if cohort:
-            cohorts.append([ref.name for ref in cohort])
+        if wave:
+            cohorts.append([ref.name for ref in wave])
     return cohorts
 
 

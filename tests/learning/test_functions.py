@@ -1,0 +1,118 @@
+"""Functions of models: computed late, anywhere, and only if they are marked; what is not finite is treated as in a mix."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.executors.inline import Inline
+from fedsim.executors.threads import Threads
+from fedsim.learning.engine import Learning
+from fedsim.learning.functions import carry_out, pure
+from fedsim.learning.models import Logistic
+from fedsim.learning.off import Off
+from fedsim.learning.refs import Ref
+from tests.learning.small import federation, learning, run
+
+Models = list[NDArray[np.float32]]
+
+
+@pure
+def middle(models: Models) -> NDArray[np.floating]:
+    return np.median(np.stack(models), axis=0)
+
+
+@pure
+def noisy(models: Models, scale: float, rng: np.random.Generator) -> NDArray[np.floating]:
+    return models[0] + scale * rng.standard_normal(len(models[0]))
+
+
+@pure
+def short(models: Models) -> NDArray[np.floating]:
+    return models[0][:2]
+
+
+def unmarked(models: Models) -> NDArray[np.floating]:
+    return models[0]
+
+
+def _core() -> Learning:
+    return learning(federation([5, 30, 12]), Logistic())[0]
+
+
+def _given(core: Learning, *fills: float) -> list[Ref]:
+    return [core.given(np.full(core.parameters, fill)) for fill in fills]
+
+
+def test_an_array_becomes_a_model_and_a_function_of_models_another() -> None:
+    core = _core()
+    models = _given(core, 1.0, 7.0, 2.0)
+    assert (run(core.value(models[1])) == 7).all()
+    found = core.apply(middle, models)
+    assert found.recipe is not None  # not yet computed
+    value = run(core.value(found))
+    assert (value == 2).all()
+    assert value.dtype == np.float32
+    assert not value.flags.writeable
+
+
+def test_an_array_of_another_size_is_no_model() -> None:
+    core = _core()
+    with pytest.raises(SimulationError, match=r"shape \(3,\) is no model; allowed is \[21\]"):
+        core.given(np.zeros(3))
+    with pytest.raises(SimulationError, match=r"made an array of shape \(2,\)"):
+        run(core.value(core.apply(short, _given(core, 1.0))))
+
+
+def test_it_may_depend_on_trainings_and_others_on_it() -> None:
+    core = _core()
+    updates = [core.train(core.initial(), device, key=0) for device in range(3)]
+    mixed = core.mix([(core.apply(middle, updates), 0.5), (updates[0], 0.5)])
+    again = core.train(mixed, 1, key=1)
+    values = run(core.values([*updates, mixed]))
+    expected = 0.5 * np.median(np.stack(values[:3]), axis=0).astype(np.float32) + 0.5 * values[0]
+    assert np.allclose(values[3], expected, atol=1e-7)
+    assert np.isfinite(run(core.value(again))).all()
+
+
+def test_what_is_not_finite_is_left_out_or_replaced() -> None:
+    core = _core()
+    good, bad = _given(core, 3.0, np.nan)
+    records: list[str] = []
+    core._simulation.listen(lambda record: records.append(record.kind))
+    assert (run(core.value(core.apply(middle, [good, bad, good], leave_out=True))) == 3).all()
+    assert (run(core.value(core.apply(middle, [bad, good], otherwise=good))) == 3).all()
+    assert np.isnan(run(core.value(core.apply(middle, [bad, good])))).all()
+    assert (run(core.value(core.apply(middle, [bad], otherwise=good, leave_out=True))) == 3).all()
+    assert records == ["non-finite"] * 4
+
+
+def test_it_draws_from_a_stream_of_its_own_whatever_the_workers() -> None:
+    def play(executor: Inline | Threads) -> list[bytes]:
+        core = learning(federation([5, 30, 12]), Logistic(), executor=executor)[0]
+        start = _given(core, 0.0)
+        drawn = [core.apply(noisy, start, scale=2.0, stream=("test/noise", at)) for at in (1, 2, 1)]
+        values = run(core.values(drawn))
+        executor.close()
+        return [value.tobytes() for value in values]
+
+    first, second, third = play(Inline())
+    assert first == third != second
+    assert play(Threads(3)) == [first, second, third]
+
+
+def test_only_marked_functions_are_ever_called() -> None:
+    core = _core()
+    with pytest.raises(SimulationError, match="unmarked cannot be applied"):
+        core.apply(unmarked, _given(core, 1.0))
+    inner = pure(lambda models: models[0])
+    with pytest.raises(SimulationError, match="top of a module"):
+        core.apply(inner, _given(core, 1.0))
+    for path in ("os:system", "tests.learning.test_functions:unmarked", "tests.learning.test_functions:nothing"):
+        with pytest.raises(SimulationError, match="no function that is marked"):
+            carry_out(path, [np.zeros(2, np.float32)], {}, None)
+
+
+def test_without_learning_it_is_a_name() -> None:
+    off = Off(Logistic(), (6,), 3)
+    assert off.apply(middle, [off.given(np.zeros(21))]).value is None
