@@ -61,12 +61,19 @@ class Run:
             streams,
             instrument=self.instrument,
             messages=scenario.messages,
-            batch_size=scenario.training.batch_size,
             label_counts=self._label_counts,
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
         )
         compute = Compute(streams, spec.jitter, spec.slow_phases, spec.devices)
-        self.workforce = Workforce(simulation, self.population, availability, compute, self.network, self.server.on_task_end)
+        self.workforce = Workforce(
+            simulation,
+            self.population,
+            availability,
+            compute,
+            self.network,
+            scenario.training.batch_size,
+            self.server.on_task_end,
+        )
         self.strategy = strategy_class(scenario.strategy.kind)(scenario.strategy, self.server)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.server.on_arrival)
         self.drift = self._build_drift(streams)

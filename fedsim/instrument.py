@@ -10,6 +10,7 @@ from pydantic import Field
 from fedsim.agreement import adjusted_rand_index, normalised_mutual_information, purity
 from fedsim.spec import Spec
 from fedsim.stop import StopSpec
+from fedsim.training import Training
 
 if TYPE_CHECKING:
     from fedsim.learning import Evaluation, Learner, Ref
@@ -172,7 +173,7 @@ class Instrument:
         for ref, served in self._here(models).values():
             for device in range(len(version)) if served is None else served:
                 held = int(version[device])
-                further = self._learner.train(ref, device, epochs=epochs, key=_FINE_TUNING, round=number, version=held)
+                further = self._learner.train(Training(ref, epochs), device, key=_FINE_TUNING, round=number, version=held)
                 tuned.append((further, device))
         evaluation = await self._learner.evaluate_each(tuned)
         return None if evaluation is None else evaluation.score(self._spec.score or usual_score)[0]

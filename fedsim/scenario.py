@@ -18,7 +18,7 @@ from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.instrument import EvaluationSpec
 from fedsim.learning.models import Logistic, ModelSpec
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from fedsim.message_sizes import MessagesSpec
 from fedsim.simulation import Simulation
 from fedsim.spec import Spec

@@ -5,7 +5,7 @@ in one instant; they may await values (real work), never simulated time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ from fedsim.message_sizes import MessagesSpec
 from fedsim.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.simulation import Simulation, Wakeup, on_grid
 from fedsim.streams import Shuffle, Streams
+from fedsim.training import Limit, Part, Training
 from fedsim.world.population import DeadlineBase
-from fedsim.world.task import Cause, Download, Evaluate, Part, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Evaluate, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.drift import Drift
@@ -63,7 +64,7 @@ class DeviceFacts:
 
 
 CHOSEN = "chosen"
-"""``Train.model``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
+"""``Training.start``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
 
 
 _LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
@@ -79,7 +80,6 @@ class Server:
         streams: the run's streams; strategies draw only through ``rng`` and ``sample``.
         instrument: measures aggregations and says when the run is over.
         messages: sizes.
-        batch_size: B, samples of an SGD step.
         label_counts: training samples of each class that a device holds, in a version of its data (None: the present one).
         mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
             relative deadlines.
@@ -94,7 +94,6 @@ class Server:
         *,
         instrument: Instrument,
         messages: MessagesSpec,
-        batch_size: int,
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
         mean_epoch_s: float,
     ) -> None:
@@ -108,7 +107,6 @@ class Server:
         self._used_versions: dict[int, int] = {}
         self._downloads: dict[str, Download] = {}  # steps that are the same for all devices
         self._uploads: dict[str, Upload] = {}
-        self._batch_size = batch_size
         self._label_counts = label_counts
         self._drift: Drift | None = None
         self._workforce: Workforce
@@ -252,10 +250,6 @@ class Server:
         if purpose not in self._uploads:
             self._uploads[purpose] = Upload((Payload(purpose, self.upload_bytes),))
         return self._uploads[purpose]
-
-    def iterate(self, model: "Ref", iterations: int) -> Train:
-        """The step in which a device makes so many SGD steps from a model, however many epochs that takes."""
-        return Train(model, 1, iterations=iterations, batch_size=self._batch_size)
 
     # Models.
 
@@ -431,7 +425,7 @@ class Server:
                 if isinstance(step, Evaluate):
                     tested = self._learner.best(step.models, task.device, version=task.version)
                 elif isinstance(step, Train) and task.epochs:
-                    start = tested if step.model == CHOSEN else step.model
+                    start = tested if step.training.start == CHOSEN else step.training.start
                     assert start is not None  # who trains the best of the models has tested them before
                     update = self._trained(task, step, start)
         outcome = task.outcome or "done"
@@ -439,19 +433,8 @@ class Server:
         self._simulation.post(end)
 
     def _trained(self, task: Task, step: Train, start: "Ref") -> "Ref":
-        part, version = step.part, task.version
-        return self._learner.train(
-            start,
-            task.device,
-            epochs=task.epochs,
-            key=task.count,
-            round=task.round or 0,
-            version=version,
-            proximal=step.proximal,
-            iterations=step.iterations,
-            full_batch=step.full_batch,
-            samples=None if part is None else self._learner.part(task.device, part.splits, part.number, version),
-        )
+        training = replace(step.training, start=start, epochs=task.epochs)
+        return self._learner.train(training, task.device, key=task.count, round=task.round or 0, version=task.version)
 
     def on_arrival(self, device: int) -> None:
         """The world says that a newcomer can be reached."""
@@ -490,6 +473,7 @@ __all__ = [
     "DeviceFacts",
     "Download",
     "Evaluate",
+    "Limit",
     "Measured",
     "Part",
     "Payload",
@@ -497,5 +481,6 @@ __all__ = [
     "Step",
     "TaskEnd",
     "Train",
+    "Training",
     "Upload",
 ]

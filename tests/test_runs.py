@@ -18,7 +18,7 @@ from fedsim.executors.threads import Threads
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.runner import Job
-from fedsim.server import Server, TaskEnd, Train
+from fedsim.server import Server, TaskEnd, Train, Training
 from fedsim.simulation import Simulation
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.testing import Delayed
@@ -41,7 +41,7 @@ class EveryArrival(Strategy[EveryArrivalParams]):
     def refill(self) -> None:
         free = self.params.concurrency - len(self.state["open"])
         for device in self.server.sample(free, "select", self.state["version"]):
-            steps = (self.server.download(), Train(self.state["model"], 1), self.server.upload())
+            steps = (self.server.download(), Train(Training(self.state["model"])), self.server.upload())
             self.state["open"].append(self.server.ask(device, steps, round=self.state["version"]))
         if not self.state["open"]:
             self.server.look_again("refill", 1.0)

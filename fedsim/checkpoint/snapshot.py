@@ -12,10 +12,11 @@ from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
+from fedsim.training import Limit, Part, Training
 from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
 from fedsim.world.network.star import Half, Tier
-from fedsim.world.task import Download, Evaluate, Part, Payload, Task, Train, Upload
+from fedsim.world.task import Download, Evaluate, Payload, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.assembly import Run
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls
-    for cls in (Applied, Best, Download, Evaluate, Evaluation, Filling, Flow, Half, Initial, Mixed, Part, Payload, Ref)
-} | {cls.__name__: cls for cls in (Task, Tier, Train, Trained, Upload)}
+    for cls in (Applied, Best, Download, Evaluate, Evaluation, Filling, Flow, Half, Initial, Limit, Mixed, Part, Payload, Ref)
+} | {cls.__name__: cls for cls in (Task, Tier, Train, Trained, Training, Upload)}
 
 _LEFT_OUT = ("Flow.done",)
 """What cannot be written and is made again: whom a flow tells of its end."""

@@ -12,7 +12,7 @@ from fedsim.errors import CheckpointError
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
 _KEPT = 2
-_FORMAT = 2
+_FORMAT = 3
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:

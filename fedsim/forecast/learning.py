@@ -2,13 +2,15 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedsim.forecast.trial import Training, Trial
+from fedsim.forecast.trial import Trained, Trial
 from fedsim.learning.solvers import batches
+from fedsim.training import Training
 
 if TYPE_CHECKING:
-    from fedsim.learning import Learning
+    from fedsim.learning import Learning, Ref
 
 _PILOT_STEPS = 3
 
@@ -23,7 +25,7 @@ class Rates(NamedTuple):
 def steps(training: Training, samples: int, batch_size: int) -> int:
     """SGD steps of a training on so many samples."""
     size = batches.WHOLE if training.full_batch else batch_size
-    return batches.steps(samples, size, training.epochs, training.iterations)
+    return batches.steps(samples, size, training.epochs, training.steps)
 
 
 def measure(trial: Trial, patience_s: float) -> Rates:
@@ -42,7 +44,7 @@ async def _measured(trial: Trial, core: "Learning", patience_s: float) -> Rates:
     return Rates(step_s, await _test_s(core, patience_s))
 
 
-def _at_once(trial: Trial) -> list[Training]:
+def _at_once(trial: Trial) -> list[Trained]:
     """What comes between two tests in the middle of the trial: it would have been trained together."""
     trainings, tests = trial.tally.trainings, max(1, trial.tally.tests)
     together = max(1, round(len(trainings) / tests))
@@ -50,15 +52,21 @@ def _at_once(trial: Trial) -> list[Training]:
     return trainings[middle : middle + together] or trainings[-together:]
 
 
-def _steps_in(trial: Trial, training: Training) -> int:
-    return steps(training, int(trial.run.samples[training.device]), trial.run.scenario.training.batch_size)
+def _from(start: "Ref", training: Training, steps: int | None) -> Training:
+    """The same from another start; for so many steps, if that is said."""
+    whole = replace(training, start=start, anchor=None, linear=None)
+    return whole if steps is None else replace(whole, epochs=1, steps=steps)
 
 
-async def _step_s(trial: Trial, core: "Learning", trainings: list[Training], patience_s: float) -> float:
+def _steps_in(trial: Trial, trained: Trained) -> int:
+    return steps(trained.training, int(trial.run.samples[trained.device]), trial.run.scenario.training.batch_size)
+
+
+async def _step_s(trial: Trial, core: "Learning", trainings: list[Trained], patience_s: float) -> float:
     await _train_s(core, trainings[:1], 1)  # what is loaded and laid out the first time is not to be counted
     pilot = min(_PILOT_STEPS, _steps_in(trial, trainings[0]))
     guess = await _train_s(core, trainings[:1], pilot) / pilot
-    chosen: list[Training] = []
+    chosen: list[Trained] = []
     total = 0
     for training in trainings:
         total += _steps_in(trial, training)
@@ -72,21 +80,13 @@ async def _step_s(trial: Trial, core: "Learning", trainings: list[Training], pat
     return await _train_s(core, chosen, None) / total
 
 
-async def _train_s(core: "Learning", trainings: list[Training], iterations: int | None) -> float:
+async def _train_s(core: "Learning", trainings: list[Trained], most_steps: int | None) -> float:
     """Real seconds that these trainings take; each for so many steps, or all of its own."""
     start = core.initial()
     await core.value(start)
     began = time.perf_counter()
     updates = [
-        core.train(
-            start,
-            each.device,
-            epochs=each.epochs,
-            iterations=each.iterations if iterations is None else iterations,
-            full_batch=each.full_batch,
-            key=number,
-        )
-        for number, each in enumerate(trainings)
+        core.train(_from(start, each.training, most_steps), each.device, key=number) for number, each in enumerate(trainings)
     ]
     await core.values(updates)
     return time.perf_counter() - began

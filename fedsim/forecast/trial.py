@@ -17,6 +17,7 @@ from fedsim.records import folder as files
 from fedsim.records.recorder import Recorder
 from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 if TYPE_CHECKING:
     from fedsim.learning import Learning
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
     from fedsim.scenario import Scenario
 
 
-class Training(NamedTuple):
+class Trained(NamedTuple):
     """A local training whose result a run would have used."""
 
     device: int
-    epochs: int
-    iterations: int | None
-    full_batch: bool
+    training: Training
 
 
 class Tally(Off):
@@ -41,26 +40,17 @@ class Tally(Off):
         tests: how often the models would have been tested.
     """
 
-    trainings: list[Training]
+    trainings: list[Trained]
     tests: int
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.trainings, self.tests = [], 0
 
-    def train(
-        self,
-        base: "Ref",
-        device: int,
-        *,
-        epochs: int = 1,
-        iterations: int | None = None,
-        full_batch: bool = False,
-        **others: Any,
-    ) -> "Ref":
+    def train(self, training: Training, device: int, **others: Any) -> "Ref":
         """A name."""
-        self.trainings.append(Training(device, epochs, iterations, full_batch))
-        return super().train(base, device, **others)
+        self.trainings.append(Trained(device, training))
+        return super().train(training, device, **others)
 
     async def evaluate(self, models: "Mapping[str, tuple[Ref, Sequence[int] | None]]") -> None:
         """None: nothing was measured."""

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData, Shard
+from fedsim.data.stratified import stratified_part
 from fedsim.learning.refs import Ref, Trained, Weights
 from fedsim.learning.solvers import batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
 
 _MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
@@ -25,22 +26,27 @@ class Job:
 
     Attributes:
         recipe: what was asked.
-        weights: the base's weights, float32 [d].
+        weights: the start's weights, float32 [d].
+        anchor, linear: the same of the models in the terms that are added to the gradient; None without them.
         shard: the device's data, in the version that was asked for.
+        samples: positions within its training samples that it trains on, int64 [k]; None for all.
     """
 
     recipe: Trained
     weights: Weights
+    anchor: Weights | None
+    linear: Weights | None
     shard: Shard
+    samples: NDArray[np.int64] | None
 
     @property
     def count(self) -> int:
         """How many samples it trains on."""
-        return len(self.shard.train if self.recipe.samples is None else self.recipe.samples)
+        return len(self.shard.train if self.samples is None else self.samples)
 
     def batch_size(self, usual: int) -> int:
         """The size of its batches, in a run where it is usually ``usual``."""
-        return batches.WHOLE if self.recipe.full_batch else usual
+        return batches.WHOLE if self.recipe.training.full_batch else usual
 
     def width(self, usual: int) -> int:
         """Rows of its batch arrays."""
@@ -48,7 +54,8 @@ class Job:
 
     def steps(self, usual: int) -> int:
         """SGD steps that it takes."""
-        return batches.steps(self.count, self.batch_size(usual), self.recipe.epochs, self.recipe.iterations)
+        training = self.recipe.training
+        return batches.steps(self.count, self.batch_size(usual), training.epochs, training.steps)
 
 
 class Trainer:
@@ -69,11 +76,15 @@ class Trainer:
 
     @staticmethod
     def job(ref: Ref, data: FederatedData) -> Job:
-        """The job that computes ``ref``, whose base is known, on a device of ``data``."""
+        """The job that computes ``ref``, whose start is known, on a device of ``data``."""
         recipe = ref.recipe
-        if not isinstance(recipe, Trained) or recipe.base.value is None:
+        if not isinstance(recipe, Trained) or any(parent.value is None for parent in recipe.parents):
             raise ValueError(f"{ref} is no training that could be done now")
-        return Job(recipe, recipe.base.value, data.shard(recipe.device, recipe.version))
+        training, shard = recipe.training, data.shard(recipe.device, recipe.version)
+        anchor, linear = (None if model is None else model.value for model in (training.anchor, training.linear))
+        part = training.part
+        samples = None if part is None else stratified_part(data.train_labels(shard), part.splits, part.number)
+        return Job(recipe, training.start.value, anchor, linear, shard, samples)
 
     def split(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Positions of the jobs that are done together, the longest work first.
@@ -86,7 +97,7 @@ class Trainer:
         company = [self.solver.company(job.count, job.width(size), step) for job, step in zip(jobs, steps, strict=True)]
 
         def alike(at: int) -> tuple[float, float, int, str]:
-            return jobs[at].recipe.lr, jobs[at].recipe.proximal, jobs[at].width(size), company[at].kind
+            return jobs[at].recipe.lr, jobs[at].recipe.training.mu, jobs[at].width(size), company[at].kind
 
         order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
         chunks: list[list[int]] = []
@@ -103,7 +114,7 @@ class Trainer:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
         recipe, training = jobs[0].recipe, self.training
-        descent = Descent(recipe.lr, training.momentum, training.weight_decay, training.l2, recipe.proximal)
+        descent = Descent(recipe.lr, training.momentum, training.weight_decay, training.l2, recipe.training.mu)
         return self.solver.solve([self._local_solve(job) for job in jobs], descent)
 
     def _local_solve(self, job: Job) -> LocalSolve:
@@ -111,13 +122,13 @@ class Trainer:
         x, y = self._samples(job)
         generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
         size = job.batch_size(self.training.batch_size)
-        order = batches.shuffled(generator, len(y), size, recipe.epochs, recipe.iterations)
+        order = batches.shuffled(generator, len(y), size, recipe.training.epochs, recipe.training.steps)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key)
 
     def _samples(self, job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         x, y = self.samples.train_samples(job.shard)
-        return (x, y) if job.recipe.samples is None else (x[job.recipe.samples], y[job.recipe.samples])
+        return (x, y) if job.samples is None else (x[job.samples], y[job.samples])
 
 
 def _evenly(jobs: list[int], most: int) -> list[list[int]]:

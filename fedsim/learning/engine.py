@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData
-from fedsim.data.stratified import stratified_part
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.learning.cohort import Trainer
 from fedsim.learning.evaluation import Evaluation
@@ -28,10 +27,11 @@ from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Tra
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import module_of
+from fedsim.learning.spec import TrainingSpec
 from fedsim.learning.testing import TestSets, apply, apply_each, judge, judge_each
-from fedsim.learning.training import TrainingSpec
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 _MIX_BLOCK = 1 << 15  # numbers that are summed at once: what stays in a core's own cache
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
@@ -99,37 +99,18 @@ class Learning:
         """A freshly initialised model; another ``count`` is another independent draw, the same for every strategy."""
         return self._name("model", Initial(count))
 
-    def train(
-        self,
-        base: Ref,
-        device: int,
-        *,
-        epochs: int = 1,
-        key: int,
-        round: int = 0,  # noqa: A002
-        version: int = 0,
-        proximal: float = 0.0,
-        iterations: int | None = None,
-        samples: NDArray[np.int64] | None = None,
-        full_batch: bool = False,
-    ) -> Ref:
+    def train(self, training: Training, device: int, *, key: int, round: int = 0, version: int = 0) -> Ref:  # noqa: A002
         """The result of local training.
 
         Args:
-            base: where it starts; also the anchor of the proximal term.
+            training: what is done; with 0 epochs it gives its start back.
             device: whose data.
-            epochs: passes over the data; 0 gives ``base`` back.
             key: with ``device`` names the stream of shuffles and dropout masks; a task's number, say.
-            round: decays the learning rate.
+            round: decays the learning rate, if ``training`` does not say it.
             version: of the device's data.
-            proximal: mu of FedProx.
-            iterations: SGD steps, instead of ``epochs``.
-            samples: positions within the device's training samples to train on; None for all.
-            full_batch: make every step on all of these samples, so one an epoch, whatever ``training.batch_size``.
         """
-        lr = self._training.lr_in(round)
-        recipe = Trained(base, device, version, epochs, iterations, key, lr, proximal, samples, full_batch)
-        return self._name("update", recipe, device)
+        lr = self._training.lr_in(round) if training.lr is None else training.lr
+        return self._name("update", Trained(training, device, version, key, lr), device)
 
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
         """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
@@ -147,11 +128,6 @@ class Learning:
             A name for the chosen model, which becomes that very model; ``losses`` and ``choices`` tell how it was chosen.
         """
         return self._name("choice", Best(tuple(models), device, version), device)
-
-    def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64]:
-        """Positions of the stratified part ``number`` out of 2^``splits`` of that version of a device's training samples."""
-        data = self._data
-        return stratified_part(data.train_labels(data.shard(device, version)), splits, number)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """The linear combination sum of coefficient x model, in the order given; float64 sums, float32 result.

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
+from fedsim.training import Training
 
 
 class Learner(Protocol):
@@ -33,27 +34,11 @@ class Learner(Protocol):
     def initial(self, count: int = 0) -> Ref:
         """A freshly initialised model."""
 
-    def train(
-        self,
-        base: Ref,
-        device: int,
-        *,
-        epochs: int = 1,
-        key: int,
-        round: int = 0,  # noqa: A002
-        version: int = 0,
-        proximal: float = 0.0,
-        iterations: int | None = None,
-        samples: NDArray[np.int64] | None = None,
-        full_batch: bool = False,
-    ) -> Ref:
+    def train(self, training: Training, device: int, *, key: int, round: int = 0, version: int = 0) -> Ref:  # noqa: A002
         """The result of local training on a device."""
 
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
         """The model, out of several, with the smallest training objective on a device's data."""
-
-    def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64] | None:
-        """Positions of a stratified part of a device's training samples, for ``train``."""
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """A linear combination of models."""

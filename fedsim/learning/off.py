@@ -12,6 +12,7 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function
 from fedsim.learning.models import ModelSpec
 from fedsim.learning.refs import Ref
+from fedsim.training import Training
 
 
 class Off:
@@ -36,30 +37,13 @@ class Off:
         """A name."""
         return self._name("model")
 
-    def train(
-        self,
-        base: Ref,
-        device: int,
-        *,
-        epochs: int = 1,
-        key: int,
-        round: int = 0,  # noqa: A002
-        version: int = 0,
-        proximal: float = 0.0,
-        iterations: int | None = None,
-        samples: NDArray[np.int64] | None = None,
-        full_batch: bool = False,
-    ) -> Ref:
+    def train(self, training: Training, device: int, *, key: int, round: int = 0, version: int = 0) -> Ref:  # noqa: A002
         """A name."""
         return self._name("update", device)
 
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
         """A name."""
         return self._name("choice", device)
-
-    def part(self, device: int, splits: int, number: int, version: int = 0) -> NDArray[np.int64] | None:
-        """None: nothing is trained on."""
-        return None
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """A name."""

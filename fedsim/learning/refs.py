@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.training import Training
+
 Weights = NDArray[np.float32]
 
 
@@ -29,35 +31,26 @@ class Initial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Local SGD of one device.
+    """Local training of one device.
 
     Attributes:
-        base: where it starts.
+        training: what it does.
         device, version: whose data, and in which version.
-        epochs: passes over the data; ignored when ``iterations`` is given.
-        iterations: SGD steps, however many epochs that takes.
         key: with the device, the name of the stream of shuffles (and of dropout masks).
         lr: learning rate.
-        proximal: mu of the proximal term mu/2 ||w - base||^2.
-        samples: positions within the device's training samples that it trains on, int64 [k]; None for all.
-        full_batch: every step is on all of these samples, whatever the batch size.
     """
 
-    base: "Ref"
+    training: Training
     device: int
     version: int
-    epochs: int
-    iterations: int | None
     key: int
     lr: float
-    proximal: float
-    samples: NDArray[np.int64] | None
-    full_batch: bool = False
 
     @property
     def parents(self) -> tuple["Ref", ...]:
-        """The base."""
-        return (self.base,)
+        """The start, and the models in the terms that are added to the gradient."""
+        training = self.training
+        return tuple(ref for ref in (training.start, training.anchor, training.linear) if ref is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

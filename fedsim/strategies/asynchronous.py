@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Measured, Step, TaskEnd, Train
+from fedsim.server import Measured, Step, TaskEnd, Train, Training
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds
 
@@ -68,7 +68,7 @@ class Asynchronous(Strategy[P]):
 
     def training(self) -> Train:
         """Local SGD from the current model."""
-        return Train(self.state["model"], self.params.local_epochs)
+        return Train(Training(self.state["model"], self.params.local_epochs))
 
     # The loop.
 

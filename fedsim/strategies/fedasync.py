@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.server import TaskEnd, Train
+from fedsim.server import TaskEnd, Train, Training
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FedAsync(Asynchronous[FedAsyncParams]):
 
     def training(self) -> Train:
         """Local SGD with the proximal term."""
-        return Train(self.state["model"], self.params.local_epochs, self.params.rho)
+        return Train(Training(self.state["model"], self.params.local_epochs, mu=self.params.rho))
 
     async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
         """Mix the update in."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedsim.server import Step, Train
+from fedsim.server import Limit, Step, Train, Training
 from fedsim.strategies.synchronous import Synchronous, SynchronousParams
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FedAvg(Synchronous[FedAvgParams]):
     def training(self) -> Train:
         """Local SGD for the full number of epochs; with a deadline from the download on, all of them must fit before it."""
         epochs = self.params.local_epochs
-        return Train(self.state["model"], epochs, budget=self.training_limit, at_least=epochs)
+        return Train(Training(self.state["model"], epochs), Limit(budget=self.training_limit, at_least=epochs))
 
     async def aggregate(self) -> None:
         """The mean of the received models, weighted by training samples."""

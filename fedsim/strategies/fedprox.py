@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.server import Train
+from fedsim.server import Limit, Train, Training
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import SynchronousParams
 
@@ -43,13 +43,8 @@ class FedProx(FedAvg):
         """Local SGD with the proximal term, up to the deadline."""
         params = self.params
         if not params.partial_work:
-            return replace(super().training(), proximal=params.mu)
+            whole = super().training()
+            return replace(whole, training=replace(whole.training, mu=params.mu))
         stop_at = None if self.round_limit is None else self.server.now + self.round_limit
-        return Train(
-            self.state["model"],
-            params.local_epochs,
-            params.mu,
-            stop_at=stop_at,
-            budget=self.training_limit,
-            reserve_upload=stop_at is not None,
-        )
+        limit = Limit(stop_at, self.training_limit, reserve_upload=stop_at is not None)
+        return Train(Training(self.state["model"], params.local_epochs, mu=params.mu), limit)

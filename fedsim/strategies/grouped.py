@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from fedsim.server import Server, Step, TaskEnd, Train
+from fedsim.server import Limit, Server, Step, TaskEnd, Train, Training
 from fedsim.strategies.base import P
 from fedsim.strategies.synchronous import Synchronous, SynchronousParams
 
@@ -138,7 +138,8 @@ class Grouped(Synchronous[P]):
     def training(self, device: int) -> Train:
         """Local SGD from the group's model; with a deadline from the download on, all epochs must fit before it."""
         epochs = self.params.local_epochs
-        return Train(self.state["models"][self.state["group"][device]], epochs, budget=self.training_limit, at_least=epochs)
+        model = self.state["models"][self.state["group"][device]]
+        return Train(Training(model, epochs), Limit(budget=self.training_limit, at_least=epochs))
 
     async def aggregate(self) -> None:
         """Each group's updates become its model; a group without any keeps the one that it has."""
@@ -206,7 +207,7 @@ class Grouped(Synchronous[P]):
         """``steps`` under the deadline that counts from each client's download, if there is one."""
         if self.training_limit is None:
             return steps
-        return tuple(replace(step, budget=self.training_limit) if isinstance(step, Train) else step for step in steps)
+        return tuple(_within(step, self.training_limit) if isinstance(step, Train) else step for step in steps)
 
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this very instant."""
@@ -269,3 +270,7 @@ class Grouped(Synchronous[P]):
                 self._go_on(entry["device"])
         if self.params.over_selection > 1 and len(self.state["received"]) >= self.params.clients_per_round:
             self.server.timer("deadline", self.server.now)  # enough have come: who goes on only now is not needed either
+
+
+def _within(step: Train, budget_s: float) -> Train:
+    return replace(step, limit=replace(step.limit, budget=budget_s))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.server import CHOSEN, Download, Evaluate, Payload, Step, Train, Upload
+from fedsim.server import CHOSEN, Download, Evaluate, Limit, Payload, Step, Train, Training, Upload
 from fedsim.strategies.grouped import Mean
 from fedsim.strategies.migrating import Migrating, MigratingParams
 
@@ -74,7 +74,7 @@ class IFCA(Migrating[IFCAParams]):
     def steps(self, device: int) -> tuple[Step, ...]:
         """Receive all models, test them, train the best, send the update and the choice."""
         epochs = self.params.local_epochs
-        training = Train(CHOSEN, epochs, budget=self.training_limit, at_least=epochs)
+        training = Train(Training(CHOSEN, epochs), Limit(budget=self.training_limit, at_least=epochs))
         return (*self._all_models("model"), training, Upload((Payload("update", self.server.upload_bytes), _ID)))
 
     def preparation(self, device: int) -> tuple[Step, ...] | None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Step, Train
+from fedsim.server import Limit, Step, Train, Training
 from fedsim.strategies.synchronous import Synchronous, SynchronousParams
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Local(Synchronous[LocalParams]):
     def steps(self, device: int) -> tuple[Step, ...]:
         """Train, and keep the result."""
         epochs = self.params.local_epochs
-        return (Train(self.state["own"][device], epochs, budget=self.training_limit, at_least=epochs),)
+        return (Train(Training(self.state["own"][device], epochs), Limit(budget=self.training_limit, at_least=epochs)),)
 
     async def aggregate(self) -> None:
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""

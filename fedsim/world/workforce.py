@@ -64,6 +64,7 @@ class Workforce:
         availability: when each can be reached, cut to its lifetime.
         compute: how long training takes.
         network: how long messages take.
+        batch_size: B, samples of an SGD step.
         on_end: told of each task once, when it has ended.
     """
 
@@ -74,6 +75,7 @@ class Workforce:
         availability: Availability,
         compute: Compute,
         network: Network,
+        batch_size: int,
         on_end: Callable[[Task], None],
     ) -> None:
         self._simulation = simulation
@@ -81,6 +83,7 @@ class Workforce:
         self._availability = availability
         self._compute = compute
         self._network = network
+        self._batch_size = batch_size
         self._on_end = on_end
         self.running: dict[int, Task] = {}
         self._waits: dict[int, Wait] = {}
@@ -249,44 +252,47 @@ class Workforce:
         now = self._simulation.now
         limit = self._training_limit(task, step)
         self._note_data(task)
-        if step.part is not None:
-            task.samples = step.part.samples
-        epoch_s = self._population.epoch_s(task.device, step.work(task.samples))
-        ends = self._compute.epoch_ends(task.device, now, epoch_s, step.epochs, limit)
-        if step.adaptive:
+        training = step.training
+        if training.part is not None:
+            task.samples = training.part.samples
+        epoch_s = self._population.epoch_s(task.device, training.samples_an_epoch(task.samples, self._batch_size))
+        ends = self._compute.epoch_ends(task.device, now, epoch_s, training.epochs, limit)
+        if step.limit.adaptive:
             ends = self._compute.adapt(now, ends, limit)
         task.epoch_ends = ends
-        all_fit = bool(ends) and ends[-1] <= limit and (step.adaptive or len(ends) == step.epochs)
+        all_fit = bool(ends) and ends[-1] <= limit and (step.limit.adaptive or len(ends) == training.epochs)
         self._arm(task, wait, ends[-1] if all_fit else max(limit, now))
 
     def _finish_training(self, task: Task, step: Train, wait: Wait, ending: Ending) -> Ending:
         ends = task.epoch_ends or []
         done = bisect_right(ends, self._simulation.now)
         task.epochs = done
-        if ending is None and done < step.at_least:  # a slow straggler
-            if step.go_on:
+        if ending is None and done < step.limit.at_least:  # a slow straggler
+            if step.limit.go_on:
                 task.epochs = 0
             else:
                 ending = "late"
-        part = {} if step.part is None else {"part": [step.part.number, 2**step.part.splits, step.part.samples]}
+        part = step.training.part
+        shown = {} if part is None else {"part": [part.number, 2**part.splits, part.samples]}
         self._simulation.emit(
             "step-end",
             **wait.fields,
             step=step.name,
             outcome=ending or "done",
             epochs=task.epochs,
-            asked=step.epochs,
+            asked=step.training.epochs,
             epoch_ends=ends[:done],
-            **part,
+            **shown,
         )
         return ending
 
     def _training_limit(self, task: Task, step: Train) -> float:
-        limits = [float("inf") if step.stop_at is None else step.stop_at]
-        limits += [] if step.budget is None else [self._simulation.now + step.budget]
+        limit = step.limit
+        limits = [float("inf") if limit.stop_at is None else limit.stop_at]
+        limits += [] if limit.budget is None else [self._simulation.now + limit.budget]
         following = task.steps[task.position + 1 :]
         reserve = 0.0
-        if step.reserve_upload and following and isinstance(following[0], Upload):
+        if limit.reserve_upload and following and isinstance(following[0], Upload):
             nominal_s = self.nominal_transfer_s(task.device, "up", sum(part.bytes for part in following[0].payloads))
             # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
             reserve = nominal_s if on_grid(nominal_s) == nominal_s else on_grid_after(nominal_s) + TICK_S

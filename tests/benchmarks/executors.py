@@ -20,10 +20,11 @@ from fedsim.executors.base import Executor
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec
 from fedsim.learning.refs import Ref
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from fedsim.runner import make_executor
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 from tests.benchmarks.learning import BATCH, CLIENTS, EPOCHS, LR, MODELS, digits
 
 WORKERS = 2
@@ -40,7 +41,7 @@ class Rounds:
 
     async def one(self) -> None:
         begin, number = time.perf_counter(), len(self.training)
-        updates = [self.core.train(self.model, device, epochs=EPOCHS, key=number) for device in range(CLIENTS)]
+        updates = [self.core.train(Training(self.model, epochs=EPOCHS), device, key=number) for device in range(CLIENTS)]
         self.model = self.core.mix([(update, 1 / CLIENTS) for update in updates])
         await self.core.value(self.model)
         trained = time.perf_counter()

@@ -18,9 +18,10 @@ from fedsim.data.federated import FederatedData, Pool, Shard
 from fedsim.executors.inline import Inline
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CataCNN
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 CLIENTS, SAMPLES, EPOCHS, BATCH, ROUNDS = 40, 100, 5, 20, 4
 _SIDE, _PRODUCTS = 4096, 10
@@ -45,7 +46,7 @@ async def seconds_a_round(device: str) -> tuple[float, float]:
     took = []
     for number in range(ROUNDS):
         begin = time.perf_counter()
-        updates = [core.train(model, client, epochs=EPOCHS, key=number) for client in range(CLIENTS)]
+        updates = [core.train(Training(model, epochs=EPOCHS), client, key=number) for client in range(CLIENTS)]
         model = core.mix([(update, 1 / CLIENTS) for update in updates])
         await core.value(model)
         took.append(time.perf_counter() - begin)

@@ -23,9 +23,10 @@ from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.modules import load_weights, module_of
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 CLIENTS, SAMPLES, TESTS, EPOCHS, BATCH, LR = 20, 60, 350, 10, 10, 0.03
 MODELS: dict[str, tuple[ModelSpec, int]] = {"logistic": (Logistic(), 15), "mlp": (Perceptron(), 9), "cnn5": (CNN5(), 2)}
@@ -49,7 +50,7 @@ async def ours(model: ModelSpec, data: FederatedData, executor: Executor, rounds
     training, testing = [], []
     for number in range(rounds + 1):
         begin = time.perf_counter()
-        updates = [core.train(start, device, epochs=EPOCHS, key=number) for device in range(CLIENTS)]
+        updates = [core.train(Training(start, epochs=EPOCHS), device, key=number) for device in range(CLIENTS)]
         start = core.mix([(update, 1 / CLIENTS) for update in updates])
         await core.value(start)
         trained = time.perf_counter()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.data.stratified import stratified_part
-from fedsim.world.task import Part
+from fedsim.training import Part
 
 labels = st.lists(st.integers(0, 4), min_size=1, max_size=200).map(lambda values: np.array(values, dtype=np.int64))
 

@@ -16,7 +16,7 @@ from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec, ModuleModel
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.batches import shuffled
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams
 

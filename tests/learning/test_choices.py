@@ -17,6 +17,7 @@ from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, MnistCNN, ModelSpec, ModuleModel, Perceptron
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.modules import kernels, load_weights, module_of
+from fedsim.training import Training
 from tests.learning.small import Counting, Dropping, federation, learning, own, run
 
 VECTORS: list[ModelSpec] = [Logistic(), Perceptron(hidden=[33, 5]), own("Dropping", features=61, classes=7)]
@@ -53,7 +54,12 @@ def test_objectives_against_plain_torch(model: ModelSpec, l2: float) -> None:
     data = federation([23, 1, 130, 600], shape=shape, classes=7)
     core, _ = learning(data, model, l2=l2, weight_decay=0.5)
     start = core.initial()
-    models = [start, core.initial(1), core.train(start, 2, key=0, epochs=3), core.mix([(start, 0.5), (core.initial(2), 0.5)])]
+    models = [
+        start,
+        core.initial(1),
+        core.train(Training(start, epochs=3), 2, key=0),
+        core.mix([(start, 0.5), (core.initial(2), 0.5)]),
+    ]
     tested = [core.best(models, device) for device in range(4)]
     module = _module(model, data)
     for device, (ref, losses) in enumerate(zip(tested, run(core.losses(tested)), strict=True)):
@@ -104,7 +110,7 @@ def test_two_groups_of_quadratics_find_their_centres_in_one_full_step() -> None:
     core, _ = learning(data, own("Quadratic"), lr=1.0, batch_size=2)
     models = [_settled(core, np.array([w])) for w in (0.0, 3.0)]
     chosen = [core.best(models, device) for device in range(6)]
-    updates = [core.train(start, device, key=0, full_batch=True) for device, start in enumerate(chosen)]
+    updates = [core.train(Training(start, full_batch=True), device, key=0) for device, start in enumerate(chosen)]
     assert run(core.choices(chosen)) == truth
     means = [core.mix([(updates[device], 1 / 3) for device in range(6) if truth[device] == group]) for group in (0, 1)]
     assert [float(value[0]) for value in run(core.values(means))] == [-2.0, 5.0]
@@ -155,7 +161,7 @@ SIZES = [1, 700, 2, 60, 61, 0, 300, 59, 128, 16, 90, 513, 33, 5]
 def _wishes(core: Learning, count: int = len(SIZES)) -> list[Ref]:
     """Choices between trained, mixed and chosen models, with lists of models that differ from device to device."""
     starts = [core.initial(at) for at in range(3)]
-    trained = [core.train(start, at, key=at, epochs=2) for at, start in enumerate(starts)]
+    trained = [core.train(Training(start, epochs=2), at, key=at) for at, start in enumerate(starts)]
     nested = core.best(trained, 4)
     pool = [*starts, *trained, nested, core.mix([(trained[0], 0.5), (nested, 0.5)])]
     return [core.best(pool[device % 3 :] if device % 2 else pool, device) for device in range(count)]
@@ -196,7 +202,7 @@ def test_nothing_is_computed_before_it_is_asked_for_and_all_in_one_go_then() -> 
     core, _ = learning(federation([200] * 7), Logistic(), executor)
     models = [core.initial(at) for at in range(3)]
     tested = [core.best(models, device) for device in range(7)]
-    updates = [core.train(start, device, key=0) for device, start in enumerate(tested)]
+    updates = [core.train(Training(start), device, key=0) for device, start in enumerate(tested)]
     unwanted = [core.best([update], 0) for update in updates]
     assert executor.asked == []
     run(core.values(updates))
@@ -223,7 +229,7 @@ def test_rounds_of_ifca_deferred_are_the_same_as_rounds_that_look_at_every_choic
                     bases = [models[choice] for choice in choices]
                 else:
                     bases = chosen
-                updates = [core.train(base, device, key=number, epochs=2) for device, base in enumerate(bases)]
+                updates = [core.train(Training(base, epochs=2), device, key=number) for device, base in enumerate(bases)]
                 models = [core.mix([(updates[at], 0.5), (updates[at + 3], 0.5)]) for at in range(3)]
             return [value.tobytes() for value in await core.values(models)]
 

@@ -12,6 +12,7 @@ from fedsim.learning.functions import carry_out, pure
 from fedsim.learning.models import Logistic
 from fedsim.learning.off import Off
 from fedsim.learning.refs import Ref
+from fedsim.training import Training
 from tests.learning.small import federation, learning, run
 
 Models = list[NDArray[np.float32]]
@@ -66,9 +67,9 @@ def test_an_array_of_another_size_is_no_model() -> None:
 
 def test_it_may_depend_on_trainings_and_others_on_it() -> None:
     core = _core()
-    updates = [core.train(core.initial(), device, key=0) for device in range(3)]
+    updates = [core.train(Training(core.initial()), device, key=0) for device in range(3)]
     mixed = core.mix([(core.apply(middle, updates), 0.5), (updates[0], 0.5)])
-    again = core.train(mixed, 1, key=1)
+    again = core.train(Training(mixed), 1, key=1)
     values = run(core.values([*updates, mixed]))
     expected = 0.5 * np.median(np.stack(values[:3]), axis=0).astype(np.float32) + 0.5 * values[0]
     assert np.allclose(values[3], expected, atol=1e-7)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedsim.data.stratified import stratified_part
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
@@ -15,6 +16,7 @@ from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOn
 from fedsim.learning.off import Off
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.modules import flat_weights, load_weights, module_of
+from fedsim.training import Part, Training
 from tests.learning.small import Counting, federation, learning, own, run
 
 FULL = 10**6
@@ -23,7 +25,7 @@ FULL = 10**6
 async def _fedavg(core: Learning, sizes: list[int], rounds: int = 1, **how: Any) -> list[np.ndarray]:
     model, models = core.initial(), []
     for number in range(rounds):
-        updates = [core.train(model, device, key=number, round=number, **how) for device in range(len(sizes))]
+        updates = [core.train(Training(model, **how), device, key=number, round=number) for device in range(len(sizes))]
         model = core.mix([(update, n / sum(sizes)) for update, n in zip(updates, sizes, strict=True)])
         models.append(await core.value(model))
     return models
@@ -59,7 +61,7 @@ def test_mu_zero_is_fedavg_bit_for_bit(model: ModelSpec) -> None:
     sizes = [5, 30, 12]
     plain, proximal = (learning(federation(sizes), model)[0] for _ in range(2))
     for one, other in zip(
-        run(_fedavg(plain, sizes, 3, epochs=2)), run(_fedavg(proximal, sizes, 3, epochs=2, proximal=0.0)), strict=True
+        run(_fedavg(plain, sizes, 3, epochs=2)), run(_fedavg(proximal, sizes, 3, epochs=2, mu=0.0)), strict=True
     ):
         assert one.tobytes() == other.tobytes()
 
@@ -69,7 +71,7 @@ def test_the_proximal_optimum_of_a_quadratic(mu: float) -> None:
     data = federation([20], shape=(1,))
     data.pool.x[:] = 1.25
     core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)
-    solved = run(core.value(core.train(core.initial(), 0, epochs=200, key=0, proximal=mu)))
+    solved = run(core.value(core.train(Training(core.initial(), epochs=200, mu=mu), 0, key=0)))
     assert solved == pytest.approx((1.25 + mu * 3.0) / (1 + mu), abs=1e-5)
 
 
@@ -77,17 +79,17 @@ def test_the_learning_rate_decays_with_the_round() -> None:
     data = federation([20])
     core, _ = learning(data, Logistic(), lr=0.1, lr_decay=0.5, batch_size=FULL)
     slower, _ = learning(data, Logistic(), lr=0.025, batch_size=FULL)
-    decayed = run(core.value(core.train(core.initial(), 0, key=0, round=2)))
-    assert decayed.tobytes() == run(slower.value(slower.train(slower.initial(), 0, key=0))).tobytes()
+    decayed = run(core.value(core.train(Training(core.initial()), 0, key=0, round=2)))
+    assert decayed.tobytes() == run(slower.value(slower.train(Training(slower.initial()), 0, key=0))).tobytes()
 
 
 def test_iterations_and_chosen_samples() -> None:
     data = federation([25])
     core, _ = learning(data, Logistic(), batch_size=10)
-    by_epochs = core.train(core.initial(), 0, key=1, epochs=2)
-    by_steps, fewer = (core.train(core.initial(), 0, key=1, iterations=steps) for steps in (6, 5))
-    part = np.array([3, 1, 17])
-    chosen = core.train(core.initial(), 0, key=1, samples=part)
+    by_epochs = core.train(Training(core.initial(), epochs=2), 0, key=1)
+    by_steps, fewer = (core.train(Training(core.initial(), steps=steps), 0, key=1) for steps in (6, 5))
+    chosen = core.train(Training(core.initial(), part=Part(3, 2, 25)), 0, key=1)
+    part = stratified_part(data.train_labels(data.shards[0]), 3, 2)  # 3 samples, of the parts of an eighth the second
     assert run(core.value(by_epochs)).tobytes() == run(core.value(by_steps)).tobytes()
     assert run(core.value(by_epochs)).tobytes() != run(core.value(fewer)).tobytes()
     x, y = (samples[part] for samples in data.train_samples(data.shards[0]))
@@ -105,10 +107,10 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     data = federation([70])
     usual, huge = (learning(data, model, batch_size=size, momentum=0.5)[0] for size in (7, FULL))
     whole, by_steps, epochs, small = (
-        usual.train(usual.initial(), 0, key=1, epochs=3, full_batch=True),
-        usual.train(usual.initial(), 0, key=1, iterations=3, full_batch=True),
-        huge.train(huge.initial(), 0, key=1, epochs=3),
-        usual.train(usual.initial(), 0, key=1, epochs=3),
+        usual.train(Training(usual.initial(), epochs=3, full_batch=True), 0, key=1),
+        usual.train(Training(usual.initial(), steps=3, full_batch=True), 0, key=1),
+        huge.train(Training(huge.initial(), epochs=3), 0, key=1),
+        usual.train(Training(usual.initial(), epochs=3), 0, key=1),
     )
     values = [run(core.value(ref)).tobytes() for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))]
     assert values[0] == values[1] == values[2] != run(usual.value(small)).tobytes()
@@ -117,9 +119,10 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
 
 def test_a_full_batch_on_chosen_samples_is_all_of_these() -> None:
     data = federation([70])
-    part = np.arange(3, 40)
+    part = stratified_part(data.train_labels(data.shards[0]), 1, 2)
     core, _ = learning(data, Logistic(), batch_size=10, lr=0.2)
-    found = run(core.value(core.train(core.initial(), 0, key=1, epochs=2, samples=part, full_batch=True)))
+    training = Training(core.initial(), epochs=2, part=Part(1, 2, 70), full_batch=True)
+    found = run(core.value(core.train(training, 0, key=1)))
     module = module_of(Logistic().architecture((6,), 3))
     parameters = list(module.parameters())
     load_weights(parameters, run(core.value(core.initial())))
@@ -140,7 +143,7 @@ def test_full_batches_of_any_size_do_not_depend_on_the_company_bit_for_bit(model
 
     def wishes(core: Learning) -> list[Ref]:
         return [
-            core.train(core.initial(), device, key=number, epochs=3, full_batch=number < 2)
+            core.train(Training(core.initial(), epochs=3, full_batch=number < 2), device, key=number)
             for device in range(len(sizes))
             for number in range(3)
         ]
@@ -152,7 +155,7 @@ def test_full_batches_of_any_size_do_not_depend_on_the_company_bit_for_bit(model
 def test_wide_batches_share_a_stack_only_while_there_is_room() -> None:
     executor = Counting()
     core, _ = learning(federation([2000] * 5), Logistic(), executor)
-    run(core.values([core.train(core.initial(), device, key=0, full_batch=True) for device in range(5)]))
+    run(core.values([core.train(Training(core.initial(), full_batch=True), device, key=0) for device in range(5)]))
     assert executor.asked == ["train"] * 3
 
 
@@ -160,7 +163,7 @@ def test_values_of_many_are_one_cohort() -> None:
     executor = Counting()
     core, _ = learning(federation([20] * 6), Logistic(), executor)
     start = core.initial()
-    updates = [core.train(start, device, key=0) for device in range(6)]
+    updates = [core.train(Training(start), device, key=0) for device in range(6)]
     mixed = core.mix([(update, 1 / 6) for update in updates])
     values = run(core.values([mixed, *updates, start]))
     assert executor.asked == ["train"]
@@ -172,12 +175,15 @@ def test_a_part_is_of_the_version_asked_for() -> None:
     data = federation([21, 34])
     later = data._later[0, 1] = data.shards[1]
     core, _ = learning(data, Logistic())
+    start = core.initial()
+    run(core.value(start))
     for version, shard in ((0, data.shards[0]), (1, later)):
-        parts = [core.part(0, 1, number, version) for number in (1, 2)]
+        trainings = [Training(start, part=Part(1, number, len(shard.train))) for number in (1, 2)]
+        jobs = [core._trainer.job(core.train(training, 0, key=0, version=version), data) for training in trainings]
+        parts = [job.samples for job in jobs if job.samples is not None]
         assert sorted(np.concatenate(parts)) == list(range(len(shard.train)))
         labels = [np.bincount(data.train_labels(shard)[part], minlength=3) for part in parts]
         assert np.abs(labels[0] - labels[1]).max() <= 1
-    assert core.part(0, 1, 1).tobytes() == core.part(0, 1, 1, 0).tobytes()
 
 
 def test_one_seed_gives_every_strategy_the_same_start() -> None:
@@ -204,7 +210,7 @@ def test_nobody_asks_nothing_is_trained() -> None:
     executor = Counting()
     core, _ = learning(federation([20] * 6), Logistic(), executor)
     model = core.initial()
-    wanted, *unwanted = [core.train(model, device, key=0) for device in range(6)]
+    wanted, *unwanted = [core.train(Training(model), device, key=0) for device in range(6)]
     core.mix([(unwanted[0], 1.0)])
     assert executor.asked == []
     run(core.value(wanted))
@@ -218,7 +224,7 @@ def test_all_that_is_wanted_at_once_is_one_cohort() -> None:
     executor = Counting()
     core, _ = learning(federation([20] * 6), Logistic(), executor)
     model = core.initial()
-    later = [core.mix([(core.train(model, device, key=0), 0.5), (model, 0.5)]) for device in range(6)]
+    later = [core.mix([(core.train(Training(model), device, key=0), 0.5), (model, 0.5)]) for device in range(6)]
     run(core.evaluate({str(at): (ref, [at, 0]) for at, ref in enumerate(later)}))
     assert executor.asked.count("train") == 1
 
@@ -233,7 +239,7 @@ def test_neither_workers_nor_batching_change_a_bit(model: ModelSpec) -> None:
         async def rounds() -> tuple[bytes, bytes]:
             start = core.initial()
             for number in range(3):
-                updates = [core.train(start, device, epochs=2, key=number) for device in range(number, 40, 2)]
+                updates = [core.train(Training(start, epochs=2), device, key=number) for device in range(number, 40, 2)]
                 if force:
                     for update in updates[::-1]:
                         await core.value(update)
@@ -264,7 +270,7 @@ def test_convolutions_do_not_depend_on_workers_either() -> None:
 
 def _poisoned(core: Learning, device: int) -> Ref:
     """An update that has diverged."""
-    ref = core.train(core.initial(), device, key=0)
+    ref = core.train(Training(core.initial()), device, key=0)
     ref.settle(np.full(core.parameters, np.inf, np.float32))
     return ref
 
@@ -303,7 +309,7 @@ def test_a_run_that_diverges_by_itself_is_noticed() -> None:
     data.pool.x[data.shards[1].train] *= 1e30
     core, records = learning(data, Logistic(), lr=1e6)
     model = core.initial()
-    mixed = core.mix([(core.train(model, device, key=0, epochs=3), 1 / 3) for device in range(3)], otherwise=model)
+    mixed = core.mix([(core.train(Training(model, epochs=3), device, key=0), 1 / 3) for device in range(3)], otherwise=model)
     assert np.isfinite(run(core.value(mixed))).all()
     assert [record.fields["device"] for record in records] == [1]
 
@@ -311,7 +317,7 @@ def test_a_run_that_diverges_by_itself_is_noticed() -> None:
 def test_training_loss_and_discrepancy() -> None:
     core, _ = learning(federation([30, 20, 9]), Logistic())
     model = core.initial()
-    updates = [core.train(model, device, key=0, epochs=2) for device in range(2)]
+    updates = [core.train(Training(model, epochs=2), device, key=0) for device in range(2)]
     loss = run(core.train_loss([(updates[0], 30.0), (updates[1], 20.0)]))
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
     distances = [float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates]
@@ -336,15 +342,14 @@ def test_named_tensors_cover_the_whole_model() -> None:
 def test_learning_off_has_names_and_sizes_only() -> None:
     off = Off(SizeOnly.model_validate({"bytes": "31400 B"}), (784,), 10)
     assert (off.parameters, off.bytes) == (7_850, 31_400.0)
-    update = off.train(off.initial(), 3, key=0)
+    update = off.train(Training(off.initial()), 3, key=0)
     assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
     assert run(off.evaluate({"global": (update, None)})) is None
     assert run(off.discrepancy([(update, update)])) is None
     best = off.best([update, update], 5, version=2)
-    assert (off.learns, best.device, off.train(best, 5, key=1, full_batch=True).device) == (False, 5, 5)
+    assert (off.learns, best.device, off.train(Training(best, full_batch=True), 5, key=1).device) == (False, 5, 5)
     assert run(off.losses([best])) is None
     assert run(off.choices([best])) is None
-    assert off.part(0, 1, 1, 2) is None
     with pytest.raises(SimulationError, match='learning = "on"'):
         run(off.values([update]))
     with pytest.raises(SimulationError, match='learning = "on"'):
@@ -359,7 +364,7 @@ def test_a_bare_size_cannot_learn() -> None:
 def test_one_cohort_may_hold_different_rounds_and_proximal_terms() -> None:
     def wishes(core: Learning) -> list[Ref]:
         rules = [(number, mu) for number in (0, 3) for mu in (0.0, 0.5)]
-        return [core.train(core.initial(), 0, key=0, round=number, proximal=mu, epochs=2) for number, mu in rules]
+        return [core.train(Training(core.initial(), mu=mu, epochs=2), 0, key=0, round=number) for number, mu in rules]
 
     together, apart = (learning(federation([25]), Logistic(), lr_decay=0.5)[0] for _ in range(2))
     wanted = wishes(together)

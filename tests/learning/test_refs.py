@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained, Waves
+from fedsim.training import Training
 
 
 def _training(base: Ref, serial: int) -> Ref:
-    return Ref(f"update-{serial}", serial, Trained(base, 0, 0, 1, None, 0, 0.1, 0.0, None), 0)
+    return Ref(f"update-{serial}", serial, Trained(Training(base), 0, 0, 0, 0.1), 0)
 
 
 def _play(wanted: list[Ref]) -> list[list[str]]:

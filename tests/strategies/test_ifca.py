@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.strategies.ifca import IFCA, IFCAParams
+from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,
     ROTATED,
@@ -46,7 +47,7 @@ class TestOneGroup:
         sizes = [5, 12, 30]
         run, records = played(world(opposite_groups(folder, sizes), 3, ifca(1, 3, aggregation=aggregation), 1))
         start = run.learner.initial()
-        updates = [run.learner.train(start, device, key=0, epochs=2) for device in range(3)]
+        updates = [run.learner.train(Training(start, epochs=2), device, key=0) for device in range(3)]
         asked = [record.fields["device"] for record in records if record.kind == "task-start"]
         return weights(run, updates), weights(run)[0], asked
 

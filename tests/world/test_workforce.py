@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Evaluate, Part, Payload, Step, Task, Train, Upload, samples_processed
+from fedsim.world.task import Download, Evaluate, Payload, Step, Task, Train, Upload
 from fedsim.world.workforce import Workforce
 
 MODEL = Download((Payload("model", 1000.0),))
+BATCH = 30
 UPDATE = Upload((Payload("update", 500.0), Payload("control", 100.0)))
 
 
@@ -63,7 +65,7 @@ class Site:
         compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
         self.records: list[Record] = []
-        self.workforce = Workforce(self.simulation, population, self.availability, compute, network, self._on_end)
+        self.workforce = Workforce(self.simulation, population, self.availability, compute, network, BATCH, self._on_end)
         self.simulation.listen(self.records.append)
 
     def _on_end(self, task: Task) -> None:
@@ -93,7 +95,7 @@ class Site:
 
 def test_a_task_from_begin_to_end() -> None:
     site = Site()
-    steps = site.run(MODEL, Train("model", 3), UPDATE)
+    steps = site.run(MODEL, Train(Training("model", 3)), UPDATE)
     assert steps == [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 52.0, "done", 600.0)]
     (task,) = site.ended
     assert (task.outcome, task.epochs, site.workforce.running) == ("done", 3, {})
@@ -116,20 +118,20 @@ def test_evaluating_takes_a_forward_pass_for_each_model() -> None:
 )
 def test_a_device_that_vanishes_loses_its_task_and_is_charged_for_what_moved(off: float, expected: list[Any]) -> None:
     site = Site(off)
-    assert site.run(MODEL, Train("model", 3), UPDATE) == expected
+    assert site.run(MODEL, Train(Training("model", 3)), UPDATE) == expected
     assert site.ended[0].outcome == "lost"
 
 
 @pytest.mark.parametrize("off", [10.0, 40.0])
 def test_what_is_complete_in_the_instant_of_vanishing_counts_and_the_next_step_is_lost_at_once(off: float) -> None:
-    steps = Site(off).run(MODEL, Train("model", 3), UPDATE)
+    steps = Site(off).run(MODEL, Train(Training("model", 3)), UPDATE)
     assert steps[-2][1:3] == (off, "done")
     assert steps[-1][1:3] == (off, "lost")
 
 
 def test_complete_in_the_instant_of_vanishing_is_done() -> None:
     site = Site(52.0)
-    assert site.run(MODEL, Train("model", 3), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
+    assert site.run(MODEL, Train(Training("model", 3)), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
     assert site.ended[0].outcome == "done"
 
 
@@ -150,7 +152,7 @@ def test_the_task_of_a_device_that_leaves_for_good_has_left_and_is_charged_for_w
     departure: float, expected: list[Any]
 ) -> None:
     site = Site(lifetime=(0.0, departure))
-    assert site.run(MODEL, Train("model", 3), UPDATE) == expected
+    assert site.run(MODEL, Train(Training("model", 3)), UPDATE) == expected
     assert (site.ended[0].outcome, site.simulation.now) == ("left", departure)
     assert not site.workforce.is_idle(0)
     assert not site.workforce.anyone_ever()
@@ -162,7 +164,7 @@ def test_an_evaluation_can_be_left_too() -> None:
 
 def test_complete_in_the_instant_of_the_departure_is_done() -> None:
     site = Site(lifetime=(0.0, 52.0))
-    assert site.run(MODEL, Train("model", 3), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
+    assert site.run(MODEL, Train(Training("model", 3)), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
     assert site.ended[0].outcome == "done"
 
 
@@ -199,7 +201,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
 def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     site = Site(lifetime=(0.0, 25.0))
     Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
-    site.run(MODEL, Train("model", 3), UPDATE)
+    site.run(MODEL, Train(Training("model", 3)), UPDATE)
     last = [(record.time, record.kind) for record in site.records[-4:]]
     assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
 
@@ -214,7 +216,7 @@ class TestNotesOnData:
 
     @pytest.mark.parametrize(("time", "end", "noted"), [(5.0, 55.0, (150, 1)), (25.0, 40.0, (100, 0))])
     def test_a_shift_counts_from_the_next_training(self, time: float, end: float, noted: tuple[int, int]) -> None:
-        site, steps = self.shifted(time, MODEL, Train("m", 3))
+        site, steps = self.shifted(time, MODEL, Train(Training("m", 3)))
         assert steps[-1] == ("train", end, "done", 3)
         assert (site.ended[0].samples, site.ended[0].version) == noted
 
@@ -225,7 +227,7 @@ class TestNotesOnData:
 
     def test_a_part_is_what_is_trained_on(self) -> None:
         site = Site()
-        site.run(Train("m", 1, part=Part(2, 4, 98)))
+        site.run(Train(Training("m", 1, part=Part(2, 4, 98))))
         assert site.ended[0].samples == 24
 
     def test_a_task_that_never_computes_knows_what_the_device_held_when_it_began(self) -> None:
@@ -244,40 +246,33 @@ class TestIterations:
             batch = min(batch_size, left)
             processed += batch
             left = left - batch or samples
-        assert samples_processed(samples, batch_size, iterations) == processed
+        assert Training("m", steps=iterations).samples_an_epoch(samples, batch_size) == processed
 
     @pytest.mark.parametrize(
         ("train", "end"),
         [
-            (Train("m", 1, iterations=7, batch_size=30), 19.0),  # 30 + 30 + 30 + 10 + 30 + 30 + 30 samples, 10 a second
-            (Train("m", 1, iterations=4, batch_size=30), 10.0),
-            (Train("m", 1, iterations=3, batch_size=1000), 30.0),
-            (Train("m", 1, iterations=3, full_batch=True), 30.0),
-            (Train("m", 2, full_batch=True), 20.0),
-            (Train("m", 1, iterations=5, batch_size=10, part=Part(2, 1, 100)), 4.5),  # 25 samples: 10 + 10 + 5 + 10 + 10
+            (Train(Training("m", 1, steps=7)), 19.0),  # 30 + 30 + 30 + 10 + 30 + 30 + 30 samples, 10 a second
+            (Train(Training("m", 1, steps=4)), 10.0),
+            (Train(Training("m", 1, steps=9)), 23.0),  # twice all, and a batch
+            (Train(Training("m", 1, steps=3, full_batch=True)), 30.0),
+            (Train(Training("m", 2, full_batch=True)), 20.0),
+            (Train(Training("m", 1, steps=5, part=Part(2, 1, 100))), 12.5),  # 25 samples, less than a batch: 5 times all
         ],
     )
     def test_they_take_the_time_of_what_they_process_and_count_as_one_epoch(self, train: Train, end: float) -> None:
-        assert Site().run(train) == [("train", end, "done", train.epochs)]
+        assert Site().run(train) == [("train", end, "done", train.training.epochs)]
 
     def test_cut_off_they_are_late_and_none_counts(self) -> None:
-        train = Train("m", 1, iterations=4, batch_size=30, budget=9.0)
+        train = Train(Training("m", 1, steps=4), Limit(budget=9.0))
         assert Site().run(train) == [("train", 9.0, "late", 0)]
 
     @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            ({"iterations": 5}, "5 iterations has batch_size=None"),
-            ({"iterations": 5, "batch_size": 0}, "5 iterations has batch_size=0"),
-            ({"iterations": 0, "batch_size": 5}, "iterations=0"),
-            ({"iterations": 5, "batch_size": 5, "epochs": 2}, "iterations=5 and epochs=2"),
-            ({"batch_size": 5, "full_batch": True}, "batch_size=5 and full_batch"),
-        ],
+        ("asked", "message"),
+        [({"steps": 0}, "steps=0"), ({"steps": -1, "full_batch": True}, "steps=-1"), ({"steps": 5, "epochs": 2}, "epochs=2")],
     )
-    def test_what_does_not_go_together_is_refused(self, more: dict[str, Any], message: str) -> None:
-        asked: dict[str, Any] = {"model": "m", "epochs": 1} | more
+    def test_what_does_not_go_together_is_refused(self, asked: dict[str, Any], message: str) -> None:
         with pytest.raises(SimulationError, match=message):
-            Train(**asked)
+            Training("m", **asked)
 
 
 def test_what_continues_is_no_selection_of_its_own() -> None:
@@ -293,14 +288,14 @@ def test_what_continues_is_no_selection_of_its_own() -> None:
 @pytest.mark.parametrize(("time", "step", "amount"), [(4.0, "download", 400.0), (35.0, "train", 2), (41.0, "upload", 50.0)])
 def test_the_server_can_end_any_step(time: float, step: str, amount: float) -> None:
     site = Site()
-    steps = site.run(MODEL, Train("model", 3), UPDATE, meanwhile=lambda site: site.end_at(time))
+    steps = site.run(MODEL, Train(Training("model", 3)), UPDATE, meanwhile=lambda site: site.end_at(time))
     assert steps[-1] == (step, time, "late", amount)
     assert site.ended[0].outcome == "late"
 
 
 def test_what_ends_in_the_instant_of_the_deadline_is_in_time() -> None:
     site = Site()
-    site.run(MODEL, Train("model", 3), UPDATE, meanwhile=lambda site: site.end_at(52.0))
+    site.run(MODEL, Train(Training("model", 3)), UPDATE, meanwhile=lambda site: site.end_at(52.0))
     assert site.ended[0].outcome == "done"
 
 
@@ -310,40 +305,40 @@ class TestBudgets:
         return Site().run(train, device=device)[0][1:]
 
     def test_all_epochs_fit_exactly(self) -> None:
-        assert self.epochs(Train("m", 3, budget=30.0)) == (30.0, "done", 3)
+        assert self.epochs(Train(Training("m", 3), Limit(budget=30.0))) == (30.0, "done", 3)
 
     def test_a_nanosecond_short_the_last_epoch_does_not_count(self) -> None:
-        assert self.epochs(Train("m", 3, budget=30.0 - 1e-9)) == (pytest.approx(30.0), "done", 2)
-        assert self.epochs(Train("m", 3, budget=30.0 - 1e-9, at_least=3))[1:] == ("late", 2)
+        assert self.epochs(Train(Training("m", 3), Limit(budget=30.0 - 1e-9))) == (pytest.approx(30.0), "done", 2)
+        assert self.epochs(Train(Training("m", 3), Limit(budget=30.0 - 1e-9, at_least=3)))[1:] == ("late", 2)
 
     def test_stop_at_is_absolute_and_the_earlier_limit_counts(self) -> None:
-        assert self.epochs(Train("m", 9, stop_at=25.0)) == (25.0, "done", 2)
-        assert self.epochs(Train("m", 9, stop_at=25.0, budget=12.0)) == (12.0, "done", 1)
+        assert self.epochs(Train(Training("m", 9), Limit(stop_at=25.0))) == (25.0, "done", 2)
+        assert self.epochs(Train(Training("m", 9), Limit(stop_at=25.0, budget=12.0))) == (12.0, "done", 1)
 
     def test_without_one_epoch_the_task_is_late_unless_none_is_needed(self) -> None:
-        assert self.epochs(Train("m", 9, budget=9.0)) == (9.0, "late", 0)
-        assert self.epochs(Train("m", 9, budget=9.0, at_least=0)) == (9.0, "done", 0)
+        assert self.epochs(Train(Training("m", 9), Limit(budget=9.0))) == (9.0, "late", 0)
+        assert self.epochs(Train(Training("m", 9), Limit(budget=9.0, at_least=0))) == (9.0, "done", 0)
 
     def test_an_adaptive_device_stops_when_another_epoch_would_not_fit(self) -> None:
-        assert self.epochs(Train("m", 1000, budget=35.0, adaptive=True)) == (30.0, "done", 3)
-        assert self.epochs(Train("m", 1000, budget=40.0, adaptive=True)) == (40.0, "done", 4)
-        assert self.epochs(Train("m", 1000, budget=9.0, adaptive=True, at_least=0)) == (9.0, "done", 0)
+        assert self.epochs(Train(Training("m", 1000), Limit(budget=35.0, adaptive=True))) == (30.0, "done", 3)
+        assert self.epochs(Train(Training("m", 1000), Limit(budget=40.0, adaptive=True))) == (40.0, "done", 4)
+        assert self.epochs(Train(Training("m", 1000), Limit(budget=9.0, adaptive=True, at_least=0))) == (9.0, "done", 0)
 
     @pytest.mark.parametrize(("at_least", "sent"), [(1, 600.0), (3, 600.0), (4, 100.0)])
     def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(self, at_least: int, sent: float) -> None:
         answer = Upload(UPDATE.payloads, untrained=(Payload("control", 100.0),))
         site = Site()
-        steps = site.run(Train("m", 4, budget=39.0, at_least=at_least, go_on=True), answer)
+        steps = site.run(Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True)), answer)
         assert [step[2] for step in steps] == ["done", "done"]
         assert steps[1][3] == sent
         assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
 
     def test_a_part_of_the_data_takes_its_share_of_the_time(self) -> None:
-        assert self.epochs(Train("m", 2, part=Part(2, 1, 100))) == (5.0, "done", 2)
+        assert self.epochs(Train(Training("m", 2, part=Part(2, 1, 100)))) == (5.0, "done", 2)
         assert [Part(1, number, 7).samples for number in (1, 2)] == [4, 3]
 
     def test_time_for_the_upload_is_kept_back(self) -> None:
-        steps = Site().run(Train("m", 9, stop_at=42.0, reserve_upload=True), UPDATE)
+        steps = Site().run(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=True)), UPDATE)
         assert steps == [("train", 30.0, "done", 3), ("upload", 42.0, "done", 600.0)]
 
 
@@ -359,9 +354,9 @@ def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, siz
     population = Population(np.ones(1), np.array([100]), 1.0, np.zeros(1), np.full(1, np.inf))
     ended: list[Task] = []
     compute = Compute(Streams(1), 0.0, None, 2)
-    workforce = Workforce(simulation, population, Until(math.inf), compute, star, ended.append)
+    workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, ended.append)
     stop_at = on_grid(stop)
-    steps = (Train("m", 10**6, stop_at=stop_at, reserve_upload=True), Upload((Payload("update", size),)))
+    steps = (Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=True)), Upload((Payload("update", size),)))
     workforce.start(0, steps, None, None)
 
     async def handle(message: Any) -> None:
@@ -387,7 +382,7 @@ def test_two_devices_share_the_server_link() -> None:
     simulation = Simulation()
     star = Star(simulation, np.full(2, 1e9), np.full(2, 1e9), np.zeros(2), 100.0, 100.0)
     population = Population(np.full(2, 10.0), np.ones(2, dtype=np.int64), 1.0, np.zeros(2), np.full(2, np.inf))
-    workforce = Workforce(simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, site._on_end)
+    workforce = Workforce(simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, 1, site._on_end)
     ends: list[float] = []
     simulation.listen(lambda record: ends.append(record.time) if record.kind == "task-end" else None)
     for device in range(2):

@@ -6,7 +6,8 @@ what its messages say.
 
 from collections.abc import Callable
 
-from fedsim.server import DeviceFacts, Part
+from fedsim.server import DeviceFacts
+from fedsim.training import Part
 
 State = dict[str, list[int]]
 

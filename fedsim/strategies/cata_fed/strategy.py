@@ -1,12 +1,11 @@
 """CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.server import Download, Limit, Part, Payload, Server, Step, TaskEnd, Train, Training, Upload
 from fedsim.strategies.cata_fed.client import Clients
 from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range
 from fedsim.strategies.cata_fed.params import CataFedParams
@@ -165,18 +164,24 @@ class CataFed(FedAvg):
         report = (_REPORT,) if clients.may_split(device) else ()
         return (
             Download((Payload("model", server.download_bytes), _CONTROL)),
-            replace(self.training(), part=clients.take_part(device)),
+            self.training(clients.take_part(device)),
             Upload((Payload("update", server.upload_bytes), _CONTROL), untrained=(*unchanged, _CONTROL, *report)),
         )
 
-    def training(self) -> Train:
+    def training(self, part: Part | None = None) -> Train:
         """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
-        params, model = self.params, self.state["model"]
-        if params.adaptive:
-            train = Train(model, params.most_epochs, adaptive=True)
-        else:
-            train = Train(model, params.local_epochs, at_least=params.local_epochs)
-        return replace(train, budget=self.budget, reserve_upload=params.reserve_upload, go_on=True)
+        params = self.params
+        epochs, at_least = (params.most_epochs, 1) if params.adaptive else (params.local_epochs, params.local_epochs)
+        return Train(
+            Training(self.state["model"], epochs, part=part),
+            Limit(
+                budget=self.budget,
+                reserve_upload=params.reserve_upload,
+                adaptive=params.adaptive,
+                at_least=at_least,
+                go_on=True,
+            ),
+        )
 
     def verdict(self, message: TaskEnd) -> Verdict:
         """The paper's three classes (Eq. 13)."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.server import Download, Payload, Server, Step, Train, Upload
+from fedsim.server import Download, Limit, Payload, Server, Step, Train, Training, Upload
 from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths
 from fedsim.strategies.cfl.cuts import Cluster, Cut, Entries, bisect
 from fedsim.strategies.cfl.params import CFLParams
@@ -271,7 +271,7 @@ class CFL(Grouped[CFLParams]):
         if self.state["group"][device] >= 0 or self._is_leaf(node):
             return None
         epochs = self.params.local_epochs
-        training = Train(self.state["models"][node], epochs, budget=self.training_limit, at_least=epochs)
+        training = Train(Training(self.state["models"][node], epochs), Limit(budget=self.training_limit, at_least=epochs))
         down, up = Payload("cold-start", self.server.download_bytes), Payload("cold-start", self.server.upload_bytes)
         return (Download((down,)), training, Upload((up,)))
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.server import Download, Limit, Payload, Server, Step, TaskEnd, Train, Training, Upload
 from fedsim.strategies.clustering.mixing import inter_group_coefficients
 from fedsim.strategies.clustering.similarity import most_alike
 from fedsim.strategies.flexcfl.cold_start import cluster_updates
@@ -88,8 +88,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """A little training from the initial model, for the direction that it takes."""
         initial, params = self.state["initial"], self.params
         if params.pretrain_iterations is None:
-            return Train(initial, params.pretrain_epochs, at_least=params.pretrain_epochs)
-        return self.server.iterate(initial, params.pretrain_iterations)
+            return Train(Training(initial, params.pretrain_epochs), Limit(at_least=params.pretrain_epochs))
+        return Train(Training(initial, steps=params.pretrain_iterations))
 
     async def _end_pretraining(self, message: TaskEnd) -> None:
         state = self.state
@@ -256,7 +256,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
 def _shortened(train: Train) -> Train:
     """One epoch less, one at least."""
-    return train if train.epochs == 1 else replace(train, epochs=train.epochs - 1, at_least=train.at_least - 1)
+    training, limit = train.training, train.limit
+    if training.epochs == 1:
+        return train
+    return Train(replace(training, epochs=training.epochs - 1), replace(limit, at_least=limit.at_least - 1))
 
 
 class FedGroup(FlexCFL):

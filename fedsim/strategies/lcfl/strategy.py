@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedsim.errors import SimulationError
-from fedsim.server import Download, Evaluate, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.server import Download, Evaluate, Limit, Payload, Server, Step, TaskEnd, Train, Training, Upload
 from fedsim.strategies.clustering.grouping import canonical, members
 from fedsim.strategies.clustering.showing import shown_pairs
 from fedsim.strategies.lcfl.campaign import Campaigning
@@ -91,7 +91,7 @@ class LCFL(Campaigning[LCFLParams]):
         if self.state["clustered"]:
             return super().training(device)
         epochs = self.params.local_epochs
-        return Train(self.state["global"], epochs, budget=self.training_limit, at_least=epochs)
+        return Train(Training(self.state["global"], epochs), Limit(budget=self.training_limit, at_least=epochs))
 
     async def aggregate(self) -> None:
         """Each cluster's updates become its model; in the warm-up there is one, and the server keeps what each has sent."""
@@ -149,15 +149,15 @@ class LCFL(Campaigning[LCFLParams]):
             return (Download((down,)), Evaluate(models), Upload((up,)))
         upload = server.upload("warm-up")
         if params.warmup == "federated":
-            return (server.download("warm-up"), Train(state["global"], params.local_epochs), upload)
+            return (server.download("warm-up"), Train(Training(state["global"], params.local_epochs)), upload)
         if params.local_start == "own":
             return (self._warming_up(server.initial(1 + device)), upload)
         return (server.download("warm-up"), self._warming_up(state["global"]), upload)
 
     def _warming_up(self, start: "Ref") -> Train:
         if self.params.warmup_iterations is None:
-            return Train(start, self.params.warmup_epochs)
-        return self.server.iterate(start, self.params.warmup_iterations)
+            return Train(Training(start, self.params.warmup_epochs))
+        return Train(Training(start, steps=self.params.warmup_iterations))
 
     def campaign_came(self, message: TaskEnd) -> None:
         """Keep the model, or what was found."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.server import Download, Payload, Server, Step, TaskEnd, Train, Upload
+from fedsim.server import Download, Limit, Payload, Server, Step, TaskEnd, Train, Training, Upload
 from fedsim.strategies.clustering.greedy import threshold
 from fedsim.strategies.clustering.grouping import canonical, members
 from fedsim.strategies.clustering.reweighting import class_imbalance
@@ -136,7 +136,8 @@ class RFedAvg(FedAvg):
     def training(self) -> Train:
         """Gradient steps on all samples; with a deadline from the download on, all of them must fit before it."""
         epochs = self.params.local_epochs
-        return Train(self.state["model"], epochs, budget=self.training_limit, at_least=epochs, full_batch=True)
+        limit = Limit(budget=self.training_limit, at_least=epochs)
+        return Train(Training(self.state["model"], epochs, full_batch=True), limit)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         """A device has said how many samples it has, or a client has trained."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsim.server import Evaluate, Payload, Server, TaskEnd, Train, Upload
+from fedsim.server import Evaluate, Payload, Server, TaskEnd, Train, Training, Upload
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import SynchronousParams
 from fedsim.strategies.tifl.params import TiFLParams
@@ -88,7 +88,7 @@ class TiFL(FedAvg):
         if params.tiers_from == "size":
             task = server.ask(device, (Upload((Payload("size-report", _SCALAR),)),))
         else:
-            training = Train(self.state["model"], params.local_epochs)
+            training = Train(Training(self.state["model"], params.local_epochs))
             task = server.ask(device, (server.download("profiling"), training, server.upload("profiling")))
             if params.profiling_limit is not None:
                 server.timer(f"profiling/{task}", server.now + params.profiling_limit)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.assembly import Run
 from fedsim.simulation import Simulation
+from fedsim.training import Training
 from tests.strategies.clustered import Sections, weights
 
 FULL = {"batch_size": 10_000}  # every step on all samples: no order of batches
@@ -27,6 +28,6 @@ def pretrained(sections: Sections) -> tuple[NDArray[np.float32], list[NDArray[np
     """The initial model, and what every device makes of it in 50 steps in its first task."""
     run = made(sections)
     start, devices = run.learner.initial(), sections["population"]["devices"]
-    trained = [run.learner.train(start, device, key=0, iterations=50) for device in range(devices)]
+    trained = [run.learner.train(Training(start, steps=50), device, key=0) for device in range(devices)]
     initial, *values = weights(run, [start, *trained])
     return initial, values

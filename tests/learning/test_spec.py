@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.models import Logistic
-from fedsim.learning.training import TrainingSpec
+from fedsim.learning.spec import TrainingSpec
 from tests.learning.small import federation, learning
 
 

@@ -1,0 +1,105 @@
+"""Local training as one object, and its time limit as another: written by a strategy, timed by the world, done by a solver.
+
+Neither knows what a model is: ``start``, ``anchor`` and ``linear`` are refs that only the learning side looks into.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.errors import SimulationError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the 2^``splits`` stratified parts into which a device has split its training samples.
+
+    Attributes:
+        splits: u, how often it has halved them.
+        number: x, which part, from 1.
+        out_of: training samples that the device holds in all.
+    """
+
+    splits: int
+    number: int
+    out_of: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples the part holds, whatever their labels: they are dealt to the parts in turn."""
+        return len(range(self.number - 1, self.out_of, 2**self.splits))
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from ``start``.
+
+    The gradient is that of a batch, with weight decay and L2 as ``[training]`` says; with momentum all of it goes through
+    the velocity.
+
+    Attributes:
+        start: the model that it starts from (a ``Ref``).
+        epochs: local epochs, passes over the data; at least 1.
+        steps: SGD steps instead of epochs: however many passes they take, they count as one epoch (``epochs=1``).
+        full_batch: one SGD step uses all samples, so that an epoch is one step.
+        part: the part of its data that the device trains on; None for all.
+        mu: weight of the proximal term mu/2 ||w - anchor||^2.
+        anchor: its center (a ``Ref``); None for ``start``.
+        linear: added to every gradient (a ``Ref``); None for nothing.
+        lr: the learning rate; None for that of ``[training]``, decayed by the round.
+
+    Raises:
+        SimulationError: ``epochs`` and ``steps`` do not go together.
+    """
+
+    start: Any
+    epochs: int = 1
+    steps: int | None = None
+    full_batch: bool = False
+    part: Part | None = None
+    mu: float = 0.0
+    anchor: Any = None
+    linear: Any = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and (self.steps < 1 or self.epochs != 1):
+            raise SimulationError(
+                f"a training has steps={self.steps} and epochs={self.epochs}; allowed are at least 1 step, and then epochs=1"
+            )
+
+    def samples_an_epoch(self, samples: int, batch_size: int) -> int:
+        """How many samples are processed in what counts as one epoch.
+
+        Args:
+            samples: n, those that the device trains on; with 0 there is nothing to step on.
+            batch_size: B of ``[training]``.
+        """
+        if self.steps is None or not samples:
+            return samples
+        size = samples if self.full_batch else batch_size
+        passes, rest = divmod(self.steps, -(-samples // size))
+        return passes * samples + rest * size  # the last batch of a pass may be partial, the last pass cut short
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long a device may train, and what it makes of its time.
+
+    Attributes:
+        stop_at: the absolute time (s) at which it stops; finished epochs count. None for no such limit.
+        budget: how long it may train (s), counted from the begin of the training. None for no such limit.
+        reserve_upload: it stops earlier, by the time that it expects its next upload to take on its own link.
+        adaptive: it begins another epoch only if the mean of its finished ones says that it will fit.
+        at_least: with fewer finished epochs none of them counts, and the task ends as late,
+        go_on: unless this is set: then it goes on to the next step, with nothing trained.
+    """
+
+    stop_at: float | None = None
+    budget: float | None = None
+    reserve_upload: bool = False
+    adaptive: bool = False
+    at_least: int = 1
+    go_on: bool = False
+
+
+NO_LIMIT = Limit()
