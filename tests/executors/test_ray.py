@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import tomli_w
 from click.testing import CliRunner
+from torch import nn
 
 import fedsim
 from fedsim.cli import main
@@ -52,9 +53,8 @@ RUNS: dict[str, Sections] = {
 }
 
 
-def odd_module() -> Any:
+def odd_module() -> nn.Module:
     """A module that only a pickle by value can carry: its class and its activation have no importable names."""
-    from torch import nn
 
     class Odd(nn.Module):
         def __init__(self) -> None:
