@@ -90,8 +90,8 @@ def hostile(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any
         "kind": {"strategy": {"kind": EVIL}},
         "code": {"strategy": {"kind": f"{EVIL}:{EVIL}"}},
         "key": {EVIL: 1},
-        "data": {"data": {"source": {"kind": "npz", "file": "evil.npz"}, "partition": "iid"}},
-        "file": {"data": {"source": {"kind": "npz", "file": FILE}, "partition": "iid"}},
+        "data": {"data": {"source": {"kind": "npz", "path": "evil.npz"}, "partition": "iid"}},
+        "file": {"data": {"source": {"kind": "npz", "path": FILE}, "partition": "iid"}},
         "device": {"training": {"device": EVIL}},
     }.items():
         (place / f"{name}.toml").write_text(tomli_w.dumps(small | wrong))
