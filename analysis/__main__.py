@@ -23,6 +23,7 @@ from analysis.timeline import draw_timeline
 from analysis.traffic import draw_traffic, draw_traffic_compared
 from analysis.view import MOST_LANES, ORDERS
 from fedsim.errors import FedsimError, nearest
+from fedsim.harmless import say
 from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
@@ -59,7 +60,7 @@ def main(
                 continue
             _draw_one(target / name, draw, endings)
     except FedsimError as error:
-        click.echo(f"analysis: {error}", err=True)
+        say(f"analysis: {error}", err=True)
         sys.exit(error.exit_status)
 
 
@@ -97,10 +98,9 @@ def _draw_one(stem: Path, draw: Draw, formats: Sequence[str]) -> None:
     try:
         figure = draw()
     except NothingToDrawError as error:
-        click.echo(f"no {stem.name}: {error}", err=True)
+        say(f"no {stem.name}: {error}", err=True)
         return
-    for path in save(figure, stem, formats):
-        click.echo(path)
+    say(*save(figure, stem, formats))
 
 
 def _formats(text: str) -> list[str]:

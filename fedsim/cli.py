@@ -8,6 +8,7 @@ import atexit
 import gc
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 from functools import wraps
@@ -18,6 +19,7 @@ import click
 
 from fedsim import __version__
 from fedsim.errors import FedsimError
+from fedsim.harmless import say, visible
 
 _INTERRUPTED = 130
 
@@ -30,29 +32,53 @@ def _explained(command: Callable[..., int | None]) -> Callable[..., None]:
         try:
             status = command(*args, **options) or 0
         except FedsimError as error:
-            if debug:
-                raise
-            click.echo(f"fedsim: {error}", err=True)
+            _complain(str(error), debug)
             status = error.exit_status
         except KeyboardInterrupt:
             status = _INTERRUPTED
         except Exception as error:
-            if debug:
-                raise
-            click.echo(f"fedsim: {type(error).__name__}: {error} (--debug shows where)", err=True)
+            _complain(f"{type(error).__name__}: {error} (--debug shows where)", debug)
             status = 1
         sys.exit(status)
 
     return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)
 
 
+def _complain(message: str, debug: bool) -> None:
+    say(*(traceback.format_exc().split("\n") if debug else [f"fedsim: {message}"]), err=True)
+
+
+class _Group(click.Group):
+    """Verbs whose mistakes in the command line, too, are printed harmless."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the verb."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise click.UsageError(visible(error.format_message()), error.ctx) from None
+
+
+def _search_here(context: click.Context, option: click.Parameter, allowed: bool) -> bool:
+    """Code that is allowed may lie in the working directory; it never stands in for anything that is installed."""
+    if allowed and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return allowed
+
+
 _scenario = click.argument("scenario", type=click.Path(dir_okay=False))
 _changes = click.option("--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key; may be repeated.")
 _seed = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
+_allow_code = click.option(
+    "--allow-code",
+    is_flag=True,
+    callback=_search_here,
+    help="Import the code that the file names (a strategy or module of your own); say it only of files that you trust.",
+)
 _run_folder = click.argument("run", type=click.Path(path_type=Path))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
@@ -73,6 +99,7 @@ def main() -> None:
 @click.option("--workers", type=int, help="Threads or processes; by default one a core. No influence on the result.")
 @click.option("--address", metavar="HOST:PORT", help="The Ray cluster to use, or 'auto'; by default Ray is started here.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
+@_allow_code
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_explained
 def run_command(
@@ -84,16 +111,16 @@ def run_command(
     workers: int | None,
     address: str | None,
     resume: bool,
+    allow_code: bool,
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
-    from rich.console import Console
-
     from fedsim.progress import RunProgress, summary_lines
     from fedsim.runner import Job, make_executor
     from fedsim.scenario import load
+    from fedsim.terminal import Console
 
-    read = load(scenario, changes, seed)
+    read = load(scenario, changes, seed, allow_code=allow_code)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
         job = Job(read, out, where, resume=resume)
         if not quiet:
@@ -102,8 +129,7 @@ def run_command(
         with _InterruptOnce(job.interrupt):
             result = asyncio.run(job.execute())
     if not quiet:
-        for line in [*summary_lines(result.summary), f"written to {out}"]:
-            click.echo(line)
+        say(*summary_lines(result.summary), f"written to {out}")
     return _INTERRUPTED if result.summary["status"] == "interrupted" else 0
 
 
@@ -123,7 +149,7 @@ class _InterruptOnce:
     def _on_signal(self, *_: object) -> None:
         for number in self._before:
             signal.signal(number, signal.default_int_handler)
-        click.echo("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
+        say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
         self._interrupt()
 
 
@@ -131,20 +157,19 @@ class _InterruptOnce:
 @_scenario
 @_seed
 @_changes
+@_allow_code
 @click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
 @_explained
-def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], no_trial: bool) -> None:
+def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool) -> None:
     """Validate SCENARIO, print it with every default, and say what it will cost."""
     from fedsim.forecast import PATIENCE_S, forecast_lines
     from fedsim.runner import make_executor
     from fedsim.scenario import load
 
-    read = load(scenario, changes, seed)
+    read = load(scenario, changes, seed, allow_code=allow_code)
     with closing(make_executor("threads", device=read.training.device)) as executor:
         lines = forecast_lines(read, executor, 0.0 if no_trial else PATIENCE_S)
-    click.echo(read.to_toml())
-    for line in lines:
-        click.echo(f"# {line}")
+    say(*read.to_toml().split("\n"), *(f"# {line}" for line in lines))
 
 
 @main.command("list")
@@ -154,10 +179,9 @@ def list_command() -> None:
     from fedsim.catalogue import catalogue
 
     for title, entries in catalogue().items():
-        click.echo(f"{title}:")
+        say(f"{title}:")
         width = max(len(name) for name, _ in entries)
-        for name, about in entries:
-            click.echo(f"  {name:<{width}}  {about}")
+        say(*(f"  {name:<{width}}  {about}" for name, about in entries))
 
 
 @main.group("data")
@@ -179,7 +203,7 @@ def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
     from fedsim.data.fetch import fetch
 
-    click.echo(f"written to {fetch(name, root)}")
+    say(f"written to {fetch(name, root)}")
 
 
 @main.command("study")
@@ -187,33 +211,34 @@ def data_fetch_command(name: str, root: Path) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The study's folder, new or begun before.")
 @click.option("--workers", type=int, help="Runs at a time; by default one a core. No influence on the results.")
 @_changes
+@_allow_code
 @click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_explained
-def study_command(study: str, out: Path, workers: int | None, changes: tuple[str, ...], dry_run: bool, quiet: bool) -> int:
+def study_command(
+    study: str, out: Path, workers: int | None, changes: tuple[str, ...], allow_code: bool, dry_run: bool, quiet: bool
+) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
-    from rich.console import Console
-
-    from fedsim.compare.harmless import clean
     from fedsim.compare.show import compare, print_to
     from fedsim.study.conduct import Conductor
     from fedsim.study.plan import read_study
     from fedsim.study.progress import StudyProgress
+    from fedsim.terminal import Console
 
-    conductor = Conductor(read_study(study, changes), out, workers)
+    conductor = Conductor(read_study(study, changes, allow_code=allow_code), out, workers)
     if dry_run:
         for run, state in zip(conductor.study.runs, conductor.states, strict=True):
-            click.echo(f"{state:<6}  {run.folder}")
+            say(f"{state:<6}  {run.folder}")
         return 0
     with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, _InterruptOnce(conductor.interrupt):
         outcome = conductor.run(progress)
     for failure in outcome.failed:
-        click.echo(f"fedsim: {clean(failure.order.label)} failed: {failure.error}", err=True)
+        say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
     if outcome.interrupted:
         return _INTERRUPTED
     if not quiet:
         print_to(Console(), compare([out])[:1])
-        click.echo(f"written to {out}")
+        say(f"written to {out}")
     return 1 if outcome.failed else 0
 
 
@@ -244,16 +269,15 @@ def compare_command(
     runs: tuple[Path, ...], ledger: Any, targets: tuple[float, ...], baseline: str | None, form: Any, out: Path | None
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from rich.console import Console
-
     from fedsim.compare.show import as_text, compare, form_of, print_to, write_file
+    from fedsim.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
     tables = compare(runs, targets, baseline, ledger)
     if chosen is None:
         print_to(Console(), tables)
     elif out is None:
-        click.echo(as_text(tables, chosen), nl=False)
+        say(*as_text(tables, chosen).removesuffix("\n").split("\n"))
     else:
         write_file(out, as_text(tables, chosen))
 
@@ -267,11 +291,10 @@ def audit_command(run: Path) -> int:
 
     findings = audit(run)
     for name, problems in findings.items():
-        click.echo(f"{'ok  ' if not problems else 'FAIL'} {name}")
-        for problem in problems[:5]:
-            click.echo(f"       {problem}")
+        say(f"{'ok  ' if not problems else 'FAIL'} {name}")
+        say(*(f"       {problem}" for problem in problems[:5]))
         if len(problems) > 5:
-            click.echo(f"       and {len(problems) - 5} more")
+            say(f"       and {len(problems) - 5} more")
     return 1 if any(findings.values()) else 0
 
 
@@ -286,7 +309,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 
     path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
     count = write_trace(RunFolder(run), path)
-    click.echo(f"written {count} trace events to {path}")
+    say(f"written {count} trace events to {path}")
 
 
 @main.command("report")
@@ -300,7 +323,7 @@ def report_command(runs: tuple[Path, ...], out: Path | None) -> None:
     from analysis.report import write_report
 
     path = write_report(runs, out)
-    click.echo(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
+    say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
 
 
 @main.command("tensorboard")
@@ -311,5 +334,4 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     """Write the rounds of RUNS for TensorBoard: "Step" is the round, "Relative" the simulated time."""
     from fedsim.records.tensorboard import write_tensorboard
 
-    for path in write_tensorboard(runs, out):
-        click.echo(f"written {path}")
+    say(*(f"written {path}" for path in write_tensorboard(runs, out)))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
+from fedsim.harmless import clean
+from fedsim.imports import from_file
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import read_index
@@ -43,22 +45,30 @@ _OF_SEVERAL = {
 }
 
 
-def load_run(path: str | Path) -> "LoadedRun":
+def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
     """A run that was made before.
+
+    Args:
+        path: the run folder.
+        allow_code: whether code that its scenario names by import path may be imported; only ``scenario`` needs that.
 
     Raises:
         RunFolderError: there is no run, or, when it is looked at, a file is missing or damaged.
     """
-    return LoadedRun(RunFolder(path))
+    return LoadedRun(RunFolder(path), allow_code)
 
 
-def load_study(path: str | Path) -> "LoadedStudy":
+def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
     """A study that was made before, or is still being made: of its runs those that are done.
+
+    Args:
+        path: the study's folder.
+        allow_code: for its runs, see ``load_run``.
 
     Raises:
         RunFolderError: there is no study, its index is damaged, or, when it is looked at, a file of a run is.
     """
-    return LoadedStudy(path)
+    return LoadedStudy(path, allow_code)
 
 
 class LoadedRun:
@@ -66,10 +76,12 @@ class LoadedRun:
 
     Args:
         folder: where it is.
+        allow_code: see ``load_run``.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, allow_code: bool = False) -> None:
         self.folder = folder
+        self._allow_code = allow_code
 
     @property
     def path(self) -> Path:
@@ -81,13 +93,20 @@ class LoadedRun:
         """The content of ``summary.json``."""
         return self.folder.summary
 
+    @property
+    def sections(self) -> dict[str, Any]:
+        """What was run, as the plain tables of ``scenario.toml``."""
+        return self.folder.scenario
+
     @cached_property
     def scenario(self) -> Scenario:
-        """What was run; running it gives the same run."""
+        """What was run; running it gives the same run. Code of a user's own is imported only where that was allowed."""
         try:
-            return Scenario(**self.folder.scenario)
+            with from_file(self._allow_code):
+                return Scenario(**self.sections)
         except ScenarioError as error:
-            raise RunFolderError(f"{files.SCENARIO} of {str(self.path)!r} cannot be used by this fedsim: {error}") from None
+            where = f"{files.SCENARIO} of {str(self.path)!r}"
+            raise RunFolderError(f"{where} cannot be used here: {error}; .sections has its plain tables") from None
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
@@ -165,13 +184,15 @@ class LoadedStudy:
 
     Args:
         path: the study's folder.
+        allow_code: see ``load_run``.
 
     Attributes:
         index: what its runs are: its variants at each point of the grid, what they change, and where each run is.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, allow_code: bool = False) -> None:
         self.path = Path(path)
+        self._allow_code = allow_code
         self.index = read_index(self.path)
 
     @cached_property
@@ -212,7 +233,7 @@ class LoadedStudy:
             raise RunFolderError(f"the study {str(self.path)!r} has no variant {variant!r}; {allowed}")
         for run in self.index.variants[self.variants.index(variant)].runs:
             if run.seed == seed:
-                return load_run(self.path / run.folder)
+                return load_run(self.path / run.folder, allow_code=self._allow_code)
         raise RunFolderError(f"the study {str(self.path)!r} has no seed {seed}; allowed are {list(seeds)}")
 
     @property
@@ -295,6 +316,4 @@ def _as_html(title: str, facts: Mapping[str, str]) -> str:
 
 
 def _short(text: str) -> str:
-    from fedsim.compare.harmless import clean
-
     return clean(text, 400)

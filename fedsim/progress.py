@@ -3,10 +3,10 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedsim.simulation import Record
+from fedsim.terminal import Console
 from fedsim.units import show_seconds
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class RunProgress:
             bar = (
                 BarColumn(),
                 TaskProgressColumn(),
-                TextColumn("{task.description}"),
-                TextColumn("left"),
+                TextColumn("{task.description}", markup=False),
+                TextColumn("left", markup=False),
                 TimeRemainingColumn(),
             )
             self._live = Progress(*bar, console=console, transient=True)
@@ -69,7 +69,7 @@ class RunProgress:
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
             left = show_seconds(real_s * (1 - done) / done) if done else "unknown"
-            self._console.print(f"{text}, about {left} left", highlight=False, soft_wrap=True)
+            self._console.print(f"{text}, about {left} left", soft_wrap=True)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:

@@ -16,6 +16,7 @@ from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
+from fedsim.imports import from_file
 from fedsim.instrument import EvaluationSpec
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.spec import TrainingSpec
@@ -96,13 +97,14 @@ class Scenario(Spec):
         return tomli_w.dumps(_without_none(self.model_dump(mode="python")))
 
 
-def load(path: str | Path, changes: Sequence[str] = (), seed: int | None = None) -> Scenario:
+def load(path: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, allow_code: bool = False) -> Scenario:
     """Read a scenario file.
 
     Args:
         path: a TOML file.
         changes: ``key.path=value`` texts that override it; a value is TOML, or else plain text.
         seed: overrides the file's seed.
+        allow_code: whether code that it names by import path (a strategy, a module) may be imported; see ``fedsim.imports``.
 
     Raises:
         ScenarioError: the file cannot be read, or says something that cannot be run.
@@ -112,7 +114,8 @@ def load(path: str | Path, changes: Sequence[str] = (), seed: int | None = None)
         apply_change(sections, change)
     if seed is not None:
         sections["seed"] = seed
-    return Scenario(**sections)
+    with from_file(allow_code):
+        return Scenario(**sections)
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedsim.compare.harmless import clean
 from fedsim.compare.lines import Line, Lines
 from fedsim.compare.measures import Measure, Values, measures
 from fedsim.compare.paired import Difference, mean_of, paired_difference
 from fedsim.compare.points import short_key, shown
+from fedsim.harmless import clean
 
 
 @dataclass(frozen=True)

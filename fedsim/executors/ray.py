@@ -1,16 +1,19 @@
 """Work on Ray: processes on this machine, or on all machines of a cluster.
 
 Whoever reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So what is started here
-listens on the loopback interface alone; a cluster that spans machines belongs into a network of its own, with Ray's tokens.
+listens on the loopback interface alone, and asks every client for a token that only this process and its children have: other
+users of this machine reach that interface too. A cluster of several machines belongs into a network of its own, with tokens.
 fedsim unpickles only what it has pickled itself, from workers of the cluster that it was pointed to.
 """
 
 import os
 import pickle
+import secrets
 import socket
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from importlib.metadata import version
 from itertools import count
 from typing import Any
@@ -61,6 +64,8 @@ class Ray:
     def _start(self, address: str | None, workers: int | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "error"}
         if address is None:
+            os.environ[_TOKEN] = _own_token()
+            os.environ.pop(_AUTH_MODE, None)  # Ray then asks for tokens, and says so in its settings even if it has read them
             self._ray.init("local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet)
             self._refuse_other_interfaces()
             return
@@ -68,7 +73,7 @@ class Ray:
         try:
             self._ray.init(address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
-            hint = "" if os.environ.get("RAY_AUTH_MODE") else "; one that asks for a token needs RAY_AUTH_MODE=token here too"
+            hint = "" if os.environ.get(_AUTH_MODE) else "; one that asks for a token needs RAY_AUTH_MODE=token here too"
             message = f"--address is {address!r}, where no Ray cluster could be joined: {_brief(error)}{hint}"
             raise ScenarioError(message) from error
 
@@ -172,6 +177,14 @@ def _versions() -> dict[str, str]:
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """When this is 0, Ray's servers listen on 127.0.0.1 alone; on Linux it is 1 otherwise. Read when Ray is imported."""
+
+_AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+
+
+@cache
+def _own_token() -> str:
+    """A token for what this process starts. It stays the same, because Ray reads it once a process."""
+    return secrets.token_hex(32)
 
 
 def _load(address: str | None) -> Any:

@@ -1,10 +1,10 @@
 """Building a module of the user's own, and refusing what cannot be trained fairly or repeatably."""
 
 import inspect
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.errors import ScenarioError
+from fedsim.imports import find
 from fedsim.learning.architecture import Shape
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def build(model: "ModuleModel", seed: int = 0) -> "nn.Module":
     """
     import torch
 
-    factory = _find(model.factory)
+    factory = find(model.factory, "model.factory", torch.nn.Module, "torch.nn.Module", or_function=True)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -51,23 +51,6 @@ def forward_flops(module: "nn.Module", shape: Shape) -> float:
         except Exception as error:
             raise ScenarioError(f"the module of model.factory cannot take samples of shape {shape}: {error}") from error
     return float(counter.get_total_flops())
-
-
-def _find(path: str) -> Any:
-    module_name, colon, name = path.partition(":")
-    if not colon or not module_name or not name:
-        raise ScenarioError(f"model.factory is {path!r}; it must be of the form 'package.module:function'")
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ScenarioError(f"model.factory is {path!r}, but {module_name!r} cannot be imported: {error}") from error
-    if not hasattr(module, name):
-        hint = nearest(name, (known for known in dir(module) if not known.startswith("_")))
-        raise ScenarioError(f"model.factory is {path!r}, but {module_name!r} has no attribute {name!r}{hint}")
-    factory = getattr(module, name)
-    if not callable(factory):
-        raise ScenarioError(f"model.factory is {path!r}, which is a {type(factory).__name__}; it must be callable")
-    return factory
 
 
 def _refuse(module: "nn.Module", path: str) -> None:

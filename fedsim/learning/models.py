@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from fedsim.imports import refuse_unless_allowed
 from fedsim.learning.architecture import (
     Architecture,
     Conv2d,
@@ -220,13 +221,19 @@ class ModuleModel(Spec):
     refused.
 
     Attributes:
-        factory: ``package.module:name`` of a class or function.
+        factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is annotated to return one.
         args: keyword arguments for it.
     """
 
     kind: Literal["module"] = "module"
     factory: str
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("factory")
+    @classmethod
+    def _allowed(cls, factory: str) -> str:
+        refuse_unless_allowed(factory, "model.factory")
+        return factory
 
     def parameters(self, shape: Shape, classes: int) -> int:
         """Trained numbers, counted by building the module; frozen parameters are no part of what is trained and sent."""

@@ -1,15 +1,15 @@
 """The strategies: one class in one file (or small folder) each, found by name.
 
 ``REGISTRY`` names every strategy and where it lives; nothing is imported before it is asked for. A strategy of the user's own
-is named by its import path, ``package.module:Class``.
+is named by its import path, ``package.module:Class``; ``fedsim.imports`` says who may name one.
 """
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.imports import find
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams
@@ -47,14 +47,7 @@ def strategy_class(kind: str) -> "type[Strategy[Any]]":
         raise ScenarioError(
             f"strategy.kind is {kind!r}; allowed are {names}, or your own as 'package.module:Class'{nearest(kind, REGISTRY)}"
         )
-    module, _, name = REGISTRY.get(kind, kind).partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ScenarioError(f"strategy.kind is {kind!r}, which cannot be imported: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise ScenarioError(f"strategy.kind is {kind!r}, which is not a subclass of fedsim.Strategy")
-    return found
+    return find(REGISTRY.get(kind, kind), "strategy.kind", Strategy, "fedsim.Strategy")  # type: ignore[no-any-return]
 
 
 def params_class(kind: str) -> "type[StrategyParams]":

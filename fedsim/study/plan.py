@@ -11,6 +11,7 @@ import tomli_w
 
 from fedsim.compare.points import short_key, shown
 from fedsim.errors import ScenarioError
+from fedsim.imports import from_file
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario, apply_change, read_toml
 from fedsim.study.changes import Tables, changed, spread_out
@@ -84,12 +85,13 @@ class Study:
         return tomli_w.dumps(self.spec.tables(self.base))
 
 
-def read_study(path: str | Path, changes: Sequence[str] = ()) -> Study:
+def read_study(path: str | Path, changes: Sequence[str] = (), *, allow_code: bool = False) -> Study:
     """Read a study file, and the base that it names.
 
     Args:
         path: a TOML file.
         changes: ``key.path=value`` texts that override the base.
+        allow_code: whether code that it names by import path may be imported; see ``fedsim.imports``.
 
     Raises:
         ScenarioError: a file cannot be read, or says something that cannot be run; for a run the message names the variant.
@@ -98,7 +100,8 @@ def read_study(path: str | Path, changes: Sequence[str] = ()) -> Study:
     base = read_toml(Path(path).parent / spec.base, "base scenario") if isinstance(spec.base, str) else dict(spec.base)
     for change in changes:
         apply_change(base, change)
-    return plan(spec, base)
+    with from_file(allow_code):
+        return plan(spec, base)
 
 
 def plan(spec: StudySpec, base: Tables) -> Study:

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from fedsim.compare.harmless import clean
+from fedsim.harmless import clean
 from fedsim.study.pool import Ended, Order
+from fedsim.terminal import Console
 from fedsim.units import show_seconds
 
 _LONGEST = 1000  # characters of a line

@@ -65,7 +65,8 @@ class Worker:
     def _run(self, order: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if self._stopping:
             return None
-        scenario, folder = Scenario(**tomllib.loads(order["scenario"])), Path(order["folder"])
+        scenario = Scenario(**tomllib.loads(order["scenario"]))  # its code, if it names any, was allowed where it was read
+        folder = Path(order["folder"])
         job = self._prepare(scenario, folder, order["how"])
         job.simulation.listen(_News(scenario, self._say).take)
         self._job = job

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
-from fedsim.compare.harmless import clean, for_csv, for_markdown
 from fedsim.compare.lines import read_lines
+from fedsim.harmless import clean, for_csv, for_markdown
 from fedsim.records.reading import RunFolder
 
 

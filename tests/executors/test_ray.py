@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import tomli_w
 from click.testing import CliRunner
+from torch import nn
 
 import fedsim
 from fedsim.cli import main
@@ -52,9 +53,8 @@ RUNS: dict[str, Sections] = {
 }
 
 
-def odd_module() -> Any:
+def odd_module() -> nn.Module:
     """A module that only a pickle by value can carry: its class and its activation have no importable names."""
-    from torch import nn
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -212,6 +212,22 @@ class TestOneMachine:
         listening = {place for process in family(os.getpid()) for place in listens(process)}
         assert len(listening) > 3
         assert {place for place in listening if not place.startswith(LOOPBACK)} == set()
+
+    def test_a_client_without_the_token_is_refused(self, ray: Ray, tmp_path: Path) -> None:
+        import ray as library
+
+        address = library.get_runtime_context().gcs_address
+        join = f"import ray; ray.init({address!r}, log_to_driver=False); print(ray.get(ray.remote(lambda: 7).remote()))"
+        known = os.environ | {"HOME": str(tmp_path)}
+        unknown = {name: value for name, value in known.items() if not name.startswith("RAY_AUTH")}
+        another = unknown | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+        for environment in (unknown, another):
+            done = subprocess.run([sys.executable, "-c", join], capture_output=True, text=True, env=environment, check=False)
+            assert (done.returncode, done.stdout) == (1, ""), done.stderr
+            assert "AuthenticationError" in done.stderr
+        done = subprocess.run([sys.executable, "-c", join], capture_output=True, text=True, env=known, check=False)
+        assert done.stdout == "7\n", done.stderr
+        assert list(tmp_path.iterdir()) == []  # Ray's own token would lie in a file there
 
 
 LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")

@@ -169,6 +169,10 @@ def not_a_module() -> int:
     return 3
 
 
+def no_module_after_all() -> "nn.Module":
+    return 3  # type: ignore[return-value]
+
+
 def own(name: str, **args: Any) -> ModuleModel:
     """The spec of a module in this file."""
     return ModuleModel(factory=f"{__name__}:{name}", args=args)

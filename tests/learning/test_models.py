@@ -87,11 +87,14 @@ def test_a_size_is_taken_at_its_word() -> None:
 @pytest.mark.parametrize(
     ("factory", "says"),
     [
-        ("tests.learning.small", "package.module:function"),
+        ("tests.learning.small", "package.module:Name"),
         ("tests.learning.smal:Quadratic", "cannot be imported"),
         ("tests.learning.small:Quadratik", "did you mean 'Quadratic'"),
-        ("tests.learning.small:T", "must be callable"),
-        ("tests.learning.small:not_a_module", "made a int"),
+        ("tests.learning.small:T", "must be a subclass of torch.nn.Module"),
+        ("tests.learning.small:Counting", "a class that is not a subclass of torch.nn.Module"),
+        ("tests.learning.small:not_a_module", "annotate it '-> torch.nn.Module'"),
+        ("tests.learning.small:no_module_after_all", "made a int"),
+        ("os:system", "a builtin_function_or_method"),
         ("tests.learning.small:Broken", "no such luck"),
         ("tests.learning.small:Normed", "GroupNorm"),
         ("torch.nn:AlphaDropout", "draws random numbers"),

@@ -4,10 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fedsim.study.pool import Ended, Order
 from fedsim.study.progress import StudyProgress
+from fedsim.terminal import Console
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -1,0 +1,190 @@
+"""Code named by its import path: nothing that a file names is imported unless its user has allowed it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from click.testing import CliRunner
+
+import fedsim
+from fedsim.cli import main
+from fedsim.imports import find
+
+Sections = dict[str, Any]
+
+_MODULE = """
+from pathlib import Path
+
+from torch import nn
+
+from fedsim.strategies.fedavg import FedAvg
+
+Path({marker!r}).touch()
+
+
+class Mine(FedAvg):
+    "FedAvg by another name."
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+_OWN: dict[str, Sections] = {
+    "strategy.kind is 'theirs:Mine'": {"strategy": {"kind": "theirs:Mine", "clients_per_round": 2}},
+    "model.factory is 'theirs:net'": {"model": {"kind": "module", "factory": "theirs:net"}},
+}
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once the module ``theirs`` has been imported; it can be imported from where the test runs."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "theirs.py").write_text(_MODULE.format(marker=str(tmp_path / "imported")))
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    _forget(tmp_path / "imported")
+    return tmp_path / "imported"
+
+
+def _forget(marker: Path) -> None:
+    sys.modules.pop("theirs", None)
+    marker.unlink(missing_ok=True)
+
+
+def call(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, words)
+    return result.exit_code, result.output
+
+
+def write(name: str, tables: Sections) -> str:
+    Path(name).write_text(tomli_w.dumps(tables))
+    return name
+
+
+@pytest.mark.parametrize("says", _OWN)
+def test_no_verb_imports_what_a_file_names(small: Sections, marker: Path, says: str) -> None:
+    small |= _OWN[says]
+    scenario = write("scenario.toml", small)
+    study = write("study.toml", {"base": "scenario.toml", "variants": {"a": {}}})
+    own = {key: value for key, value in small.items() if key not in ("strategy", "model")}
+    changed = write("changed.toml", {"base": own, "variants": {"a": _OWN[says]}, "references": ["local"]})
+    for words in (
+        ("run", scenario, "--out", "out"),
+        ("check", scenario, "--no-trial"),
+        *(("study", file, "--out", "out", *more) for file in (study, changed) for more in ((), ("--dry-run",))),
+    ):
+        status, output = call(*words)
+        assert (status, marker.exists(), Path("out").exists()) == (2, False, False), words
+        for part in (says, "--allow-code", "'theirs' in $FEDSIM_ALLOW_CODE", "config.toml"):
+            assert part in output
+    with pytest.raises(fedsim.ScenarioError, match="allow_code=True"):
+        fedsim.load(scenario)
+    assert not marker.exists()
+
+
+def test_a_run_folder_grants_nothing(small: Sections, marker: Path) -> None:
+    small |= _OWN["strategy.kind is 'theirs:Mine'"] | {"learning": "off", "stop": {"rounds": 1}}
+    fedsim.run(fedsim.Scenario(**small), "run", executor="inline")  # who writes it into a program has chosen it
+    assert marker.exists()
+    _forget(marker)
+    Path("run/summary.json").write_text(Path("run/summary.json").read_text().replace('"done"', '"interrupted"'))
+
+    status, output = call("run", "run/scenario.toml", "--out", "run", "--resume")
+    assert (status, "--allow-code" in output) == (2, True)
+    for words in (("audit",), ("compare",), ("trace",), ("report", "--out", "report.html")):
+        assert call(words[0], "run", *words[1:])[0] in (0, 1), words
+    run = fedsim.load_run("run")
+    assert len(run.rounds) == 1
+    assert run.sections["strategy"]["kind"] == "theirs:Mine"
+    with pytest.raises(fedsim.RunFolderError, match=r"'theirs:\w+'.*allow_code=True.*\.sections"):
+        run.scenario  # noqa: B018
+    assert not marker.exists()
+    assert fedsim.load_run("run", allow_code=True).scenario.strategy.kind == "theirs:Mine"
+    assert marker.exists()
+
+
+def _by_flag(_: pytest.MonkeyPatch) -> list[str]:
+    return ["--allow-code"]
+
+
+def _by_environment(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("FEDSIM_ALLOW_CODE", "others, theirs")
+    return []
+
+
+def _by_configuration(_: pytest.MonkeyPatch) -> list[str]:
+    Path("config/fedsim").mkdir(parents=True)
+    write("config/fedsim/config.toml", {"allow_code": ["theirs"]})
+    return []
+
+
+@pytest.mark.parametrize("allow", [_by_flag, _by_environment, _by_configuration])
+def test_a_user_allows_it(
+    small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[[pytest.MonkeyPatch], list[str]]
+) -> None:
+    small |= _OWN["strategy.kind is 'theirs:Mine'"] | _OWN["model.factory is 'theirs:net'"]
+    status, output = call("check", write("scenario.toml", small), "--no-trial", *allow(monkeypatch))
+    assert (status, marker.exists()) == (0, True), output
+
+
+@pytest.mark.parametrize("content", ["allow_code = ", 'allow_code = "theirs"', "allow_code = [3]"])
+def test_a_configuration_that_cannot_be_read_is_named(small: Sections, marker: Path, content: str) -> None:
+    Path("config/fedsim").mkdir(parents=True)
+    Path("config/fedsim/config.toml").write_text(content)
+    status, output = call("check", write("scenario.toml", small | _OWN["strategy.kind is 'theirs:Mine'"]), "--no-trial")
+    assert (status, "config/fedsim/config.toml" in output, marker.exists()) == (2, True, False)
+
+
+def test_a_configuration_beside_a_scenario_is_nobodys(small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _by_configuration(monkeypatch)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("HOME", str(marker.parent / "home"))
+    scenario = write("scenario.toml", small | _OWN["strategy.kind is 'theirs:Mine'"])
+    assert (call("check", scenario, "--no-trial")[0], marker.exists()) == (2, False)
+
+
+@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:_explained", "torch:load"])
+def test_what_is_no_module_is_never_called(small: Sections, marker: Path, path: str) -> None:
+    arguments = {"command": f"touch {marker}"} if path == "os:system" else {"args": ["touch", str(marker)]}
+    small["model"] = {"kind": "module", "factory": path, "args": arguments}
+    status, output = call("check", write("scenario.toml", small), "--no-trial", "--allow-code")
+    assert (status, "torch.nn.Module" in output, marker.exists()) == (2, True, False), output
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("theirs", "package.module:Name"),
+        (":Mine", "package.module:Name"),
+        (".theirs:Mine", "package.module:Name"),
+        ("the\x00irs:Mine", "package.module:Name"),
+        ("./code/theirs.py:Mine", "did you mean 'theirs:Mine'"),
+        ("theirs:Min", "did you mean 'Mine'"),
+        ("nowhere:Mine", "cannot be imported: No module named 'nowhere'"),
+        ("theirs:net", "which is a function; it must be a subclass of fedsim.Strategy"),
+        ("broken:Mine", "cannot be imported: SystemExit: 3"),
+    ],
+)
+def test_what_cannot_be_found(marker: Path, path: str, says: str) -> None:
+    Path("code/broken.py").write_text("raise SystemExit(3)")
+    with pytest.raises(fedsim.ScenarioError, match=says) as refusal:
+        find(path, "strategy.kind", fedsim.Strategy, "fedsim.Strategy")
+    assert repr(path) in str(refusal.value)
+
+
+def test_leave_reaches_the_workers_of_a_study_and_the_working_directory(small: Sections, marker: Path) -> None:
+    small |= _OWN["strategy.kind is 'theirs:Mine'"] | {"learning": "off", "stop": {"rounds": 1}}
+    write("study.toml", {"base": small, "variants": {"a": {}}})
+    command = [sys.executable, "-P", "-c", "from fedsim.cli import main; main()"]  # -P: no working directory, as in the script
+    words = ["study", "../study.toml", "--out", "../out", "--workers", "1", "--allow-code"]
+    environment = {key: value for key, value in os.environ.items() if key != "FEDSIM_ALLOW_CODE"}
+    done = subprocess.run([*command, *words], cwd="code", capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, marker.exists()) == (0, True), done.stderr
+    assert fedsim.load_study("out").run("a").summary["strategy"] == "theirs:Mine"
