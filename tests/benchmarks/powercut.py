@@ -12,6 +12,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ def main() -> int:
     """Cut, resume, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuts", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     results = []
@@ -83,9 +84,10 @@ def cut_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
         while not reports and process.poll() is None:
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.4 * length_s))
-        saved = reports[-1] if reports else 0
+        process.send_signal(signal.SIGSTOP)  # so that the copy is of one instant
+        time.sleep(0.05)
+        saved, at_work = reports[-1] if reports else 0, process.poll() is None
         copy(folder / "disk", folder / "left")
-        at_work = process.poll() is None
         process.kill()
         reader.join()
     with mounted(folder / "left", folder / "there"):
@@ -125,7 +127,7 @@ def _read(process: "subprocess.Popen[str]", reports: list[int]) -> None:
 def made(path: Path) -> Path:
     """An empty ext4 file system in a file."""
     with path.open("wb") as file:
-        file.truncate(64 * _MIB)
+        file.truncate(32 * _MIB)
     subprocess.run(["mkfs.ext4", "-q", str(path)], check=True, capture_output=True)
     return path
 
@@ -142,7 +144,7 @@ def mounted(image: Path, place: Path) -> Iterator[None]:
 
 
 def copy(image: Path, to: Path) -> None:
-    """An image as it is at one instant: copied until two copies in a row are alike, so that nothing was written meanwhile."""
+    """An image as it is at one instant: until two copies in a row are alike, so that the system wrote nothing meanwhile."""
     before = b""
     while before != (now := image.read_bytes()):
         before = now
