@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams
     from fedsim.strategies.synchronous import Synchronous, SynchronousParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "DataError": "errors",

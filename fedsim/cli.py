@@ -126,6 +126,7 @@ def run_command(
         if not quiet:
             progress = RunProgress(read.stop, Console(stderr=True))
             job.simulation.listen(progress.take, progress.close)
+            job.on_saved(progress.saved)
         with _InterruptOnce(job.interrupt):
             result = asyncio.run(job.execute())
     if not quiet:

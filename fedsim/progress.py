@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _TOTAL = 1000  # steps of the bar
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
+_SAVED_EVERY_S = 1.0
 
 
 class RunProgress:
@@ -32,6 +33,7 @@ class RunProgress:
         self._shown = 0.0
         self._round = 0
         self._accuracy: float | None = None
+        self._saved, self._said_saved = "", 0.0
         self._live: Progress | None = None
         if console.is_terminal:
             bar = (
@@ -56,6 +58,14 @@ class RunProgress:
         self._shown = real
         self._show(record.time, real - self._began)
 
+    def saved(self, rounds: int, simulated_s: float) -> None:
+        """Say that the run can be resumed from here, whatever happens; on lines of their own not more than once a second."""
+        self._saved = f"saved at round {rounds} ({show_seconds(simulated_s)})"
+        real = time.perf_counter()
+        if self._live is None and real - self._said_saved >= _SAVED_EVERY_S:
+            self._said_saved = real
+            self._console.print(self._saved, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         """Take the live line away."""
         if self._live is not None:
@@ -66,6 +76,7 @@ class RunProgress:
         accuracy = "" if self._accuracy is None else f", accuracy {self._accuracy:.4f}"
         text = f"simulated {show_seconds(simulated_s)}, round {self._round}{accuracy}"
         if self._live is not None:
+            text += f", {self._saved}" if self._saved else ""
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
             left = show_seconds(real_s * (1 - done) / done) if done else "unknown"

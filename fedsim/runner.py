@@ -3,7 +3,8 @@
 import asyncio
 import os
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.records import folder as files
 from fedsim.records.digest import models_digest
+from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.simulation import Simulation
 
@@ -81,7 +83,7 @@ def make_executor(name: str, workers: int | None = None, address: str | None = N
 class Job:
     """One run from its building to its books.
 
-    Building it refuses whatever can be refused, and only then makes the folder.
+    Building it refuses whatever can be refused, and only then makes the folder. No other process works there until it is over.
 
     Args:
         scenario: what to run.
@@ -96,32 +98,39 @@ class Job:
 
     def __init__(self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False) -> None:
         self._started = time.perf_counter()
-        if out is not None:
-            if resume:
+        self.scenario, self.out = scenario, out
+        with ExitStack() as held:  # what is refused lets go of the folder
+            if out is not None and resume:
                 files.refuse_other_run(out, scenario.to_toml())
-            else:
+                held.enter_context(locked(out))
+                files.refuse_other_run(out, scenario.to_toml())  # another process may have ended it meanwhile
+            elif out is not None:
                 files.refuse_unusable(out)
-        self.scenario = scenario
-        self.simulation = Simulation(scenario, executor=executor)
-        self.run: Run = self.simulation.installed
-        self.out = out
-        if out is not None and not resume:
-            files.make(out)
-            files.write_text(out / files.SCENARIO, scenario.to_toml())
-            layout = self.run.network.layout()
-            if layout is not None:
-                files.write_network(out, layout)
-        self.recorder = Recorder(out)
-        self.checkpointer: Checkpointer | None = None
-        if out is not None:
-            origins = Origins(self.run)
-            if resume:
-                resume_run(out, self.run, self.recorder, origins)
-                files.reopen(out)
-            self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
-        self.simulation.listen(self.recorder.take)
+            self.simulation = Simulation(scenario, executor=executor)
+            self.run: Run = self.simulation.installed
+            if out is not None and not resume:
+                files.make(out)
+                held.enter_context(locked(out))
+                files.refuse_unusable(out)  # another process may have used it meanwhile
+                files.write_text(out / files.SCENARIO, scenario.to_toml())
+            self.recorder = Recorder(out)
+            self.checkpointer: Checkpointer | None = None
+            if out is not None:
+                origins = Origins(self.run)
+                if resume:
+                    resume_run(out, self.run, self.recorder, origins)
+                    files.reopen(out, self.recorder.parts)
+                files.write_network(out, self.run.network.layout())
+                self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
+            self.simulation.listen(self.recorder.take)
+            if self.checkpointer is not None:
+                self.simulation.listen(self.checkpointer.watch)
+            self._held = held.pop_all()
+
+    def on_saved(self, tell: Callable[[int, float], None]) -> None:
+        """Call ``tell`` whenever the run has been saved, with the number of rounds and the simulated time (s)."""
         if self.checkpointer is not None:
-            self.simulation.listen(self.checkpointer.watch)
+            self.checkpointer.tell = tell
 
     def interrupt(self) -> None:
         """End after the running instant; what is there is kept, and a run with a folder is saved to be resumed."""
@@ -139,6 +148,7 @@ class Job:
             try:
                 result = await self._close(status)
             finally:
+                self._held.close()
                 self.simulation.executor.close()
         return result
 
@@ -151,9 +161,10 @@ class Job:
         if self.out is not None:
             files.write_models(self.out, tensors)
             files.write_devices(self.out, self.run.device_columns())
-            files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out)})
-            if status == "done":  # only now: until there was a summary, a killed run could have gone on
-                self.recorder.drop_parts()
+            not_needed = self.recorder.parts if status == "done" else []
+            files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
+            for part in not_needed:  # only now: until there was a summary, a killed run could have gone on
+                part.unlink()
         return Result(summary, self.recorder.rounds, self.out)
 
     def _summary(self, status: str, models_sha256: str) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
+    assert "saved at round 1 (" in errors
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] > 0

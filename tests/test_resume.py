@@ -5,6 +5,7 @@ what must be refused.
 """
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import networkx
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +27,7 @@ import fedsim
 from fedsim.checkpoint import store
 from fedsim.cli import main
 from fedsim.errors import CheckpointError, RunFolderError
+from fedsim.records.lock import LOCK, locked
 from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from tests.test_runs import STRATEGIES
 
@@ -172,7 +175,27 @@ class TestRefusals:
         run_until(cut[0] | {"seed": 8}, tmp_path / "other", 200)
         for part in (tmp_path / "other").glob("events.part-*"):
             shutil.copy(part, cut[1])
-        self.refused(cut, "events on disk")
+        self.refused(cut, r"events\.part-00000\.parquet' is not what was written")
+
+    @pytest.mark.parametrize("table", ["events", "transfers", "rounds"])
+    def test_a_part_that_the_checkpoint_counts_on(self, cut: tuple[dict[str, Any], Path], table: str) -> None:
+        """Nothing is computed on top of a part that is not as it was: emptied, changed, exchanged or gone."""
+        part = cut[1] / f"{table}.part-00000.parquet"
+        whole = part.read_bytes()
+        other = (cut[1] / f"{'events' if table == 'rounds' else 'rounds'}.part-00000.parquet").read_bytes()
+        for content in (b"", whole[:-1], whole[:50] + bytes([whole[50] ^ 1]) + whole[51:], other):
+            part.write_bytes(content)
+            self.refused(cut, rf"{table}\.part-00000\.parquet' is not what was written")
+        part.unlink()
+        self.refused(cut, rf"{table}\.part-00000\.parquet' is missing")
+        part.write_bytes(whole)
+        assert go_on(*cut)["status"] == "done"
+
+    def test_a_folder_in_which_another_process_works(self, cut: tuple[dict[str, Any], Path]) -> None:
+        with locked(cut[1]):
+            self.refused(cut, rf"another process \({os.getpid()} on ")
+        assert go_on(*cut)["status"] == "done"
+        assert not (cut[1] / LOCK).exists()
 
     def test_forged(self, cut: tuple[dict[str, Any], Path]) -> None:
         """Wrong content under right fingerprints: unknown classes, fields that do not exist, states of another form."""
@@ -187,8 +210,10 @@ class TestRefusals:
             (text.replace('"~object": 0}', '"~object": 999999}', 1), "names object"),
         ):
             assert forged != text
+            shutil.rmtree(place)
             store.write(cut[1], events, json.loads(forged), arrays)
             self.refused(cut, says)
+        shutil.rmtree(place)
         store.write(cut[1], events, tree, arrays)
         assert go_on(*cut)["status"] == "done"
 
@@ -197,6 +222,54 @@ class TestRefusals:
         shutil.rmtree(store.latest(cut[1]))
         go_on(*cut)
         assert_same_run(tmp_path / "whole", cut[1])
+
+
+def test_what_a_killed_writer_left_is_gone_after_a_resume(cut: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """Whatever it was writing: the summary, a table, a part, a model, a checkpoint; and parts written after the checkpoint."""
+    for name in ("summary.json", "events.parquet", "rounds.part-00009.parquet", "models/global.safetensors"):
+        (cut[1] / f"{name}.writing").write_text("{")
+    (cut[1] / store.FOLDER / "000000099999.writing").mkdir()
+    (cut[1] / "events.part-00077.parquet").write_text("of what was lost")
+    (cut[1] / LOCK).write_text("1 elsewhere\n")  # its holder is dead
+    go_on(*cut)
+    run(cut[0], tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", cut[1])
+    assert_sound(cut[1])
+    left = {path.name for path in cut[1].rglob("*") if path.is_file()}
+    assert not [name for name in left if "writing" in name or "part-" in name or name == LOCK]
+
+
+def test_a_network_that_was_changed_is_written_again(tmp_path: Path) -> None:
+    graph = networkx.Graph([("hub", name, {"capacity": "1 Mbit/s"}) for name in ("north", "south")])
+    (tmp_path / "city.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6}, seed=1)
+    scenario["data"] |= {"root": str(tmp_path)}
+    scenario["network"] = {"kind": "graph", "file": "city.json", "server": "hub", "attach": ["north", "south"]}
+    assert run_until(scenario, tmp_path / "cut", 100) == "interrupted"
+    written = (tmp_path / "cut" / "network.json").read_text()
+    for damaged in ("", written.replace("125000.0", "1.0")):
+        (tmp_path / "cut" / "network.json").write_text(damaged)
+        assert run_until(scenario, tmp_path / "cut", 20, resume=True) == "interrupted"
+        assert (tmp_path / "cut" / "network.json").read_text() == written
+        assert_sound(tmp_path / "cut")
+
+
+def test_two_at_a_time_do_not_harm_each_other(tmp_path: Path, made: Made) -> None:
+    """While a process resumes a run, another that wants to, or to begin one there, is told who does."""
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=2, rounds=60)
+    assert run_until(scenario, tmp_path / "out", 100) == "interrupted"
+    command = words(scenario, tmp_path)
+    first = subprocess.Popen([sys.executable, "-c", "from fedsim.cli import main; main()", *command, "--resume"])
+    TestCommandLine.wait_for(tmp_path / "out", LOCK)
+    while not (tmp_path / "out" / LOCK).read_text():  # it is about to write who it is
+        time.sleep(0.01)
+    second = called(*command, "--resume")
+    assert second.exit_code == 2
+    assert f"another process ({first.pid} on " in second.output
+    assert called(*command).exit_code == 2
+    assert first.wait(60) == 0
+    assert_same_run(made(scenario, tmp_path / "whole"), tmp_path / "out")
+    assert_sound(tmp_path / "out")
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +283,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch
         nonlocal calls
         if ".writing" in str(path):
             calls += 1
-            if calls > 5:
+            if calls > 7:
                 raise OSError(28, "No space left on device")
         return written(path, content)
 

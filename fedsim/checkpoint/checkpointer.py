@@ -1,5 +1,6 @@
 """When a run is saved: after so many rounds, after so much simulated time, and when it is interrupted."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ class Checkpointer:
         folder: the run folder.
         run, recorder: what is saved.
         origins: what the run was built from.
+
+    Attributes:
+        tell: is called when the run was saved, with how many rounds there were and the simulated time (s): a power cut cannot
+            take that back.
     """
 
     def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
@@ -30,6 +35,7 @@ class Checkpointer:
         self._recorder = recorder
         self._origins = origins
         self._due = False
+        self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._period = self._periods(recorder.last_time)
 
     def watch(self, record: Record) -> None:
@@ -54,6 +60,7 @@ class Checkpointer:
         self._due = False
         tree, arrays = snapshot.take(self._run, self._recorder, self._origins)
         store.write(self._folder, self._recorder.chain.count, tree, arrays)
+        self.tell(len(self._recorder.rounds), self._run.simulation.now)
 
 
 def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:

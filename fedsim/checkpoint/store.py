@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.checkpoint.codec import Arrays
 from fedsim.errors import CheckpointError
+from fedsim.records.durable import WRITING, make_folder, sync
 
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
@@ -16,7 +17,9 @@ _FORMAT = 3
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
-    """Write a checkpoint taken after so many events into a run folder; older ones but one are removed when it is there.
+    """Write a checkpoint taken after so many events into a run folder; older ones but one are removed when it is on the disk.
+
+    What it counts on must be there before.
 
     Raises:
         OSError: the disk refuses; what was there before is untouched.
@@ -24,22 +27,25 @@ def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
     from safetensors.numpy import save
 
     place = folder / FOLDER / f"{events:012d}"
-    beside = place.with_name(place.name + ".writing")
+    if place.exists():  # the same events again, after a signal or a resume: to go on from there comes to the same
+        return place
+    beside = place.with_name(place.name + WRITING)
     content = {_STATE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(), _ARRAYS: save(arrays)}
     fingerprints = {name: hashlib.sha256(part).hexdigest() for name, part in content.items()}
     manifest = {"format": _FORMAT, "events": events} | fingerprints
-    shutil.rmtree(beside, ignore_errors=True)
+    content[_MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
+    make_folder(place.parent)
     try:
-        beside.mkdir(parents=True)
+        beside.mkdir()
         for name, part in content.items():
             (beside / name).write_bytes(part)
-        (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        if place.exists():  # the same instant again, after a resume: it holds the same
-            shutil.rmtree(place)
+            sync(beside / name)
+        sync(beside)
         beside.replace(place)
     except OSError:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+    sync(place.parent)
     for old in _all(folder)[:-_KEPT]:
         shutil.rmtree(old)
     return place
@@ -68,7 +74,10 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
     try:
         manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != _FORMAT:
-            raise CheckpointError(_damaged(place, f"its format is {manifest['format']!r}, this fedsim reads {_FORMAT}"))
+            raise CheckpointError(
+                f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this fedsim reads {_FORMAT}: resume "
+                "with the fedsim that wrote it, or run the scenario anew, with another --out"
+            )
         content = {name: (place / name).read_bytes() for name in (_STATE, _ARRAYS)}
         for name, part in content.items():
             if hashlib.sha256(part).hexdigest() != manifest[name]:

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
+from fedsim.records.durable import WRITING, make_folder, replacing, sync
+from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
+SEAL = "summary_sha256"  # of the summary itself, among its entries
 
 
 def refuse_unusable(path: Path) -> None:
@@ -25,13 +29,18 @@ def refuse_unusable(path: Path) -> None:
     """
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"--out {str(path)!r} is a file; give a folder that does not exist yet")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not holds_nothing(path):
         raise RunFolderError(f"--out {str(path)!r} already holds files; give a new folder, or remove it first")
     parent = path
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may write to")
+
+
+def holds_nothing(path: Path) -> bool:
+    """Whether a folder is empty, but for what a run leaves that is killed in its first moment."""
+    return all(entry.name in (LOCK, SCENARIO + WRITING) for entry in path.iterdir())
 
 
 def refuse_other_run(path: Path, scenario: str) -> None:
@@ -41,10 +50,10 @@ def refuse_other_run(path: Path, scenario: str) -> None:
         RunFolderError: it holds none, one of another scenario, or one that is done.
     """
     try:
-        there = (path / SCENARIO).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        there = (path / SCENARIO).read_bytes()
+    except OSError:
         raise RunFolderError(f"--out {str(path)!r} holds no run to resume: its {SCENARIO} cannot be read") from None
-    if there != scenario:
+    if there != scenario.encode():
         raise RunFolderError(
             f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own {str(path / SCENARIO)!r}"
         )
@@ -57,12 +66,18 @@ def refuse_other_run(path: Path, scenario: str) -> None:
             raise RunFolderError(f"--out {str(path)!r} holds a run that is done; there is nothing to resume")
 
 
-def reopen(path: Path) -> None:
-    """Remove what an interrupted run had closed: it goes on."""
+def reopen(path: Path, parts: Collection[Path]) -> None:
+    """Remove what an interrupted run had closed and what a killed one was writing, and all parts but these: it goes on."""
     for name in (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES):
         (path / name).unlink(missing_ok=True)
-    if (path / MODELS).is_dir():
-        shutil.rmtree(path / MODELS)
+    for part in path.glob("*.part-*"):
+        if is_part(part.name) and part not in parts:
+            part.unlink()
+    for left in (path / MODELS, *path.glob("*" + WRITING), *path.glob("*/*" + WRITING)):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def make(path: Path) -> None:
@@ -71,34 +86,60 @@ def make(path: Path) -> None:
     Raises:
         RunFolderError: the system refuses.
     """
-    refuse_unusable(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     except OSError as error:
         raise RunFolderError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file beside its place and rename it, so that nobody ever sees a part of it."""
-    beside = path.with_name(path.name + ".writing")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    """Write a file so that nobody ever sees a part of it, and a power cut leaves the old one or the new one."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+    sync(path.parent)
 
 
-def fingerprints(folder: Path) -> dict[str, str]:
-    """sha256 of every file of the folder but the summary and the parts of tables, by its path within."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMMARY and ".part-" not in path.name)
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+def fingerprint(path: Path) -> str:
+    """sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
+    """sha256 of every file of the folder but the summary, the lock and those named, by its path within."""
+    others = {folder / SUMMARY, folder / LOCK, *but}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in others)
+    return {path.relative_to(folder).as_posix(): fingerprint(path) for path in paths}
+
+
+def is_part(name: str) -> bool:
+    """Whether that is how a part of a table is called. Those of a run that is done are removed, and not missed."""
+    return re.fullmatch(r"(events|transfers|rounds)\.part-\d{5,}\.parquet", name) is not None
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json``."""
-    write_text(folder / SUMMARY, json.dumps(summary, indent=2, sort_keys=False, allow_nan=False) + "\n")
+    """Write ``summary.json``, sealed, when all else is on the disk: where there is one, there is the whole run."""
+    sync(folder)
+    write_text(folder / SUMMARY, summary_text({**summary, SEAL: seal(summary)}))
 
 
-def write_network(folder: Path, layout: Mapping[str, Any]) -> None:
-    """Write ``network.json``: the links and routes that a scenario's network takes from a file of its own."""
-    write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """A summary as it is written."""
+    return json.dumps(summary, indent=2, allow_nan=False) + "\n"
+
+
+def seal(summary: Mapping[str, Any]) -> str:
+    """sha256 of a summary as it is written without its seal."""
+    unsealed = {key: value for key, value in summary.items() if key != SEAL}
+    return hashlib.sha256(summary_text(unsealed).encode()).hexdigest()
+
+
+def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
+    """Write ``network.json``: the links and routes that a scenario's network takes from a file of its own, if it does."""
+    if layout is None:
+        (folder / NETWORK).unlink(missing_ok=True)
+    else:
+        write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
 def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[np.float32]]]) -> None:
@@ -107,9 +148,9 @@ def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[np.floa
 
     (folder / MODELS).mkdir(exist_ok=True)
     for name, tensors in models.items():
-        beside = folder / MODELS / f"{name}.writing"
-        save_file(dict(tensors), beside)
-        beside.replace(folder / MODELS / f"{name}.safetensors")
+        with replacing(folder / MODELS / f"{name}.safetensors") as beside:
+            save_file(dict(tensors), beside)
+    sync(folder / MODELS)
 
 
 def write_devices(folder: Path, columns: Mapping[str, Any]) -> None:
@@ -119,7 +160,6 @@ def write_devices(folder: Path, columns: Mapping[str, Any]) -> None:
 
     from fedsim.records.schema import DEVICES as SCHEMA
 
-    beside = folder / (DEVICES + ".writing")
     arrays = [pa.array(columns[field.name], type=field.type) for field in SCHEMA]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), beside, compression="zstd")
-    beside.replace(folder / DEVICES)
+    with replacing(folder / DEVICES) as beside:
+        pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), beside, compression="zstd")

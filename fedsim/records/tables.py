@@ -1,11 +1,11 @@
 """Parquet tables that grow while a run goes on, in parts, since a killed Parquet file has no footer and cannot be read.
 
 Rows become columns every few thousand rows; so many of them, and what there is when a checkpoint is taken, go to part files
-beside the table. ``close`` joins them into the one file of the contract, written beside and renamed. A killed run leaves its
-finished parts. The file is the same however the rows were parted: names get their dictionaries only then, one a row group.
+beside the table. ``close`` joins them into the one file of the contract. A killed run leaves its finished parts. The file is
+the same however the rows were parted: names get their dictionaries only then, one a row group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedsim.errors import CheckpointError
+from fedsim.records.durable import replacing
+from fedsim.records.folder import fingerprint
 
 _ROWS_A_BATCH = 4_096
 _ROWS_A_PART = 100_000  # also of a row group of the file
@@ -36,7 +38,7 @@ class TableWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._batches: list[pa.RecordBatch] = []
         self._packed = 0  # rows in the batches
-        self._parts: list[Path] = []
+        self._parts: dict[Path, str] = {}  # and their sha256
 
     def append(self, row: tuple[Any, ...]) -> None:
         """Add a row."""
@@ -50,32 +52,37 @@ class TableWriter:
         if len(self._rows) >= _ROWS_A_BATCH:
             self._pack()
 
-    def flush(self) -> int:
-        """Bring all rows into parts; returns how many parts there are."""
+    @property
+    def parts(self) -> Sequence[Path]:
+        """The files of the finished parts."""
+        return list(self._parts)
+
+    def flush(self) -> list[str]:
+        """Bring all rows into parts; returns the sha256 of each part."""
         self._pack()
         if self._batches:
             self._write_part()
-        return len(self._parts)
+        return list(self._parts.values())
 
-    def adopt(self, parts: int) -> None:
-        """Go on after so many parts of a run that was stopped; what it wrote later is removed.
+    def adopt(self, fingerprints: Sequence[str]) -> None:
+        """Go on after the parts of these sha256 of a run that was stopped.
 
         Raises:
-            CheckpointError: a part is missing.
+            CheckpointError: a part is missing, or is not what was written.
         """
-        self._parts = [self._part(number) for number in range(parts)]
-        for part in self._parts:
-            if not part.is_file():
-                raise CheckpointError(f"{str(part)!r} is missing, which the checkpoint counts on")
+        self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
+        for part, sha256 in self._parts.items():
+            problem = "is missing" if not part.is_file() else "is not what was written" if fingerprint(part) != sha256 else ""
+            if problem:
+                raise CheckpointError(
+                    f"{str(part)!r} {problem}, and the checkpoint counts on it; put the file back, or remove the checkpoint to "
+                    "resume from the one before"
+                )
         self._rows, self._batches, self._packed = [], [], 0
-        for path in sorted(self._path.parent.glob(f"{self._path.stem}.part-*")):
-            if path not in self._parts:
-                path.unlink()
 
     def close(self) -> None:
-        """Join everything into the table's file. The parts stay until ``drop_parts``: a run that is killed now can go on."""
-        beside = self._path.with_suffix(".writing")
-        with pq.ParquetWriter(beside, self._schema, **self._how) as writer:
+        """Join everything into the table's file. The parts stay: a run that is killed now can go on."""
+        with replacing(self._path) as beside, pq.ParquetWriter(beside, self._schema, **self._how) as writer:
             waiting = self._plain.empty_table()
             for table in self._tables():
                 waiting = pa.concat_tables([waiting, table])
@@ -83,12 +90,6 @@ class TableWriter:
                     writer.write_table(self._named(waiting.slice(0, _ROWS_A_PART)))
                     waiting = waiting.slice(_ROWS_A_PART)
             writer.write_table(self._named(waiting))
-        beside.replace(self._path)
-
-    def drop_parts(self) -> None:
-        """The run is done: the table's file is all that is needed."""
-        for part in self._parts:
-            part.unlink()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Every row so far, in order, as it was appended (equal up to the types of the schema)."""
@@ -106,10 +107,9 @@ class TableWriter:
 
     def _write_part(self) -> None:
         part = self._part(len(self._parts))
-        beside = part.with_suffix(".writing")
-        pq.write_table(pa.Table.from_batches(self._batches, schema=self._plain), beside, **self._how)
-        beside.replace(part)
-        self._parts.append(part)
+        with replacing(part) as beside:
+            pq.write_table(pa.Table.from_batches(self._batches, schema=self._plain), beside, **self._how)
+        self._parts[part] = fingerprint(part)
         self._batches, self._packed = [], 0
 
     def _pack(self) -> None:

@@ -11,15 +11,14 @@
 """
 
 import os
-import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
+from fedsim.records import lock
 from fedsim.records.study_folder import RUNS, STUDY, is_done, write_index
 from fedsim.study.changes import first_difference
 from fedsim.study.index import index_of
@@ -68,7 +67,7 @@ def state_of(folder: Path, scenario: str) -> State:
     try:
         there = (folder / files.SCENARIO).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        if [entry.name for entry in folder.iterdir() if entry.name != f"{files.SCENARIO}.writing"]:
+        if not files.holds_nothing(folder):
             raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
         return "anew"
     if there != scenario:
@@ -94,35 +93,11 @@ def write_study(path: Path, study: Study) -> None:
     write_index(path, index_of(study))
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[list[int]]:
-    """Make the folder, and keep other processes from working in it; gives the file descriptors that hold the lock.
-
-    Who inherits one holds the lock too. Where the system has no such locks, nothing is locked.
+def locked(path: Path) -> AbstractContextManager[list[int]]:
+    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``.
 
     Raises:
         RunFolderError: the system refuses, or another process works there.
     """
-    try:
-        (path / RUNS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"--out {str(path)!r} cannot be made: {error.strerror}") from None
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield []
-        return
-    descriptor = os.open(path / RUNS, os.O_RDONLY)
-    try:
-        end = time.monotonic() + _LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > end:
-                    raise RunFolderError(f"another process works on the study in {str(path)!r}; wait, or end it") from None
-                time.sleep(0.1)
-        yield [descriptor]
-    finally:
-        os.close(descriptor)
+    files.make(path)
+    return lock.locked(path, _LOCK_WAIT_S)

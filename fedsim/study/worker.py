@@ -22,6 +22,7 @@ from typing import Any
 from fedsim.errors import CheckpointError, FedsimError
 from fedsim.executors.inline import Inline
 from fedsim.progress import share_done
+from fedsim.records.lock import locked
 from fedsim.runner import Job
 from fedsim.scenario import Scenario
 from fedsim.simulation import Record
@@ -82,7 +83,8 @@ class Worker:
                 self._say(event="note", text=f"begins anew: {error}")
                 how = "anew"
         if how == "anew":
-            shutil.rmtree(folder)
+            with locked(folder):
+                shutil.rmtree(folder)
         return Job(scenario, folder, Inline())
 
 

@@ -18,6 +18,7 @@ from fedsim.records import folder as files
 from fedsim.records.audit import CHECKS, audit
 from fedsim.records.digest import EventChain
 from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS
+from fedsim.testing import run_until
 
 Rows = list[dict[str, Any]]
 
@@ -39,7 +40,7 @@ def reseal(folder: Path) -> None:
     last = read(folder, files.EVENTS)[-1]["time"]
     summary |= {"events": chain.count, "events_sha256": chain.hexdigest(), "simulated_s": last}
     summary["files_sha256"] = files.fingerprints(folder)
-    (folder / files.SUMMARY).write_text(json.dumps(summary))
+    files.write_summary(folder, summary)
 
 
 def edit(name: str, schema: pa.Schema, change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
@@ -97,6 +98,52 @@ def test_a_missing_and_an_added_file_are_found(tiny_run: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         audit(tmp_path)
+
+
+def test_a_summary_is_sealed_to_the_byte(tiny_run: Path) -> None:
+    path = tiny_run / files.SUMMARY
+    summary, text = json.loads(path.read_text()), path.read_text()
+    assert list(summary)[-1] == files.SEAL
+    changed = {key: summary | {key: "other"} for key in summary}
+    changed |= {f"no {key}": {name: value for name, value in summary.items() if name != key} for key in summary}
+    texts = {key: files.summary_text(others) for key, others in changed.items()}
+    texts |= {"newline": text[:-1], "space": text.replace(": ", ":  ", 1), "twice": text.replace("{", '{"seed": 3,', 1)}
+    texts |= {"wall": text.replace('"wall_s": ', '"wall_s": 1'), "status": text.replace('"done"', '"failed"')}
+    for name, damaged in texts.items():
+        path.write_text(damaged)
+        assert found(tiny_run), name
+    path.write_text(text)
+    assert found(tiny_run) == set()
+
+
+def test_how_a_run_ended_is_what_its_records_say(tiny_run: Path) -> None:
+    summary = json.loads((tiny_run / files.SUMMARY).read_text())
+    for forged in ({"status": "interrupted"}, {"status": "perfect"}, {"stopped": "bored"}):
+        files.write_summary(tiny_run, summary | forged)
+        assert found(tiny_run) == {"the run ended as the summary says"}
+
+
+def test_a_folder_from_before_summaries_were_sealed_still_passes(tiny_run: Path) -> None:
+    path = tiny_run / files.SUMMARY
+    older = json.loads(path.read_text()) | {"fedsim": "0.1.0"}
+    del older[files.SEAL]
+    path.write_text(json.dumps(older, indent=2) + "\n")
+    assert found(tiny_run) == set()
+    path.write_text(json.dumps(older, indent=2))
+    assert found(tiny_run)
+    path.write_text(json.dumps(older | {"status": "interrupted"}, indent=2) + "\n")
+    assert found(tiny_run)
+
+
+def test_parts_of_a_run_that_is_to_go_on_are_sealed_too(small: dict[str, Any], tmp_path: Path) -> None:
+    assert run_until(small, tmp_path / "run", 100) == "interrupted"
+    part = tmp_path / "run" / "rounds.part-00000.parquet"
+    whole = part.read_bytes()
+    for content in (b"", whole + b"x"):
+        part.write_bytes(content)
+        assert found(tmp_path / "run") == {"every file is there, whole and as it was sealed"}
+    part.write_bytes(whole)
+    assert found(tmp_path / "run") == set()
 
 
 # Damage to the story.
@@ -215,9 +262,9 @@ def test_a_server_link_that_is_too_thin_for_what_it_carried_is_found(tiny_run: P
 def test_a_forged_summary_is_found(tiny_run: Path) -> None:
     summary = json.loads((tiny_run / files.SUMMARY).read_text())
     for key, value in (("down", 1.0), ("wasted", 1.0), ("paper", 1.0)):
-        (tiny_run / files.SUMMARY).write_text(json.dumps(summary | {"bytes": summary["bytes"] | {key: value}}))
+        files.write_summary(tiny_run, summary | {"bytes": summary["bytes"] | {key: value}})
         assert found(tiny_run) == {"ledger, transfers and summary agree"}
-    (tiny_run / files.SUMMARY).write_text(json.dumps(summary | {"seed": 99}))
+    files.write_summary(tiny_run, summary | {"seed": 99})
     assert found(tiny_run) == {"the scenario is the one that was run"}
     (tiny_run / files.SUMMARY).write_text("{}")
     assert found(tiny_run)

@@ -39,7 +39,8 @@ def write(path: Path, content: list[Row], flush_at: set[int] = frozenset(), step
             writer.flush()
     writer.close()
     assert list(writer.rows()) == content
-    writer.drop_parts()
+    for part in writer.parts:
+        part.unlink()
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     return path.read_bytes()
 

@@ -16,6 +16,7 @@ from fedsim.records.reading import RunFolder
 CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "every file is there, whole and as it was sealed": files.sealed,
     "the records are those that were fingerprinted": files.records_intact,
+    "the run ended as the summary says": files.ended_so,
     "the models are those that were fingerprinted": files.models_intact,
     "the scenario is the one that was run": files.scenario_agrees,
     "time never runs backwards": causality.time_order,

@@ -82,6 +82,7 @@ class Events(Columns):
         self._idle: Mask = np.zeros(count, dtype=bool)
         self._continues: Mask = np.zeros(count, dtype=bool)
         self._rounds: list[tuple[int, str]] = []
+        self._reasons: list[Any] = []
         self._sent: list[Messages] = []
         self._named: list[tuple[int, NDArray[np.int64], bool]] = []
         self._said: list[tuple[int, float, float]] = []
@@ -123,6 +124,11 @@ class Events(Columns):
         """The number of each record of a round, and its ``data`` as it is written."""
         return self._unless_damaged(self._rounds, "round")
 
+    @property
+    def reasons(self) -> list[Any]:
+        """Why the run ended, of each record that says so."""
+        return self._unless_damaged(self._reasons, "run-end")
+
     def are(self, kind: str) -> Mask:
         """Which records are of a kind; bool [rows]."""
         return self["kind"] == self._words[kind]  # type: ignore[no-any-return]
@@ -154,6 +160,7 @@ class Events(Columns):
             "aggregate": (kind == words["aggregate"], self._take_aggregations),
             "round-start": (kind == words["round-start"], self._take_limits),
             "round": (kind == words["round"], self._take_rounds),
+            "run-end": (kind == words["run-end"], self._take_reasons),
         }
         for name, (mask, of_these) in take.items():
             try:
@@ -186,6 +193,9 @@ class Events(Columns):
 
     def _take_rounds(self, at: int, rows: Ints, texts: Texts) -> None:
         self._rounds += [(at + row, texts.text(row)) for row in rows.tolist()]
+
+    def _take_reasons(self, at: int, rows: Ints, texts: Texts) -> None:
+        self._reasons += [texts.read(row, lambda data: data["reason"]) for row in rows.tolist()]
 
 
 _Read = Callable[[Data], tuple[Any, Any, Any, str | None, str | None]]

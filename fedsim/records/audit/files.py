@@ -8,16 +8,29 @@ from fedsim.records.audit.chain import chain_of
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.digest import models_digest
 
+_BEFORE_SEALS = ("0.1.0",)
+"""Versions of fedsim that wrote summaries without a seal."""
+
+_STATUSES = ("done", "interrupted", "failed")
+
 
 def sealed(evidence: Evidence) -> Iterator[str]:
-    """Each file has the sha256 that the summary states, none is missing and none was added."""
-    stated, found = evidence.summary["files_sha256"], names.fingerprints(evidence.run.path)
+    """Each file has the sha256 that the summary states, none is missing and none was added; the summary is as it was written.
+
+    One of a fedsim that did not seal them must only be written as it wrote them.
+    """
+    summary = evidence.summary
+    written = (evidence.run.path / names.SUMMARY).read_bytes()
+    is_older = summary["fedsim"] in _BEFORE_SEALS and names.SEAL not in summary
+    if written != names.summary_text(summary).encode() or not (is_older or summary[names.SEAL] == names.seal(summary)):
+        yield f"{names.SUMMARY} was changed after the run"
+    stated, found = summary["files_sha256"], names.fingerprints(evidence.run.path)
     for name in sorted(stated.keys() | found.keys()):
         if name not in found:
             yield f"{name} is missing"
-        elif name not in stated:
+        elif name not in stated and not names.is_part(name):
             yield f"{name} was added after the run"
-        elif stated[name] != found[name]:
+        elif stated.get(name, found[name]) != found[name]:
             yield f"{name} was changed after the run"
 
 
@@ -30,6 +43,18 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
         yield "the records' chain is not the summary's events_sha256"
     if len(times) and times[-1] != summary["simulated_s"]:
         yield f"the last record is at {times.item(-1)!r} s, the summary says {summary['simulated_s']!r} s"
+
+
+def ended_so(evidence: Evidence) -> Iterator[str]:
+    """Status and reason are those that the record of the run's end tells."""
+    status, stopped = evidence.summary["status"], evidence.summary["stopped"]
+    if status not in _STATUSES:
+        yield f"status is {json.dumps(status)} in the summary; there are only {', '.join(_STATUSES)}"
+    for reason in evidence.events.reasons:
+        if stopped != reason:
+            yield f"stopped is {json.dumps(stopped)} in the summary and {json.dumps(reason)} in the records"
+        if status != "failed" and (status == "interrupted") != (reason == "interrupted"):
+            yield f"status is {json.dumps(status)} in the summary, but the run stopped as {json.dumps(reason)} in the records"
 
 
 def models_intact(evidence: Evidence) -> Iterator[str]:

@@ -1,0 +1,76 @@
+"""One process at a time works in a folder.
+
+The lock is one of the system's, on a file in the folder in which its holder is named. The system frees it when the holder ends,
+however it ends: the lock of a dead process is simply taken.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsim.errors import RunFolderError
+
+LOCK = "fedsim.lock"
+
+
+@contextmanager
+def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
+    """Keep other processes from working in a folder; gives the file descriptors that hold the lock.
+
+    Who inherits one holds the lock too. Where the system has no such locks, nothing is locked.
+
+    Args:
+        folder: it is there.
+        patience_s: how long to wait for a holder to end.
+
+    Raises:
+        RunFolderError: the system refuses, or another process works there.
+    """
+    path, end = folder / LOCK, time.monotonic() + patience_s
+    try:
+        while (descriptor := _take(path)) is None:
+            if time.monotonic() >= end:
+                raise RunFolderError(f"{_holder(path)} works in {str(folder)!r}; wait, or end it")
+            time.sleep(0.1)
+    except ImportError:  # not a POSIX system
+        yield []
+        return
+    except OSError as error:
+        raise RunFolderError(f"{str(folder)!r} cannot be locked: {error.strerror}") from None
+    try:
+        yield [descriptor]
+    finally:
+        path.unlink(missing_ok=True)  # while it is held, so that it is nobody else's
+        os.close(descriptor)
+
+
+def _take(path: Path) -> int | None:
+    """The descriptor of the lock, or None while another has it."""
+    import fcntl
+
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:  # a file system without locks
+            pass
+        if os.fstat(descriptor).st_nlink:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
+            return descriptor
+        os.close(descriptor)  # the file of a holder that has ended meanwhile and removed it
+
+
+def _holder(path: Path) -> str:
+    """Who has the lock, for people."""
+    try:
+        process, host = path.read_text(encoding="utf-8", errors="replace")[:300].split()
+        return f"another process ({int(process)} on {host!r})"
+    except (OSError, ValueError):  # it is just coming or going
+        return "another process"

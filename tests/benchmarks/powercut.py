@@ -1,0 +1,155 @@
+"""Power cuts in mid-run: is the last checkpoint that was reported as saved there, and does it resume to the bit?
+
+    python -m tests.benchmarks.powercut --cuts 20          # as root, on Linux: it mounts ext4 file systems that lie in files
+
+A run works on a file system of its own, in a file. At a moment of real time that nobody chose that file is copied, without any
+sync: what the system had not brought to the disk by then is lost in the copy. The copy is mounted, and the run in it resumed.
+Prints a line a cut, and at the end JSON with how many were as they must be.
+"""
+
+import argparse
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.checkpoint import store
+from fedsim.records.audit import audit
+from fedsim.records.lock import LOCK
+from fedsim.testing import eventful_world
+from tests.test_runs import STRATEGIES
+
+_MAIN = "from fedsim.cli import main; main()"
+_COMPARED = ("events_sha256", "models_sha256")
+_MIB = 1 << 20
+
+
+def main() -> int:
+    """Cut, resume, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuts", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        refuse_where_nothing_can_be_mounted(Path(folder))
+        for number in range(options.cuts):
+            place = Path(folder) / str(number)
+            place.mkdir()
+            results.append(cut_one(random.Random(f"{options.seed}/{number}"), place, options.rounds))
+            shutil.rmtree(place)
+            print(json.dumps(results[-1]), flush=True)
+    good = sum(result["good"] for result in results)
+    print(json.dumps({"cuts": len(results), "good": good, "after a save": sum(result["saved"] > 0 for result in results)}))
+    return 0 if good == len(results) else 1
+
+
+def refuse_where_nothing_can_be_mounted(folder: Path) -> None:
+    """Say so and end where this machine cannot do it."""
+    try:
+        with mounted(made(folder / "try"), folder / "there"):
+            pass
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(
+            f"powercut: no ext4 file system in a file can be mounted here ({error}); it takes Linux, root and loop devices"
+        )
+
+
+def cut_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
+    """A run that is never stopped, and one whose machine loses power."""
+    strategy = draw.choice(STRATEGIES)
+    sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds) | {"checkpoint": {"rounds": 1}}
+    path = folder / "scenario.toml"
+    path.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
+    began = time.perf_counter()
+    _run(path, folder / "whole").communicate()
+    length_s = time.perf_counter() - began
+    with mounted(made(folder / "disk"), folder / "there"):
+        reports: list[int] = []
+        process = _run(path, folder / "there" / "run")
+        reader = threading.Thread(target=_read, args=(process, reports))
+        reader.start()
+        while not reports and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.4 * length_s))
+        process.send_signal(signal.SIGSTOP)  # so that the copy is of one instant
+        time.sleep(0.05)
+        saved, at_work = reports[-1] if reports else 0, process.poll() is None
+        copy(folder / "disk", folder / "left")
+        process.kill()
+        reader.join()
+    with mounted(folder / "left", folder / "there"):
+        result = _resumed(path, folder / "there" / "run", folder / "whole", saved)
+    return {"strategy": strategy["kind"], "saved": saved, "at work": at_work} | result
+
+
+def _resumed(path: Path, out: Path, whole: Path, saved: int) -> dict[str, Any]:
+    """Go on with what the power cut left."""
+    empty = sum(file.stat().st_size == 0 for file in out.rglob("*") if file.is_file() and file.name != LOCK)
+    if (out / "summary.json").exists():  # it was done before
+        found = saved
+    else:
+        _, tree, _ = store.read(store.latest(out))
+        found = len(tree["root"]["recorder"]["rounds"])
+        _run(path, out, "--resume").communicate()
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, out)]
+    same = all(summaries[0][name] == summaries[1][name] for name in _COMPARED)
+    sound = not any(audit(out).values())
+    return {"found": found, "empty files": empty, "same": same, "sound": sound, "good": same and sound and found >= saved > 0}
+
+
+def _run(path: Path, out: Path, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--executor", "inline", *options]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _read(process: "subprocess.Popen[str]", reports: list[int]) -> None:
+    """Note every report of a save: after how many rounds."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.match(r"saved at round (\d+) ", line)
+        if found:
+            reports.append(int(found[1]))
+
+
+def made(path: Path) -> Path:
+    """An empty ext4 file system in a file."""
+    with path.open("wb") as file:
+        file.truncate(32 * _MIB)
+    subprocess.run(["mkfs.ext4", "-q", str(path)], check=True, capture_output=True)
+    return path
+
+
+@contextmanager
+def mounted(image: Path, place: Path) -> Iterator[None]:
+    """The file system in a file, at ``place``."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True, capture_output=True)
+
+
+def copy(image: Path, to: Path) -> None:
+    """An image as it is at one instant: until two copies in a row are alike, so that the system wrote nothing meanwhile."""
+    before = b""
+    while before != (now := image.read_bytes()):
+        before = now
+    to.write_bytes(before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Power cuts: whatever a system has brought to the disk by then, what fedsim said is saved can be gone on with."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.checkpoint import store
+from fedsim.executors.inline import Inline
+from fedsim.records import folder as files
+from fedsim.records.study_folder import is_done
+from fedsim.runner import Job
+from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run
+from tests.records.disk import Disk, watched
+
+SCENARIO: dict[str, Any] = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=8)
+SCENARIO["checkpoint"] = {"rounds": 2}
+TOML = fedsim.Scenario(**SCENARIO).to_toml()
+
+
+def test_a_power_cut_at_any_instant_leaves_what_was_said_to_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before every sync, in each of the worst cases, the folder can be resumed from the save last told of, or is done."""
+    cuts = Cuts(tmp_path / "disk", tmp_path / "cut")
+    with watched(cuts.disk, cuts.look, monkeypatch) as disk:
+        job = Job(fedsim.Scenario(**SCENARIO), cuts.disk / "a" / "run", Inline())
+        job.on_saved(cuts.saved)
+        asyncio.run(job.execute())
+        cuts.look(disk)
+        assert is_whole(cuts.place / "a" / "run") == "done"
+    assert cuts.told == 4
+    assert cuts.looks > 3 * cuts.told
+    run(SCENARIO, tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", cuts.disk / "a" / "run")
+    for left in cuts.kept:
+        go_on(SCENARIO, left)
+        assert_same_run(tmp_path / "whole", left)
+        assert_sound(left)
+
+
+class Cuts:
+    """Looks at what each power cut would leave.
+
+    Attributes:
+        disk, place: the folder to work in; where what is left of it is shown.
+        looks, told: how often it was looked, and how often the run said that it is saved.
+        kept: some of what was left.
+    """
+
+    def __init__(self, disk: Path, place: Path) -> None:
+        disk.mkdir()
+        self.disk, self.place = disk, place
+        self.looks = self.told = 0
+        self.kept: list[Path] = []
+        self._rounds = 0
+
+    def saved(self, rounds: int, time: float) -> None:
+        """The run says that it is saved."""
+        self.told, self._rounds = self.told + 1, rounds
+
+    def look(self, disk: Disk) -> None:
+        """See whether all is there that the run has told of."""
+        self.looks += bool(self.told)
+        for image in disk.images(self.place) if self.told else ():
+            state = is_whole(image / "a" / "run")
+            assert state == "done" or state >= self._rounds, f"look {self.looks}: {state}, but {self._rounds} rounds were saved"
+            if state != "done" and self.looks % 20 == 10 and len(self.kept) < 3:
+                self.kept.append(Path(shutil.copytree(image / "a" / "run", self.place.with_name(f"kept-{len(self.kept)}"))))
+
+
+def is_whole(folder: Path) -> Any:
+    """After how many rounds a folder can be gone on with; "done" where a whole run is."""
+    if is_done(folder):
+        stated = json.loads((folder / files.SUMMARY).read_text())["files_sha256"]
+        assert stated == {name: files.fingerprint(folder / name) for name in stated}
+        return "done"
+    files.refuse_other_run(folder, TOML)
+    _, tree, _ = store.read(store.latest(folder))
+    recorder = tree["root"]["recorder"]
+    for table, parts in recorder["parts"].items():
+        for number, sha256 in enumerate(parts):
+            assert files.fingerprint(folder / f"{Path(table).stem}.part-{number:05d}.parquet") == sha256
+    return len(recorder["rounds"])
+
+
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+
+    def look(disk: Disk) -> None:
+        for image in disk.images(tmp_path / "image"):
+            path = image / "b" / "index.json"
+            seen.add(path.read_text() if path.exists() else "none")
+
+    (tmp_path / "disk").mkdir()
+    with watched(tmp_path / "disk", look, monkeypatch) as disk:
+        files.make(tmp_path / "disk" / "b")
+        for text in ("old", "new"):
+            files.write_text(tmp_path / "disk" / "b" / "index.json", text)
+            look(disk)
+            assert (tmp_path / "image" / "b" / "index.json").read_text() == text
+    assert seen == {"none", "old", "new"}
+
+
+@pytest.mark.parametrize("failing", ["write", "sync"])
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "x.txt").write_text("old")
+    monkeypatch.setattr(*{"write": (Path, "write_text"), "sync": (files.os, "fsync")}[failing], fails)
+    with pytest.raises(OSError, match="No space"):
+        files.write_text(tmp_path / "x.txt", "new")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+    assert (tmp_path / "x.txt").read_text() == "old"
