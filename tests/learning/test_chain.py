@@ -271,13 +271,6 @@ def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(rule: De
     assert drawn.train_loss == plain.train_loss
 
 
-def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
-    architecture = _architecture("one channel")
-    solves = [solve_of(_start(architecture, 1), 25, architecture.input, CLASSES, seed=4)]
-    plain, zero = (Chain(architecture).solve(solves, rule)[0] for rule in (Descent(0.1), Descent(0.1, mu=0.0)))
-    assert plain.weights.tobytes() == zero.weights.tobytes()
-
-
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("shape", [(7, 5, 6, 9), (11, 13)], ids=str)
 def test_dropout_has_the_masks_of_modules(shape: Shape, rate: float) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedsim.learning.architecture import Architecture, dense
-from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.batches import WHOLE
 from fedsim.learning.solvers.dense import Dense, Way
@@ -136,14 +135,6 @@ def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) 
         moved = solver.solve([replace(solve, x=x, **models)], RULES[-1])[0]
         assert moved.weights.tobytes() == expected.weights.tobytes()
         assert moved.train_loss == expected.train_loss
-
-
-def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
-    architecture = Perceptron(hidden=[5]).architecture((6,), 3)
-    solves = [solve_of(_start(architecture, 1), 25, (6,), 3, seed=4)]
-    solver = Dense(architecture)
-    plain, zero = (solver.solve(solves, rule)[0] for rule in (Descent(0.1), Descent(0.1, mu=0.0)))
-    assert plain.weights.tobytes() == zero.weights.tobytes()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
