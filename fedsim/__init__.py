@@ -11,10 +11,7 @@ if TYPE_CHECKING:
     from fedsim.loading import load_run, load_study
     from fedsim.runner import Result, run, run_async
     from fedsim.scenario import Scenario, load
-    from fedsim.server import Download, Evaluate, Payload, Server, TaskEnd, Train, Upload
     from fedsim.simulation import Record, Simulation
-    from fedsim.strategies.base import Strategy, StrategyParams
-    from fedsim.strategies.synchronous import Synchronous, SynchronousParams
 
 __version__ = "0.2.0"
 
@@ -31,19 +28,8 @@ _HOMES = {
     "run_async": "runner",
     "Scenario": "scenario",
     "load": "scenario",
-    "Download": "server",
-    "Evaluate": "server",
-    "Payload": "server",
-    "Server": "server",
-    "TaskEnd": "server",
-    "Train": "server",
-    "Upload": "server",
     "Record": "simulation",
     "Simulation": "simulation",
-    "Strategy": "strategies.base",
-    "StrategyParams": "strategies.base",
-    "Synchronous": "strategies.synchronous",
-    "SynchronousParams": "strategies.synchronous",
 }
 
 __all__ = [  # noqa: RUF022 - by home, as above
@@ -59,19 +45,8 @@ __all__ = [  # noqa: RUF022 - by home, as above
     "run_async",
     "Scenario",
     "load",
-    "Download",
-    "Evaluate",
-    "Payload",
-    "Server",
-    "TaskEnd",
-    "Train",
-    "Upload",
     "Record",
     "Simulation",
-    "Strategy",
-    "StrategyParams",
-    "Synchronous",
-    "SynchronousParams",
 ]
 
 

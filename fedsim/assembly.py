@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.drift import Drift
+from fedsim.federation.client import Setting
+from fedsim.federation.devices import Devices
+from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.messages import Start
+from fedsim.federation.server import Server
 from fedsim.instrument import Instrument, World
 from fedsim.learning import Off
-from fedsim.messages import Start
-from fedsim.server import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
@@ -36,7 +39,8 @@ class Run:
         scenario, simulation: what runs, and its clock.
         population, network, workforce: the world.
         learner: the training core.
-        server, strategy: the algorithm, and what it holds in its hands.
+        server, strategy: the algorithm's server half, and what it holds in its hands.
+        dispatch: what carries the messages of the two halves.
     """
 
     def __init__(self, scenario: "Scenario", simulation: Simulation, learner: type[Off] | None = None) -> None:
@@ -54,15 +58,20 @@ class Run:
         self.instrument = Instrument(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )
-        self.server = Server(
+        self.dispatch = Dispatch(
             simulation,
             self.population,
             self.learner,
             streams,
             instrument=self.instrument,
             messages=scenario.messages,
-            label_counts=self._label_counts,
-            mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
+            batch_size=scenario.training.batch_size,
+            devices=Devices(
+                self.population,
+                self.learner,
+                self._label_counts,
+                scenario.messages.up.bytes(int(self.learner.parameters)),
+            ),
         )
         compute = Compute(streams, spec.jitter, spec.slow_phases, spec.devices)
         self.workforce = Workforce(
@@ -72,12 +81,17 @@ class Run:
             compute,
             self.network,
             scenario.training.batch_size,
-            self.server.on_task_end,
+            self.dispatch.next_steps,
+            self.dispatch.on_task_end,
         )
-        self.strategy = strategy_class(scenario.strategy.kind)(scenario.strategy, self.server)
-        self.lifetimes = Lifetimes(simulation, self.population, availability, self.server.on_arrival)
+        setting = self._setting()
+        strategy = strategy_class(scenario.strategy.kind)
+        self.server = Server(self.dispatch, setting)
+        self.strategy = strategy(scenario.strategy, self.server)
+        client = strategy.Client(scenario.strategy, setting)
+        self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        self.server.connect(self.workforce, self.strategy, self.drift)
+        self.dispatch.connect(self.workforce, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -100,6 +114,17 @@ class Run:
             self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
         else:
             self.learner = (learner or Off)(scenario.model, shape, classes)
+
+    def _setting(self) -> Setting:
+        scenario = self.scenario
+        return Setting(
+            devices=scenario.population.devices,
+            parameters=int(self.learner.parameters),
+            classes=len(self._label_counts(0, None)),
+            mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
+            lr_in=scenario.training.lr_in,
+            planned_rounds=scenario.stop.rounds,
+        )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set the alarm that stops the run."""
@@ -130,7 +155,7 @@ class Run:
             learner=self.learner,
             workforce=self.workforce,
             present=self.present,
-            on_shift=self.server.on_shift,
+            on_shift=self.dispatch.on_shift,
         )
 
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
@@ -156,13 +181,13 @@ class Run:
 
     def device_columns(self) -> dict[str, Any]:
         """The content of ``devices.parquet``: one entry a device in each column."""
-        population, network, devices = self.population, self.network, range(self.server.devices)
-        accuracy: list[float | None] = [None] * self.server.devices
+        population, network, devices = self.population, self.network, range(self.scenario.population.devices)
+        accuracy: list[float | None] = [None] * self.scenario.population.devices
         if self.instrument.last is not None:
             for device, value in self.instrument.last.device_accuracy().items():
                 accuracy[device] = value
         return {
-            "device": np.arange(self.server.devices),
+            "device": np.arange(self.scenario.population.devices),
             "speed": population.speed,
             "link_down": network.access_rates("down"),
             "link_up": network.access_rates("up"),
@@ -179,12 +204,12 @@ class Run:
     def _test_samples(self) -> list[int]:
         """Test samples that each device holds now."""
         if self.data is None:
-            return [0] * self.server.devices
-        return [len(self.data.current(device).test) for device in range(self.server.devices)]
+            return [0] * self.scenario.population.devices
+        return [len(self.data.current(device).test) for device in range(self.scenario.population.devices)]
 
     def _fastest_download_s(self) -> float:
         network = self.network
-        return float((network.latencies_s() + self.server.download_bytes / network.lone_rates("down")).min())
+        return float((network.latencies_s() + self.dispatch.download_bytes / network.lone_rates("down")).min())
 
 
 def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Off] | None = None) -> Run:
@@ -194,7 +219,7 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Off] | 
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
     run = Run(scenario, simulation, learner)
-    simulation.handle = run.server.handle
+    simulation.handle = run.dispatch.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
         run.rearm("stop", 0, stop_at)

@@ -13,8 +13,8 @@ from fedsim.stop import StopSpec
 from fedsim.training import Training
 
 if TYPE_CHECKING:
+    from fedsim.federation.messages import Strategy
     from fedsim.learning import Evaluation, Learner, Ref
-    from fedsim.messages import Strategy
 
 Served = Mapping[str, tuple["Ref", Sequence[int] | None]]
 """A strategy's models by name, each with the devices that it serves (None: all)."""

@@ -16,11 +16,11 @@ from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
+from fedsim.federation.wire import MessagesSpec
 from fedsim.imports import from_file
 from fedsim.instrument import EvaluationSpec
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.spec import TrainingSpec
-from fedsim.message_sizes import MessagesSpec
 from fedsim.simulation import Simulation
 from fedsim.spec import Spec
 from fedsim.stop import StopSpec
@@ -173,6 +173,8 @@ def _explain_one(key: str, problem: Any) -> str:
             return f"{key}.kind is {context['tag']!r}; allowed are {', '.join(allowed)}{nearest(str(context['tag']), allowed)}"
         case "union_tag_not_found":
             return f"{key}.kind is missing; it says which kind of {key.rpartition('.')[2]} is meant"
+        case "part_kind":
+            return f"{key}.{problem['msg']}"
         case "missing":
             return f"{key} is missing"
         case "literal_error":
@@ -188,6 +190,8 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
     keys: list[str] = []
     here = sections
     for depth, part in enumerate(location):
+        if str(part).startswith("~"):
+            continue  # a name of ours for one way to say a value
         last = depth == len(location) - 1
         if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
             here = here[part]  # type: ignore[index]

@@ -80,6 +80,12 @@ class Training:
         passes, rest = divmod(self.steps, -(-samples // size))
         return passes * samples + rest * size  # the last batch of a pass may be partial, the last pass cut short
 
+    def sgd_steps(self, samples: int, batch_size: int) -> int:
+        """How many SGD steps it takes on so many samples."""
+        if not samples or self.steps is not None:
+            return (self.steps or 0) if samples else 0
+        return self.epochs if self.full_batch else self.epochs * -(-samples // batch_size)
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -88,7 +94,7 @@ class Limit:
     Attributes:
         stop_at: the absolute time (s) at which it stops; finished epochs count. None for no such limit.
         budget: how long it may train (s), counted from the begin of the training. None for no such limit.
-        reserve_upload: it stops earlier, by the time that it expects its next upload to take on its own link.
+        reserve_upload: it stops earlier, by the time that it expects so many bytes to take on its own link up. 0: it does not.
         adaptive: it begins another epoch only if the mean of its finished ones says that it will fit.
         at_least: with fewer finished epochs none of them counts, and the task ends as late,
         go_on: unless this is set: then it goes on to the next step, with nothing trained.
@@ -96,7 +102,7 @@ class Limit:
 
     stop_at: float | None = None
     budget: float | None = None
-    reserve_upload: bool = False
+    reserve_upload: float = 0.0
     adaptive: bool = False
     at_least: int = 1
     go_on: bool = False

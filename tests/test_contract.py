@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedsim.server import TaskEnd
+from fedsim.plugin import TaskEnd
 from fedsim.strategies import REGISTRY
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.testing import StrategyContract, quiet_world

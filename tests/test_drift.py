@@ -1,7 +1,7 @@
 """Data that change while a run goes on: when, whose, and who is told of it when."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 import fedsim
 from fedsim.assembly import Run
+from fedsim.plugin import Contents, Device, SynchronousClient
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
@@ -36,14 +37,19 @@ class HeardParams(FedAvgParams):
     kind: str = "tests.test_drift:Heard"  # type: ignore[assignment]
 
 
+class HeardClient(SynchronousClient[HeardParams]):
+    def on_shift(self, device: Device) -> Contents:
+        return {"counts": device.label_counts.tolist(), "first": device.first_label_counts.tolist()}
+
+
 class Heard(FedAvg):
     """FedAvg that writes down whose shifts it hears of, and what such a device then knows of its labels."""
 
     Params = HeardParams
+    Client = HeardClient
 
-    async def on_shift(self, device: int) -> None:
-        facts = self.server.facts(device)
-        self.server.emit("heard", device=device, counts=facts.label_counts.tolist(), first=facts.first_label_counts.tolist())
+    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+        self.server.emit("heard", device=device, **contents)
 
 
 class TestSchedules:

@@ -15,12 +15,11 @@ import fedsim
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
+from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.runner import Job
-from fedsim.server import Server, TaskEnd, Train, Training
 from fedsim.simulation import Simulation
-from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.testing import Delayed
 
 
@@ -41,14 +40,13 @@ class EveryArrival(Strategy[EveryArrivalParams]):
     def refill(self) -> None:
         free = self.params.concurrency - len(self.state["open"])
         for device in self.server.sample(free, "select", self.state["version"]):
-            steps = (self.server.download(), Train(Training(self.state["model"])), self.server.upload())
-            self.state["open"].append(self.server.ask(device, steps, round=self.state["version"]))
+            self.state["open"].append(self.server.ask(device, {"model": self.state["model"]}, round=self.state["version"]))
         if not self.state["open"]:
             self.server.look_again("refill", 1.0)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        if message.update is not None:
-            self.state["model"] = self.server.mix([(self.state["model"], 0.7), (message.update, 0.3)])
+        if message.outcome == "done":
+            self.state["model"] = self.server.mix([(self.state["model"], 0.7), (message["update"], 0.3)])
             self.server.emit("aggregate", tasks=[message.task], weights=[0.3])
             await self.server.finish_round(self.state["version"], self.models())
             self.state["version"] += 1
@@ -76,6 +74,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fesem", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "flexcfl", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "alpha": 3, "eta_g": 0.1, "deadline": "30 s"},
     {"kind": "ifca-mig", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "scaffold", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 
@@ -208,9 +207,9 @@ def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     simulation = Simulation(fedsim.Scenario(**small | {"learning": "off"}))
     server: Server = simulation.installed.server
     device = server.online()[0]
-    server.ask(device, [server.download()])
+    server.ask(device, {"model": server.initial()})
     with pytest.raises(fedsim.SimulationError, match=f"device {device} still works"):
-        server.ask(device, [server.download()])
+        server.ask(device, {"model": server.initial()})
     assert device not in server.online()
     assert device not in server.sample(20, "x")
 

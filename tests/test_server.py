@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.assembly import Run
-from fedsim.server import Server
+from fedsim.federation.server import Server
 
 
 def world(devices: int, now: float, availability: dict[str, Any] | None = None, **population: Any) -> Run:
@@ -52,7 +52,7 @@ def test_it_is_a_walk_along_a_random_permutation(
 ) -> None:
     run = world(60, now)
     for device in busy:
-        run.workforce.start(device, (run.server.download(),), None, None)
+        run.server.ask(device, {"model": run.server.initial()})
     expected = drawn_one_by_one(run, count, "x", number, among)
     assert run.server.sample(count, "x", number, among=among) == expected
     assert run.server.online() == [device for device in range(60) if run.workforce.is_idle(device)]
@@ -89,10 +89,3 @@ def test_all_devices_are_equally_likely() -> None:
     counts = np.bincount([device for number in range(4000) for device in server.sample(3, "x", number)], minlength=20)
     chi2 = ((counts - 600.0) ** 2 / 600.0).sum()
     assert chi2 < 45  # 19 degrees of freedom: above with probability below 1e-3
-
-
-def test_a_step_that_is_the_same_for_all_is_made_once() -> None:
-    server = world(2, 0.0).server
-    assert server.download() is server.download()
-    assert server.download() is not server.download("profiling")
-    assert server.upload("profiling").payloads[0].purpose == "profiling"

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
+from fedsim.federation.client import Order
+from fedsim.federation.contents import Free, Lazy
+from fedsim.federation.dispatch import Errand
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
 from fedsim.training import Limit, Part, Training
@@ -24,8 +27,13 @@ if TYPE_CHECKING:
 
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls
-    for cls in (Applied, Best, Download, Evaluate, Evaluation, Filling, Flow, Half, Initial, Limit, Mixed, Part, Payload, Ref)
-} | {cls.__name__: cls for cls in (Task, Tier, Train, Trained, Training, Upload)}
+    for cls in (
+        *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
+        *(Errand, Order, Free, Lazy),
+        *(Task, Download, Evaluate, Payload, Train, Upload, Training, Limit, Part),
+        *(Filling, Flow, Half, Tier),
+    )
+}
 
 _LEFT_OUT = ("Flow.done",)
 """What cannot be written and is made again: whom a flow tells of its end."""
@@ -53,7 +61,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "lifetimes": run.lifetimes.snapshot(),
             "drift": None if run.drift is None else run.drift.snapshot(),
             "learner": run.learner.snapshot(),
-            "server": run.server.snapshot(),
+            "server": run.dispatch.snapshot(),
             "strategy": run.strategy.state,
             "last": run.instrument.last,
         }
@@ -86,7 +94,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.workforce.restore(state["workforce"])
     run.lifetimes.restore(state["lifetimes"])
     run.learner.restore(state["learner"])
-    run.server.restore(state["server"])
+    run.dispatch.restore(state["server"])
     run.strategy.state = state["strategy"]
     run.instrument.last = state["last"]
     owners = _owners(run)
@@ -102,7 +110,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "vanish"), run.workforce.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
-    owners |= dict.fromkeys(("timer", "return", "shift"), run.server.rearm)
+    owners |= dict.fromkeys(("timer", "return", "shift"), run.dispatch.rearm)
     if run.drift is not None:
         owners["drift"] = run.drift.rearm
     return owners

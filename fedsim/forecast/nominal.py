@@ -12,23 +12,21 @@ from fedsim.units import show_bytes, show_seconds
 
 def nominal_lines(run: Run) -> list[str]:
     """Say what is known of a run that has been built and not begun."""
-    server, stop = run.server, run.scenario.stop
+    dispatch, stop, devices = run.dispatch, run.scenario.stop, run.scenario.population.devices
     epoch_s = run.population.epochs_s()
-    down = np.array(
-        [run.workforce.nominal_transfer_s(device, "down", server.download_bytes) for device in range(server.devices)]
-    )
-    up = np.array([run.workforce.nominal_transfer_s(device, "up", server.upload_bytes) for device in range(server.devices)])
+    down = np.array([run.workforce.nominal_transfer_s(device, "down", dispatch.download_bytes) for device in range(devices)])
+    up = np.array([run.workforce.nominal_transfer_s(device, "up", dispatch.upload_bytes) for device in range(devices)])
     lines = [
-        f"{server.devices} devices with {int(run.samples.sum())} training samples "
+        f"{devices} devices with {int(run.samples.sum())} training samples "
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(run.samples))})",
-        f"a model of {run.learner.parameters} parameters; {show_bytes(server.download_bytes)} down, "
-        f"{show_bytes(server.upload_bytes)} up",
+        f"a model of {run.learner.parameters} parameters; {show_bytes(dispatch.download_bytes)} down, "
+        f"{show_bytes(dispatch.upload_bytes)} up",
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
     ]
     params = run.scenario.strategy
     if isinstance(params, SynchronousParams) and stop.rounds is not None:
-        task_s = _task_s(params, server.mean_epoch_s, down, epoch_s, up)
+        task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up)
         lines += _round_lines(run, params, stop.rounds, task_s)
     return lines
 
@@ -51,10 +49,10 @@ def _task_s(
 
 def _round_lines(run: Run, params: SynchronousParams, rounds: int, task_s: NDArray[np.float64]) -> list[str]:
     """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
-    asked = params.cohort_size(run.server.devices)
+    asked = params.cohort_size(run.scenario.population.devices)
     round_s = expected_maximum(task_s, asked)
     apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
-    traffic = asked * (run.server.download_bytes + run.server.upload_bytes)
+    traffic = asked * (run.dispatch.download_bytes + run.dispatch.upload_bytes)
     steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * asked
     gigaflops = run.samples.mean() * params.local_epochs * asked * run.learner.flops_per_sample / 1e9
     return [

@@ -124,7 +124,7 @@ class Trainer:
         size = job.batch_size(self.training.batch_size)
         order = batches.shuffled(generator, len(y), size, recipe.training.epochs, recipe.training.steps)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
-        return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key)
+        return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, job.anchor, job.linear)
 
     def _samples(self, job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         x, y = self.samples.train_samples(job.shard)

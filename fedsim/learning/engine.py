@@ -19,7 +19,7 @@ from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.learning.cohort import Trainer
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.functions import Function, carry_out, path_of
+from fedsim.learning.functions import Function, carry_out, function_at, path_of
 from fedsim.learning.initial import initial_weights
 from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
 from fedsim.learning.objectives import Chooser
@@ -161,10 +161,11 @@ class Learning:
         stream: tuple[Any, ...] | None = None,
         otherwise: Ref | None = None,
         leave_out: bool = False,
+        size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """What a pure function makes of models; see ``Server.apply``."""
-        return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out))
+        """What a pure function makes of models, a model or, with ``size``, so many numbers; see ``Server.apply``."""
+        return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out, size))
 
     def shift(self, device: int, version: int) -> None:
         """From now on ``device`` is tested on that version of its data."""
@@ -306,12 +307,12 @@ class Learning:
         """The call that gives a ref its value, or what stands in for it."""
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
-        kept = self._finite(recipe.models)
+        kept = list(recipe.models) if recipe.size is not None else self._finite(recipe.models)
         if not kept or (len(kept) < len(recipe.models) and not recipe.leave_out):
             return self._stand_in(recipe.otherwise)
         stream = None if recipe.stream is None else (self._streams, *recipe.stream)
         values = [_known(model) for model in kept]
-        return self._simulation.submit(carry_out, recipe.function, values, recipe.constants, stream)
+        return self._simulation.submit(carry_out, function_at(recipe.function), values, recipe.constants, stream, recipe.size)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         """One cohort: every chunk is under way before the first is awaited."""

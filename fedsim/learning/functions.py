@@ -1,11 +1,13 @@
 """Pure functions of models: what server optimisers, robust means, codecs and noise are made of.
 
 A function is kept by its import path, so that it can be carried out later, in another process, and after a run was resumed.
-A checkpoint could name any function: only those that are marked as meant for it are ever called.
+A checkpoint could name any function: only those that are marked as meant for it, in modules that were imported for other
+reasons, are ever called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,13 +18,18 @@ from fedsim.errors import SimulationError
 Function = Callable[..., NDArray[np.floating]]
 F = TypeVar("F", bound=Function)
 
-_MARK = "__fedsim_pure__"
+_KNOWN: dict[str, Function] = {}
+"""Every marked function whose module has been imported, by its import path."""
 
 
 def pure(function: F) -> F:
     """Mark a function of models as fit for ``Server.apply``: it stands at the top of a module and has no side effects."""
-    setattr(function, _MARK, True)
+    _KNOWN[_path(function)] = function
     return function
+
+
+def _path(function: Function) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', '')}"
 
 
 def path_of(function: Function) -> str:
@@ -31,35 +38,60 @@ def path_of(function: Function) -> str:
     Raises:
         SimulationError: it is not marked by ``pure``, or does not stand at the top of its module.
     """
-    name = getattr(function, "__qualname__", repr(function))
-    if not getattr(function, _MARK, False):
-        raise SimulationError(f"{name} cannot be applied to models: it is not marked by fedsim's decorator 'pure'")
-    if not name.isidentifier():
-        raise SimulationError(f"{name} cannot be applied to models: it must stand at the top of a module, to be found by name")
-    return f"{function.__module__}:{name}"
+    path = _path(function)
+    if _KNOWN.get(path) is not function:
+        raise SimulationError(f"{path} cannot be applied to models: it is not marked by fedsim's decorator 'pure'")
+    if not path.partition(":")[2].isidentifier():
+        raise SimulationError(f"{path} cannot be applied to models: it must stand at the top of a module, to be found by name")
+    return path
+
+
+def function_at(path: str) -> Function:
+    """The marked function at a path. Nothing outside fedsim is imported: what a strategy uses, it has imported.
+
+    Raises:
+        SimulationError: there is no such function.
+    """
+    module = path.partition(":")[0]
+    if path not in _KNOWN and module.startswith("fedsim.") and find_spec(module) is not None:
+        import_module(module)
+    if path not in _KNOWN:
+        raise SimulationError(f"{path!r} is no function that is marked by fedsim's decorator 'pure' and has been imported")
+    return _KNOWN[path]
 
 
 def carry_out(
-    path: str, models: Sequence[NDArray[np.float32]], constants: Mapping[str, Any], stream: tuple[Any, ...] | None
+    function: Function,
+    models: Sequence[NDArray[np.float32]],
+    constants: Mapping[str, Any],
+    stream: tuple[Any, ...] | None,
+    size: int | None = None,
 ) -> NDArray[np.float32]:
-    """What the function at ``path`` makes of models: float32 [d].
+    """What a function makes of models: float32 [d], or [size].
 
     Args:
-        path: where it is.
+        function: which.
         models: float32 [d] each, read-only.
         constants: what else it is given.
         stream: the run's streams, and the name of the one that it draws from as ``rng``; None for none.
+        size: how many numbers it gives; None for a model.
 
     Raises:
-        SimulationError: there is no such function, or what it gives is no model.
+        SimulationError: what it gives has another shape.
     """
-    module, _, name = path.partition(":")
-    function = getattr(import_module(module), name, None)
-    if function is None or not getattr(function, _MARK, False):
-        raise SimulationError(f"{path!r} is no function that is marked by fedsim's decorator 'pure'")
     drawing = {} if stream is None else {"rng": stream[0].generator(*stream[1:])}
     with np.errstate(all="ignore"):  # what is not finite is found by looking at the result
         value = np.asarray(function(list(models), **constants, **drawing))
-    if value.shape != models[0].shape:
-        raise SimulationError(f"{path!r} made an array of shape {value.shape}; allowed is {models[0].shape}, a model's")
+    wanted = models[0].shape if size is None else (size,)
+    if value.shape != wanted:
+        raise SimulationError(f"{_path(function)} made an array of shape {value.shape}; allowed is {wanted}")
     return value.astype(np.float32)
+
+
+@pure
+def weighted_sum(models: list[NDArray[np.float32]], coefficients: list[float]) -> NDArray[np.floating]:
+    """The sum of coefficient x model in the order given, in float64."""
+    total = np.zeros(len(models[0]))
+    for model, coefficient in zip(models, coefficients, strict=True):
+        total += model * np.float64(coefficient)
+    return total

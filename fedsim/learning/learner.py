@@ -54,6 +54,7 @@ class Learner(Protocol):
         stream: tuple[Any, ...] | None = None,
         otherwise: Ref | None = None,
         leave_out: bool = False,
+        size: int | None = None,
         **constants: Any,
     ) -> Ref:
         """What a pure function makes of models."""

@@ -61,6 +61,7 @@ class Off:
         stream: tuple[Any, ...] | None = None,
         otherwise: Ref | None = None,
         leave_out: bool = False,
+        size: int | None = None,
         **constants: Any,
     ) -> Ref:
         """A name."""

@@ -108,6 +108,7 @@ class Applied:
         stream: the purpose and the numbers of the stream that it draws from; None: it draws nothing.
         otherwise: stands in where a model is not finite, or none is left.
         leave_out: whether a model that is not finite is left out instead.
+        size: how many numbers it gives; None for a model.
     """
 
     function: str
@@ -116,6 +117,7 @@ class Applied:
     stream: tuple[Any, ...] | None
     otherwise: "Ref | None"
     leave_out: bool
+    size: int | None = None
 
     @property
     def parents(self) -> tuple["Ref", ...]:

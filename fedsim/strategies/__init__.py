@@ -30,6 +30,7 @@ REGISTRY: Mapping[str, str] = {
     "lcfl": "fedsim.strategies.lcfl.strategy:LCFL",
     "local": "fedsim.strategies.local:Local",
     "rfedavg": "fedsim.strategies.rfedavg.strategy:RFedAvg",
+    "scaffold": "fedsim.strategies.scaffold:Scaffold",
     "tifl": "fedsim.strategies.tifl.strategy:TiFL",
 }
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Measured, Step, TaskEnd, Train, Training
+from fedsim.federation.messages import TaskEnd
+from fedsim.instrument import Measured
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds
 
@@ -43,7 +44,7 @@ class AsynchronousParams(StrategyParams):
 
 
 class Asynchronous(Strategy[P]):
-    """A strategy without rounds. An algorithm fills in ``receive``, and ``training`` if it is not plain SGD.
+    """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its own if that is not plain SGD.
 
     Each client downloads the model of its time (d parameters), trains, and uploads the result (d parameters); the staleness of
     what it sends is the number of versions that the server has made meanwhile. Each version is an aggregation: what the run
@@ -63,12 +64,8 @@ class Asynchronous(Strategy[P]):
     # What an algorithm fills in.
 
     async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
-        """Take in an update (``message.update``), trained from ``base``; ``publish`` a new version when it is time."""
+        """Take in an update (``message["update"]``), trained from ``base``; ``publish`` a new version when it is time."""
         raise NotImplementedError
-
-    def training(self) -> Train:
-        """Local SGD from the current model."""
-        return Train(Training(self.state["model"], self.params.local_epochs))
 
     # The loop.
 
@@ -78,17 +75,13 @@ class Asynchronous(Strategy[P]):
         self.server.begin_round(0)
         self._refill()
 
-    def steps(self) -> tuple[Step, ...]:
-        """Download the current model, train, upload."""
-        return (self.server.download(), self.training(), self.server.upload())
-
     def _refill(self) -> None:
         """Ask clients until ``concurrency`` are at work."""
         state, server = self.state, self.server
         missing = self.params.concurrency - len(state["open"])
         state["refilling"] = False
         for device in server.sample(missing, "select", state["draws"]):
-            task = server.ask(device, self.steps(), round=state["version"])
+            task = server.ask(device, {"model": state["model"]}, round=state["version"])
             state["open"][task] = {"version": state["version"], "model": state["model"]}
         state["draws"] += 1
         if not state["open"]:
@@ -114,7 +107,7 @@ class Asynchronous(Strategy[P]):
         begun = state["open"].pop(message.task)
         if state["over"]:
             return
-        if message.update is not None:
+        if message.outcome == "done":
             await self.receive(message, begun["model"], state["version"] - begun["version"])
         if not state["refilling"]:
             state["refilling"] = True

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from fedsim.server import DeadlineBase, Server, TaskEnd
+from fedsim.federation.client import Client
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.spec import Spec
+from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -17,7 +20,7 @@ class StrategyParams(Spec):
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        """The devices over which ``Server.mean_epoch_s`` is the mean."""
+        """The devices over which ``Setting.mean_epoch_s`` is the mean."""
         return "unslowed"
 
     def check(self, devices: int) -> None:
@@ -46,7 +49,7 @@ P = TypeVar("P", bound=StrategyParams)
 
 
 class Strategy(Generic[P]):
-    """A federated learning algorithm at the server's side.
+    """A federated learning algorithm: its server half. What runs on the devices is its ``Client``.
 
     A subclass keeps everything that it must remember in ``state`` (JSON-able values and model refs), so that a run can be
     saved and continued, and acts in its handlers through ``server`` alone. Its docstring states the source, what it sends
@@ -54,12 +57,15 @@ class Strategy(Generic[P]):
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
+    Client: ClassVar[type[Client[Any]]] = Client
+    """Its client half."""
     score: ClassVar[Literal["pooled", "device-mean"]] = "pooled"
     """How its accuracy is counted unless the scenario says otherwise."""
 
     def __init__(self, params: P, server: Server) -> None:
         self.params = params
         self.server = server
+        self.setting = server.setting
         self.state: dict[str, Any] = {}
 
     async def on_start(self) -> None:
@@ -79,8 +85,8 @@ class Strategy(Generic[P]):
     async def on_arrival(self, device: int) -> None:
         """A newcomer can be reached for the first time. By default it is like any other: it may be drawn from now on."""
 
-    async def on_shift(self, device: int) -> None:
-        """The data of a device that can be reached have changed. For what the device itself does about it; nobody is told."""
+    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+        """A device whose data have changed says what its client half (``Client.on_shift``) has to say of it."""
 
     def models(self) -> "Mapping[str, tuple[Ref, Sequence[int] | None]]":
         """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""

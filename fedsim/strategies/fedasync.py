@@ -4,8 +4,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.server import TaskEnd, Train, Training
+from fedsim.federation.client import Client, Order
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+from fedsim.training import Training
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -26,6 +29,14 @@ class FedAsyncParams(AsynchronousParams):
     rho: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
 
 
+class FedAsyncClient(Client[FedAsyncParams]):
+    """Trains with the proximal term."""
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Local SGD around the received model."""
+        return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
+
+
 class FedAsync(Asynchronous[FedAsyncParams]):
     """Asynchronous federated optimisation.
 
@@ -42,16 +53,13 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     """
 
     Params: ClassVar[type[AsynchronousParams]] = FedAsyncParams
+    Client = FedAsyncClient
     params: FedAsyncParams
-
-    def training(self) -> Train:
-        """Local SGD with the proximal term."""
-        return Train(Training(self.state["model"], self.params.local_epochs, mu=self.params.rho))
 
     async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
         """Mix the update in."""
-        assert message.update is not None
         weight = self.params.alpha * (1 + staleness) ** -self.params.exponent
-        model = self.server.mix([(self.state["model"], 1.0 - weight), (message.update, weight)], otherwise=self.state["model"])
-        entry = {"task": message.task, "update": message.update, "samples": message.samples, "base": base}
+        before, update = self.state["model"], message["update"]
+        model = self.server.mix([(before, 1.0 - weight), (update, weight)], otherwise=before)
+        entry = {"task": message.task, "update": update, "samples": message["samples"], "base": base}
         await self.publish(model, [entry | {"weight": weight, "staleness": staleness}])

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedsim.server import Limit, Step, Train, Training
-from fedsim.strategies.synchronous import Synchronous, SynchronousParams
+from fedsim.federation.contents import Contents
+from fedsim.strategies.base import P
+from fedsim.strategies.synchronous import AggregatingParams, Synchronous, SynchronousParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,13 +12,13 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 
-class FedAvgParams(SynchronousParams):
-    """What FedAvg takes; see ``SynchronousParams``."""
+class FedAvgParams(AggregatingParams):
+    """What FedAvg takes; see ``AggregatingParams``."""
 
     kind: Literal["fedavg"] = "fedavg"
 
 
-class FedAvg(Synchronous[FedAvgParams]):
+class FedAvg(Synchronous[P]):
     """Federated averaging.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
@@ -32,30 +33,27 @@ class FedAvg(Synchronous[FedAvgParams]):
     """
 
     Params: ClassVar[type[SynchronousParams]] = FedAvgParams
+    params: AggregatingParams
 
     async def on_start(self) -> None:
         """Begin with a freshly initialised model."""
         self.state["model"] = self.server.initial()
         await super().on_start()
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """Download the global model, train, upload."""
-        return (self.server.download(), self.training(), self.server.upload())
-
-    def training(self) -> Train:
-        """Local SGD for the full number of epochs; with a deadline from the download on, all of them must fit before it."""
-        epochs = self.params.local_epochs
-        return Train(Training(self.state["model"], epochs), Limit(budget=self.training_limit, at_least=epochs))
+    def contents(self, device: int) -> Contents:
+        """The global model."""
+        return {"model": self.state["model"]}
 
     async def aggregate(self) -> None:
-        """The mean of the received models, weighted by training samples."""
+        """The received models become one, by samples unless the parameters say otherwise."""
         received: list[dict[str, Any]] = self.state["received"]
-        total = sum(entry["samples"] for entry in received)
-        if total:
-            parts = [(entry["update"], entry["samples"] / total) for entry in received]
-            self.state["model"] = self.server.mix(parts, otherwise=self.state["model"])
+        if any(entry["samples"] for entry in received):
+            how, before = self.params.aggregation, self.state["model"]
+            weights = how.weights(received)
+            aggregated = how.combine(self.server, received, weights, before)
+            self.state["model"] = self.advance(before, aggregated)
             tasks = [entry["task"] for entry in received]
-            self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[weight for _, weight in parts])
+            self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights)
 
     def center(self, entry: dict[str, Any]) -> "Ref":
         """The global model."""

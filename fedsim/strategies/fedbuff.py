@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.server import TaskEnd
+from fedsim.federation.messages import TaskEnd
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 
 if TYPE_CHECKING:
@@ -51,10 +51,9 @@ class FedBuff(Asynchronous[FedBuffParams]):
 
     async def receive(self, message: TaskEnd, base: "Ref", staleness: int) -> None:
         """Put the update into the buffer; the one that fills it makes a version."""
-        assert message.update is not None
         params, buffer = self.params, self.state["buffer"]
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
-        entry = {"task": message.task, "update": message.update, "samples": message.samples, "base": base}
+        entry = {"task": message.task, "update": message["update"], "samples": message["samples"], "base": base}
         buffer.append(entry | {"weight": params.server_lr * discount / params.buffer, "staleness": staleness})
         if len(buffer) == params.buffer:
             self.state["buffer"] = []

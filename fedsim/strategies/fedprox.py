@@ -1,16 +1,18 @@
 """FedProx: FedAvg with a proximal term and partial work (Li et al., 2020)."""
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.server import Limit, Train, Training
+from fedsim.federation.client import Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.strategies.synchronous import AggregatingParams, SynchronousClient, SynchronousParams
+from fedsim.training import Limit, Training
 
 
-class FedProxParams(SynchronousParams):
+class FedProxParams(AggregatingParams):
     """What FedProx takes.
 
     Attributes:
@@ -23,7 +25,25 @@ class FedProxParams(SynchronousParams):
     partial_work: bool = True
 
 
-class FedProx(FedAvg):
+class FedProxClient(SynchronousClient[FedProxParams]):
+    """Trains with the proximal term, up to the deadline."""
+
+    params: FedProxParams
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Local SGD around the received model."""
+        return Training(order["model"], self.params.local_epochs, mu=self.params.mu)
+
+    def limit(self, device: Device, order: Order) -> Limit:
+        """As many epochs as fit, or all of them."""
+        if not self.params.partial_work:
+            return super().limit(device, order)
+        stop_at = order["stop_at"]
+        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": order["model"]})
+        return Limit(stop_at, self.training_limit, reserve_upload=reserve)
+
+
+class FedProx(FedAvg[FedProxParams]):
     """FedAvg with a proximal term.
 
     Source: Li et al., "Federated optimization in heterogeneous networks", Algorithm 2.
@@ -37,14 +57,10 @@ class FedProx(FedAvg):
     """
 
     Params: ClassVar[type[SynchronousParams]] = FedProxParams
-    params: FedProxParams  # type: ignore[assignment]
+    Client = FedProxClient
+    params: FedProxParams
 
-    def training(self) -> Train:
-        """Local SGD with the proximal term, up to the deadline."""
-        params = self.params
-        if not params.partial_work:
-            whole = super().training()
-            return replace(whole, training=replace(whole.training, mu=params.mu))
+    def contents(self, device: int) -> Contents:
+        """The global model, and when the round ends."""
         stop_at = None if self.round_limit is None else self.server.now + self.round_limit
-        limit = Limit(stop_at, self.training_limit, reserve_upload=stop_at is not None)
-        return Train(Training(self.state["model"], params.local_epochs, mu=params.mu), limit)
+        return {"model": self.state["model"], "stop_at": Free(stop_at)}

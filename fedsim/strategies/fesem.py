@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.strategies.grouped import Grouped, GroupedParams, Mean
+from fedsim.strategies.grouped import Grouped, GroupedParams
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Mean
 
 
 class FeSEMParams(GroupedParams):
@@ -21,7 +23,7 @@ class FeSEMParams(GroupedParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: int = Field(default=10, ge=1)
     sweep: bool = True
-    aggregation: Mean = "mean"
+    aggregation: AggregationSpec = Mean()
 
 
 class FeSEM(Grouped[FeSEMParams]):

@@ -6,36 +6,31 @@ round prepares beside it. All who are prepared in one instant are assigned toget
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from fedsim.server import Limit, Server, Step, TaskEnd, Train, Training
+from fedsim.federation.contents import Contents
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.strategies.base import P
-from fedsim.strategies.synchronous import Synchronous, SynchronousParams
+from fedsim.strategies.synchronous import AggregatingParams, Synchronous
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
-Mean = Literal["weighted", "mean", "first"]
-"""How a group's updates are put together: the mean weighted by training samples, the plain mean, or the update of the member
-that was asked first alone (what the published code of FlexCFL does for its IFCA and FeSEM)."""
 
-
-class GroupedParams(SynchronousParams):
-    """What every strategy with groups takes, besides ``SynchronousParams``.
+class GroupedParams(AggregatingParams):
+    """What every strategy with groups takes, besides ``AggregatingParams``.
 
     Attributes:
         groups: m, how many groups there are.
         sweep: the first rounds ask the devices in turn, until each has been asked once (as the published experiments of
             FlexCFL do); then clients are drawn at random.
-        aggregation: how a group's updates are put together: ``weighted``, ``mean`` or ``first``.
     """
 
     groups: int = Field(default=3, ge=1)
     sweep: bool = False
-    aggregation: Mean = "weighted"
 
 
 class Grouped(Synchronous[P]):
@@ -46,7 +41,7 @@ class Grouped(Synchronous[P]):
         group: each device's group, -1 for none.
         asked: for each device whether it was ever asked in a round.
         preparing: tasks of preparation that run, task -> (device, whether it is the round that waits for it).
-        prepared: those that have ended in this instant, dicts of task, device, in_round, update, start and tested.
+        prepared: those that have ended in this instant, dicts of task, device, in_round, asked and contents.
         unprepared: devices that must be prepared before they train again, in order.
     """
 
@@ -60,16 +55,16 @@ class Grouped(Synchronous[P]):
 
     # What an algorithm fills in.
 
-    def preparation(self, device: int) -> tuple[Step, ...] | None:
-        """What the device must do before it can train in a round, or None."""
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        """What is sent to the device, and the job that it must do, before it can train in a round; None for nothing."""
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """Give devices that have been prepared their groups (``move``)."""
 
-    def steps_after_preparation(self, device: int) -> tuple[Step, ...]:
-        """What to ask, in the same round, of a device that had to be prepared in it; by default what is asked of all."""
-        return self.steps(device)
+    def contents_after_preparation(self, device: int) -> Contents:
+        """What is sent, in the same round, to a device that had to be prepared in it; by default what is sent to all."""
+        return self.contents(device)
 
     async def after_aggregation(self) -> None:
         """The groups' models are new: what happens between them."""
@@ -115,31 +110,25 @@ class Grouped(Synchronous[P]):
             chosen = [device for device in self.server.online() if not self.state["asked"][device]][:wanted]
         if len(chosen) < wanted:
             others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None
-            chosen += self.server.sample(wanted - len(chosen), "select", number, among=others)
+            chosen += self.pick(wanted - len(chosen), among=others)
         for device in chosen:
             self.state["asked"][device] = True
         return chosen
 
     def _ask(self, device: int) -> None:
-        steps = self.preparation(device)
-        if steps is None:
+        needed = self.preparation(device)
+        if needed is None:
             super()._ask(device)
         else:
-            self._prepare(device, steps, in_round=True)
+            self._prepare(device, *needed, in_round=True)
 
     def _go_on(self, device: int) -> None:
         """A device that has been prepared in its round has a group now, and does what belongs to the round."""
-        self._start(device, self.steps_after_preparation(device), continues=True)
+        self._start(device, self.contents_after_preparation(device), continues=True)
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """Download the group's model, train, upload."""
-        return (self.server.download(), self.training(device), self.server.upload())
-
-    def training(self, device: int) -> Train:
-        """Local SGD from the group's model; with a deadline from the download on, all epochs must fit before it."""
-        epochs = self.params.local_epochs
-        model = self.state["models"][self.state["group"][device]]
-        return Train(Training(model, epochs), Limit(budget=self.training_limit, at_least=epochs))
+    def contents(self, device: int) -> Contents:
+        """The group's model."""
+        return {"model": self.state["models"][self.state["group"][device]]}
 
     async def aggregate(self) -> None:
         """Each group's updates become its model; a group without any keeps the one that it has."""
@@ -150,24 +139,11 @@ class Grouped(Synchronous[P]):
         await self.after_aggregation()
 
     def _aggregate_group(self, group: int, entries: list[dict[str, Any]]) -> None:
-        parts = self._parts(entries)
-        models = self.state["models"]
-        models[group] = self.server.mix(parts, otherwise=models[group])
+        how, models = self.params.aggregation, self.state["models"]
+        weights = how.weights(entries)
+        models[group] = self.advance(models[group], how.combine(self.server, entries, weights, models[group]), group)
         tasks = [entry["task"] for entry in entries]
-        weights = [weight for _, weight in parts]
         self.server.emit("aggregate", round=self.state["round"], group=group, tasks=tasks, weights=weights)
-
-    def _parts(self, entries: list[dict[str, Any]]) -> "list[tuple[Ref, float]]":
-        match self.params.aggregation:
-            case "mean":
-                weights = [1 / len(entries)] * len(entries)
-            case "first":
-                first = min(entry["task"] for entry in entries)
-                weights = [float(entry["task"] == first) for entry in entries]
-            case _:
-                total = sum(entry["samples"] for entry in entries)
-                weights = [entry["samples"] / total if total else 1 / len(entries) for entry in entries]
-        return [(entry["update"], weight) for entry, weight in zip(entries, weights, strict=True)]
 
     def center(self, entry: dict[str, Any]) -> "Ref | None":
         """The model of the group that the update went into."""
@@ -190,24 +166,18 @@ class Grouped(Synchronous[P]):
             return
         about_to_be_asked = device in state["cohort"] and not state["open"]
         if not about_to_be_asked and self.server.idle(device):
-            steps = self.preparation(device)
-            if steps is None:
+            needed = self.preparation(device)
+            if needed is None:
                 self.state["unprepared"].remove(device)
             else:
-                self._prepare(device, steps, in_round=False)
+                self._prepare(device, *needed, in_round=False)
 
-    def _prepare(self, device: int, steps: tuple[Step, ...], *, in_round: bool, continues: bool = False) -> None:
+    def _prepare(self, device: int, contents: Contents, job: str, *, in_round: bool, continues: bool = False) -> None:
         if in_round:
-            task = self._start(device, self.within_limit(steps), continues=continues)
+            task = self._start(device, contents, job, continues=continues)
         else:
-            task = self.server.ask(device, steps, group=self.group_of(device))
+            task = self.server.ask(device, contents, job, group=self.group_of(device))
         self.state["preparing"][task] = (device, in_round)
-
-    def within_limit(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """``steps`` under the deadline that counts from each client's download, if there is one."""
-        if self.training_limit is None:
-            return steps
-        return tuple(_within(step, self.training_limit) if isinstance(step, Train) else step for step in steps)
 
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this very instant."""
@@ -236,9 +206,8 @@ class Grouped(Synchronous[P]):
                     "task": message.task,
                     "device": message.device,
                     "in_round": in_round,
-                    "update": message.update,
-                    "start": message.start,
-                    "tested": message.tested,
+                    "asked": dict(message.asked),
+                    "contents": dict(message.contents),
                 }
             )
             return
@@ -270,7 +239,3 @@ class Grouped(Synchronous[P]):
                 self._go_on(entry["device"])
         if self.params.over_selection > 1 and len(self.state["received"]) >= self.params.clients_per_round:
             self.server.timer("deadline", self.server.now)  # enough have come: who goes on only now is not needed either
-
-
-def _within(step: Train, budget_s: float) -> Train:
-    return replace(step, limit=replace(step.limit, budget=budget_s))

@@ -1,16 +1,23 @@
 """IFCA: every client chooses, out of all groups' models, the one that fits its own data best."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.server import CHOSEN, Download, Evaluate, Limit, Payload, Step, Train, Training, Upload
-from fedsim.strategies.grouped import Mean
-from fedsim.strategies.migrating import Migrating, MigratingParams
+from fedsim.federation.client import BEST, Done, Order
+from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
 
-_ID = Payload("id", 4.0)
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
 
 
 class IFCAParams(MigratingParams):
@@ -26,7 +33,7 @@ class IFCAParams(MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: int = Field(default=10, ge=1)
     sweep: bool = True
-    aggregation: Mean = "mean"
+    aggregation: AggregationSpec = Mean()
     dynamic: bool = False
     starts: Literal["different", "same"] = "different"
 
@@ -38,6 +45,29 @@ class IFCAParams(MigratingParams):
                 f"strategy.starts is 'same' with {self.groups} groups: devices could not tell their models apart and would all "
                 "choose the first; allowed is 'different'"
             )
+
+
+class IFCAClient(MigratingClient[IFCAParams]):
+    """Tests all models, trains the best, and says which that was."""
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Test, and train if that is asked."""
+        if order.job == "choose":
+            return (Evaluate(tuple(order["migration"])),)
+        training = Training(BEST, self.params.local_epochs)
+        return (Evaluate(tuple(order["model"])), Train(training, self.limit(device, order)))
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The choice, and the update."""
+        assert done.tested is not None
+        choice = {"id": Lazy("choice", done.tested)}
+        if order.job == "choose":
+            return choice
+        return {"update": done.update, **choice, "samples": Free(done.samples)}
+
+    def settles(self, device: Device, order: Order) -> bool:
+        """A choice after a shift, or the first one."""
+        return order.job == "choose" or "reference" not in device.state
 
 
 class IFCA(Migrating[IFCAParams]):
@@ -58,6 +88,7 @@ class IFCA(Migrating[IFCAParams]):
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
+    Client = IFCAClient
     params: IFCAParams
 
     async def on_start(self) -> None:
@@ -67,21 +98,17 @@ class IFCA(Migrating[IFCAParams]):
         self.state["chosen_in"] = [-1] * self.server.devices
         await super().on_start()
 
-    def _all_models(self, purpose: str) -> tuple[Download, Evaluate]:
-        models = self.state["models"]
-        return Download((Payload(purpose, len(models) * self.server.download_bytes),)), Evaluate(tuple(models))
+    def contents(self, device: int) -> Contents:
+        """All models."""
+        return {"model": self.state["models"]}
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """Receive all models, test them, train the best, send the update and the choice."""
-        epochs = self.params.local_epochs
-        training = Train(Training(CHOSEN, epochs), Limit(budget=self.training_limit, at_least=epochs))
-        return (*self._all_models("model"), training, Upload((Payload("update", self.server.upload_bytes), _ID)))
+    def start(self, message: TaskEnd) -> "Ref":
+        """The model that the client has chosen."""
+        return message["id"].ref  # type: ignore[no-any-return]
 
-    def preparation(self, device: int) -> tuple[Step, ...] | None:
-        """After a shift: receive all models, test them, send the choice."""
-        if device not in self.state["unprepared"]:
-            return None
-        return (*self._all_models("migration"), Upload((_ID,)))
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        """After a shift: all models, to choose one."""
+        return ({"migration": self.state["models"]}, "choose") if device in self.state["unprepared"] else None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """The group that each device has chosen."""
@@ -110,7 +137,7 @@ class IFCA(Migrating[IFCAParams]):
         """The model that each device found best; where nothing is learnt, one at random."""
         if not self.server.learns:
             return self.random_groups(len(entries), "choice", *(entry["task"] for entry in entries[:1]))
-        return await self.server.choices([entry["tested"] for entry in entries])
+        return await self.server.choices([entry["contents"]["id"] for entry in entries])
 
 
 class IFCAMigParams(IFCAParams):

@@ -3,8 +3,12 @@
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Limit, Step, Train, Training
-from fedsim.strategies.synchronous import Synchronous, SynchronousParams
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousParams
+from fedsim.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +39,20 @@ class LocalParams(SynchronousParams):
             super().check(devices)
 
 
+class LocalClient(SynchronousClient[LocalParams]):
+    """Trains its own model and keeps it."""
+
+    def training(self, device: Device, order: Order) -> Training:
+        """From the model that it has."""
+        start = device.state["model"] if "model" in device.state else device.initial()
+        return Training(start, self.params.local_epochs)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+        """Nothing that is sent: the model is seen by who evaluates."""
+        device.state["model"] = done.update
+        return {"update": Free(done.update), "samples": Free(done.samples)}
+
+
 class Local(Synchronous[LocalParams]):
     """Every device trains a model of its own with the same local schedule; nothing is ever sent.
 
@@ -47,6 +65,7 @@ class Local(Synchronous[LocalParams]):
     """
 
     Params: ClassVar[type[SynchronousParams]] = LocalParams
+    Client = LocalClient
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
     async def on_start(self) -> None:
@@ -60,10 +79,13 @@ class Local(Synchronous[LocalParams]):
             return super().select()
         return self.server.online()
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """Train, and keep the result."""
-        epochs = self.params.local_epochs
-        return (Train(Training(self.state["own"][device], epochs), Limit(budget=self.training_limit, at_least=epochs)),)
+    def contents(self, device: int) -> Contents:
+        """Nothing."""
+        return {}
+
+    def start(self, message: TaskEnd) -> "Ref":
+        """The model that the device had."""
+        return self.state["own"][message.device]  # type: ignore[no-any-return]
 
     async def aggregate(self) -> None:
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""

@@ -1,15 +1,18 @@
 """Groups whose devices notice when their own data have shifted, and then look for a group anew."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from fedsim.server import Server
+from fedsim.federation.client import Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
 from fedsim.strategies.base import P
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.label_shift import Metric, distance, threshold
+from fedsim.strategies.synchronous import SynchronousClient
 
 
 class MigratingParams(GroupedParams):
@@ -28,6 +31,35 @@ class MigratingParams(GroupedParams):
     shift_threshold: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
 
 
+class MigratingClient(SynchronousClient[P]):
+    """Notices that its own data have shifted.
+
+    State: ``reference``, the label counts of the data that say which group it belongs to; before there are any, those of its
+    first data.
+    """
+
+    params: MigratingParams
+
+    def settles(self, device: Device, order: Order) -> bool:
+        """Whether this task says which group the device belongs to."""
+        raise NotImplementedError
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The label counts of the data that say which group it is become the reference."""
+        if self.settles(device, order):
+            device.state["reference"] = device.used_label_counts.tolist()
+
+    def on_shift(self, device: Device) -> Contents | None:
+        """How far the label counts are from the reference, and how far they may be."""
+        params = self.params
+        if not params.dynamic:
+            return None
+        first = device.first_label_counts
+        reference = np.array(device.state["reference"]) if "reference" in device.state else first
+        far, limit = distance(device.label_counts, reference, params.shift_metric), threshold(first, params.shift_threshold)
+        return {"distance": Free(far), "threshold": Free(limit)}
+
+
 class Migrating(Grouped[P]):
     """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 4.3).
 
@@ -37,43 +69,30 @@ class Migrating(Grouped[P]):
     that have changed meanwhile tests itself once more. Nothing is sent for a test.
 
     The test sees label counts only. Images that are rotated, or labels that are permuted among equal counts, do not fire it.
-
-    State besides ``Grouped``'s: ``reference``, label counts that have replaced a device's first ones, device -> counts.
     """
 
     params: MigratingParams
 
-    def __init__(self, params: P, server: Server) -> None:
-        super().__init__(params, server)
-        self.state["reference"] = {}
-
-    async def on_shift(self, device: int) -> None:
-        """The device tests itself, if it has a group that it could leave and does not look for one already."""
-        params, group = self.params, self.state["group"][device]
-        if not params.dynamic or group < 0 or self.is_preparing(device):
+    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+        """A device has tested itself: it counts if it has a group that it could leave and does not look for one already."""
+        group = self.state["group"][device]
+        if group < 0 or self.is_preparing(device):
             return
-        facts = self.server.facts(device)
-        first = facts.first_label_counts
-        reference = np.array(self.state["reference"].get(device, first))
-        far, limit = distance(facts.label_counts, reference, params.shift_metric), threshold(first, params.shift_threshold)
-        fired = bool(far > limit)
-        measured: dict[str, Any] = {} if params.shift_metric == "oracle" else {"distance": far, "threshold": limit}
+        fired = bool(contents["distance"] > contents["threshold"])
+        measured = {} if self.params.shift_metric == "oracle" else dict(contents)
         self.server.emit("shift-test", device=device, group=group, fired=fired, **measured)
         if fired:
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """A device's group is found: it moves there, and the label counts of the data that say so become its reference."""
+        """A device's group is found."""
         known = self.group_of(device) is not None
-        self.state["reference"][device] = self.server.facts(device).used_label_counts.tolist()
         self.move(device, group, "migration" if known else newcomer)
 
     async def test_again(self, devices: Iterable[int]) -> None:
         """Who has been settled by data that it does not hold any more tests itself: it could not do so before."""
         for device in devices:
-            facts = self.server.facts(device)
-            if facts.version != facts.used_version:
-                await self.on_shift(device)
+            await self.server.look_for_shift(device)
 
     async def _assign(self) -> None:
         devices = [entry["device"] for entry in self.state["prepared"]]

@@ -4,14 +4,27 @@ A round closes in one place, the end of its last open task; the deadline only en
 """
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.server import DeadlineBase, Measured, Server, Step, TaskEnd
+from fedsim.federation.client import Client, Order, Setting
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.instrument import Measured
 from fedsim.strategies.base import P, Strategy, StrategyParams
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
+from fedsim.strategies.parts.selection import SelectionSpec
+from fedsim.strategies.parts.selection.random import Random
+from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
+from fedsim.training import Limit
 from fedsim.units import PositiveSeconds, show_seconds
+from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -30,7 +43,7 @@ class SynchronousParams(StrategyParams):
         clients_per_round: K, the updates wanted in a round.
         local_epochs: E, passes over its own data that a client makes.
         deadline: clients have so long (s), from when ``deadline_from`` says; who is not done by then is late. None: the round
-            waits for all.
+            waits for all. A table with a ``kind`` is a rule that may give each round another one (``parts/deadline``).
         relative_deadline: the same in units of the mean time of ``reference_epochs`` epochs over all devices, undisturbed
             (CATA-Fed's T, section 5.2). At most one of the two is given.
         reference_epochs: the epochs in that unit.
@@ -40,6 +53,7 @@ class SynchronousParams(StrategyParams):
             ``round``.
         deadline_base: in a population with tentative stragglers, whether that mean is the one without them (``unslowed``) or
             over the devices as they are (``all``).
+        selection: whom a round asks (``parts/selection``).
         over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
         retry: with nobody to ask, look again after this time (s).
         every: rounds begin on a schedule: each at the first multiple of this time (s) at which the one before has closed. None:
@@ -48,11 +62,15 @@ class SynchronousParams(StrategyParams):
 
     clients_per_round: int = Field(default=10, ge=1)
     local_epochs: int = Field(default=1, ge=1)
-    deadline: PositiveSeconds | None = None
+    deadline: Annotated[
+        Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
+        Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
+    ] = None
     relative_deadline: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     reference_epochs: int = Field(default=5, ge=1)
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"
+    selection: SelectionSpec = Random()
     over_selection: float = Field(default=1.0, ge=1.0)
     retry: PositiveSeconds = 60.0
     every: PositiveSeconds | None = None
@@ -61,6 +79,8 @@ class SynchronousParams(StrategyParams):
     def _one_deadline(self) -> Self:
         if self.deadline is not None and self.relative_deadline is not None:
             raise ValueError("'deadline' and 'relative_deadline' both say how long clients have; give one of them")
+        if isinstance(self.deadline, Deadline) and self.bounds_training:
+            raise ValueError("'deadline' is a rule, which counts from the begin of the round; 'deadline_from' must be 'round'")
         return self
 
     @property
@@ -75,13 +95,13 @@ class SynchronousParams(StrategyParams):
         return (self.deadline_from or default) == "download"
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """How long clients have (s), where a mean epoch takes so many seconds; None without a deadline.
+        """How long clients have (s), at first, where a mean epoch takes so many seconds; None without a deadline.
 
         Raises:
             ScenarioError: it is relative to a mean of 0 s or without end.
         """
         if self.relative_deadline is None:
-            return self.deadline
+            return self.deadline.least_s() if isinstance(self.deadline, Deadline) else self.deadline
         if not 0 < mean_epoch_s < math.inf:
             raise ScenarioError(
                 f"strategy.relative_deadline is {self.relative_deadline:g} in units of the mean training time, which is "
@@ -111,49 +131,110 @@ class SynchronousParams(StrategyParams):
 
     def check_deadline(self, fastest_download_s: float) -> None:
         """A deadline before which nobody can even have downloaded the model drops everybody, always."""
-        if self.deadline is not None and not self.bounds_training and self.deadline <= fastest_download_s:
+        least = self.deadline.least_s() if isinstance(self.deadline, Deadline) else self.deadline
+        if least is not None and not self.bounds_training and least <= fastest_download_s:
             raise ScenarioError(
-                f"strategy.deadline is {show_seconds(self.deadline)}, but the fastest device needs "
+                f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "
                 f"{show_seconds(fastest_download_s)} for its download alone; allowed is more than that"
             )
 
 
+class AggregatingParams(SynchronousParams):
+    """What every synchronous strategy takes in which updates become models by an aggregation that may be chosen.
+
+    Attributes:
+        aggregation: how a cohort's updates (or a group's) become one (``parts/aggregation``).
+        server: what the server makes of that (``parts/server``); None: it is the new model.
+    """
+
+    aggregation: AggregationSpec = Weighted()
+    server: ServerOptimiserSpec | None = None
+
+
+class SynchronousClient(Client[P]):
+    """Trains for ``local_epochs``; with a deadline from the download on, all of them must fit before it.
+
+    Derived from the parameters: ``training_limit``, how long a client may train after its download (s), or None.
+    """
+
+    params: SynchronousParams  # type: ignore[assignment]
+
+    def __init__(self, params: P, setting: Setting) -> None:
+        super().__init__(params, setting)
+        self.training_limit = self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
+
+    def limit(self, device: Device, order: Order) -> Limit:
+        """All epochs or none."""
+        return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
+
+
 class Synchronous(Strategy[P]):
-    """A strategy in rounds. Most algorithms fill in ``select``, ``steps`` and ``aggregate``.
+    """A strategy in rounds. Most algorithms fill in ``select``, ``contents`` and ``aggregate``.
 
     State:
         round: the number of the round that is open, from 0.
         cohort: whom it asks.
         open: tasks that have not ended, task -> device.
-        received: the round's updates in order of arrival, dicts of task, device, group, samples, epochs,
-            update, start and tested (see ``TaskEnd``).
+        received: the round's updates in order of arrival, dicts of task, device, group, update, samples, start (the model
+            from which it was trained) and contents (all that was received).
         slow, disconnected: how many of the round's tasks ended so.
         selected: how many were asked.
+        asked_at: when they were (s).
+        limit: how long they have, where a rule says so (s).
+        selection, deadline, server: what these parts remember; the last one by group.
         slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
 
     Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
-    ``training_limit``, how long a client may train after its download (s; pass it on as ``Train.budget``).
+    ``training_limit``, how long a client may train after its download (s), which the client keeps by itself.
     """
 
+    Client: ClassVar[type[Client[Any]]] = SynchronousClient
     params: SynchronousParams  # type: ignore[assignment]
 
     def __init__(self, params: P, server: Server) -> None:
         super().__init__(params, server)
-        limit = self.params.deadline_s(server.mean_epoch_s)
-        self.round_limit = None if self.params.bounds_training else limit
+        limit = self.params.deadline_s(self.setting.mean_epoch_s)
+        self._round_limit = None if self.params.bounds_training else limit
         self.training_limit = limit if self.params.bounds_training else None
+
+    @property
+    def round_limit(self) -> float | None:
+        """How long after its begin the open round ends (s); None: when all are done."""
+        limit: float | None = self.state.get("limit", self._round_limit)
+        return limit
 
     # What an algorithm fills in.
 
     def select(self) -> list[int]:
-        """Whom to ask in this round; by default clients uniformly at random out of those that can be had."""
-        return self.server.sample(self.params.asked_per_round, "select", self.state["round"])
+        """Whom to ask in this round; by default whom ``selection`` says."""
+        return self.pick(self.params.asked_per_round)
+
+    def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
+        """So many clients by ``selection``; ``ids``: where one round selects several times."""
+        state = self.state.setdefault("selection", {})
+        return self.params.selection.select(self.server, state, count, (self.state["round"], *ids), among)
+
+    def heard(self, message: TaskEnd) -> None:
+        """A task of the round has ended: what selection and deadline learn from it."""
+        params, now = self.params, self.server.now
+        params.selection.heard(self.server, self.state.setdefault("selection", {}), message)
+        if isinstance(params.deadline, Deadline):
+            took_s = now - self.state["asked_at"]
+            params.deadline.heard(self.state.setdefault("deadline", {}), took_s, message.outcome == "done")
+
+    def advance(self, model: "Ref", aggregated: "Ref", group: int = 0) -> "Ref":
+        """The model that follows on ``model``: what the updates have become, or what the server optimiser makes of that."""
+        optimiser: ServerOptimiser | None = getattr(self.params, "server", None)
+        if optimiser is None:
+            return aggregated
+        state = self.state.setdefault("server", {}).setdefault(group, {})
+        return optimiser.step(self.server, state, model, aggregated)
 
     async def before_asking(self) -> None:
         """The round's cohort is known, and whose data shift in this round knows it; nobody has been asked yet."""
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """What to ask of a device."""
+    def contents(self, device: int) -> Contents:
+        """What to send to a device of the cohort."""
         raise NotImplementedError
 
     async def aggregate(self) -> None:
@@ -163,6 +244,14 @@ class Synchronous(Strategy[P]):
     def center(self, entry: dict[str, Any]) -> "Ref | None":
         """The model that an aggregated update went into, if there is one; for the discrepancy."""
         raise NotImplementedError
+
+    def samples(self, message: TaskEnd) -> int:
+        """How many samples the client says that its update was trained on."""
+        return int(message["samples"])
+
+    def start(self, message: TaskEnd) -> "Ref":
+        """The model from which an update was trained."""
+        return message.asked["model"]  # type: ignore[no-any-return]
 
     def verdict(self, message: TaskEnd) -> Verdict:
         """What has become of a task."""
@@ -202,6 +291,9 @@ class Synchronous(Strategy[P]):
 
     def _ask_cohort(self) -> None:
         server, number, devices = self.server, self.state["round"], self.state["cohort"]
+        self.state["asked_at"] = server.now
+        if isinstance(self.params.deadline, Deadline):
+            self.state["limit"] = self.params.deadline.limit_s(self.state.setdefault("deadline", {}), number)
         deadline = None if self.round_limit is None else server.timer("deadline", server.now + self.round_limit)
         limit = {} if self.training_limit is None else {"training_limit": self.training_limit}
         server.emit("round-start", round=number, selected=len(devices), deadline=deadline, **limit)
@@ -211,11 +303,12 @@ class Synchronous(Strategy[P]):
 
     def _ask(self, device: int) -> None:
         """Ask a client of the cohort for what belongs to the round."""
-        self._start(device, self.steps(device))
+        self._start(device, self.contents(device))
 
-    def _start(self, device: int, steps: tuple[Step, ...], *, continues: bool = False) -> int:
+    def _start(self, device: int, contents: Contents, job: str = "train", *, continues: bool = False) -> int:
         """Begin a task that the round waits for; its number. ``continues``: see ``Server.ask``."""
-        task = self.server.ask(device, steps, round=self.state["round"], group=self.group_of(device), continues=continues)
+        number, group = self.state["round"], self.group_of(device)
+        task = self.server.ask(device, contents, job, round=number, group=group, continues=continues)
         self.state["open"][task] = device
         return task
 
@@ -237,6 +330,7 @@ class Synchronous(Strategy[P]):
         """Note what came back; the last one closes the round."""
         state = self.state
         del state["open"][message.task]
+        self.heard(message)
         verdict = self.verdict(message)
         if verdict == "valid":
             state["received"].append(
@@ -244,11 +338,10 @@ class Synchronous(Strategy[P]):
                     "task": message.task,
                     "device": message.device,
                     "group": message.group,
-                    "samples": message.samples,
-                    "epochs": message.epochs,
-                    "update": message.update,
-                    "start": message.start,
-                    "tested": message.tested,
+                    "update": message["update"],
+                    "samples": self.samples(message),
+                    "start": self.start(message),
+                    "contents": dict(message.contents),
                 }
             )
             if self.params.over_selection > 1 and len(state["received"]) == self.params.clients_per_round:

@@ -56,15 +56,9 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The device sends payloads to the server, as one message.
-
-    Attributes:
-        payloads: what it sends.
-        untrained: what it sends instead when no epoch of its training counts; None for the same.
-    """
+    """The device sends payloads to the server, as one message."""
 
     payloads: tuple[Payload, ...]
-    untrained: tuple[Payload, ...] | None = None
     name = "upload"
 
 
@@ -78,7 +72,7 @@ class Task:
     Attributes:
         id: counts tasks from 0 in the order in which they were asked.
         device: who carries it out.
-        steps: what was asked.
+        steps: what it does, as far as that is known by now.
         round: the round that it belongs to, or None.
         group: the group that it belongs to, or None.
         count: how many tasks this device was given before.

@@ -22,7 +22,7 @@ from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
-from fedsim.world.task import Cause, Download, Evaluate, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Evaluate, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.world.population import Population
@@ -65,6 +65,7 @@ class Workforce:
         compute: how long training takes.
         network: how long messages take.
         batch_size: B, samples of an SGD step.
+        next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
     """
 
@@ -76,6 +77,7 @@ class Workforce:
         compute: Compute,
         network: Network,
         batch_size: int,
+        next_steps: Callable[[Task], tuple[Step, ...]],
         on_end: Callable[[Task], None],
     ) -> None:
         self._simulation = simulation
@@ -84,6 +86,7 @@ class Workforce:
         self._compute = compute
         self._network = network
         self._batch_size = batch_size
+        self._next_steps = next_steps
         self._on_end = on_end
         self.running: dict[int, Task] = {}
         self._waits: dict[int, Wait] = {}
@@ -131,8 +134,6 @@ class Workforce:
         """
         if device in self._working:
             raise SimulationError(f"device {device} still works on task {self._working[device]}; it does one thing at a time")
-        if not steps:
-            raise SimulationError(f"a task for device {device} has no steps")
         task = Task(self._asked, device, steps, round, group, self.times_asked.item(device), continues)
         self._note_data(task)
         self._asked += 1
@@ -193,7 +194,15 @@ class Workforce:
     def _begin_task(self, wait: Wait) -> None:
         continues = {"continues": True} if wait.task.continues else {}
         self._simulation.record("task-start", wait.fields | continues)
+        if not self._has_more(wait.task):
+            raise SimulationError(f"a task for device {wait.task.device} has no steps")
         self._begin_step(wait)
+
+    def _has_more(self, task: Task) -> bool:
+        """Whether there is another step; who asked for the task may add some when all are carried out."""
+        if task.position == len(task.steps):
+            task.steps += self._next_steps(task)
+        return task.position < len(task.steps)
 
     def _begin_step(self, wait: Wait) -> None:
         task = wait.task
@@ -215,7 +224,7 @@ class Workforce:
         ending = self._finish(task, task.steps[task.position], wait, ending)
         if ending is None:
             task.position += 1
-            if task.position < len(task.steps):
+            if self._has_more(task):
                 self._begin_step(wait)
                 return
         del self._waits[task.id], self.running[task.id], self._working[task.device]
@@ -290,10 +299,9 @@ class Workforce:
         limit = step.limit
         limits = [float("inf") if limit.stop_at is None else limit.stop_at]
         limits += [] if limit.budget is None else [self._simulation.now + limit.budget]
-        following = task.steps[task.position + 1 :]
         reserve = 0.0
-        if limit.reserve_upload and following and isinstance(following[0], Upload):
-            nominal_s = self.nominal_transfer_s(task.device, "up", sum(part.bytes for part in following[0].payloads))
+        if limit.reserve_upload:
+            nominal_s = self.nominal_transfer_s(task.device, "up", limit.reserve_upload)
             # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
             reserve = nominal_s if on_grid(nominal_s) == nominal_s else on_grid_after(nominal_s) + TICK_S
         return on_grid(min(limits)) - reserve
@@ -332,7 +340,7 @@ class Workforce:
 
     def _begin_transfer(self, task: Task, step: Download | Upload, wait: Wait) -> None:
         direction: Direction = "down" if isinstance(step, Download) else "up"
-        size = float(sum([part.bytes for part in _payloads(task, step)]))
+        size = float(sum([part.bytes for part in step.payloads]))
         wait.flow = self._network.start(task.device, direction, size, partial(self._open, wait, None))
         if wait.off < float("inf"):
             off = max(wait.off, self._simulation.now)
@@ -352,16 +360,10 @@ class Workforce:
         if ending is not None:
             self._network.cancel(flow)
         fields = {**wait.fields, "step": step.name, "outcome": ending or "done", "bytes": flow.size, "delivered": flow.sent}
-        fields["payloads"] = [[part.purpose, part.bytes] for part in _payloads(task, step)]
+        fields["payloads"] = [[part.purpose, part.bytes] for part in step.payloads]
         self._simulation.record("step-end", fields)
         return ending
 
     def _loss(self, device: int, off: float) -> Cause:
         """What it means that the device cannot be reached from ``off`` (s) on."""
         return "left" if off >= self._population.departure[device] else "lost"
-
-
-def _payloads(task: Task, step: Download | Upload) -> tuple[Payload, ...]:
-    """What a message carries: other things where no epoch of the training counts, if the step says so."""
-    untrained = step.untrained if isinstance(step, Upload) and not task.epochs else None
-    return step.payloads if untrained is None else untrained

@@ -15,7 +15,7 @@ from fedsim.records.reading import RunFolder
 PACKAGE = Path(analysis.__file__).parent
 ENGINE = (
     "fedsim.simulation",
-    "fedsim.server",
+    "fedsim.federation.server",
     "fedsim.world",
     "fedsim.learning",
     "fedsim.strategies",

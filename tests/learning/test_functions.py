@@ -8,7 +8,7 @@ from fedsim.errors import SimulationError
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.learning.engine import Learning
-from fedsim.learning.functions import carry_out, pure
+from fedsim.learning.functions import function_at, pure
 from fedsim.learning.models import Logistic
 from fedsim.learning.off import Off
 from fedsim.learning.refs import Ref
@@ -111,9 +111,14 @@ def test_only_marked_functions_are_ever_called() -> None:
         core.apply(inner, _given(core, 1.0))
     for path in ("os:system", "tests.learning.test_functions:unmarked", "tests.learning.test_functions:nothing"):
         with pytest.raises(SimulationError, match="no function that is marked"):
-            carry_out(path, [np.zeros(2, np.float32)], {}, None)
+            function_at(path)
 
 
 def test_without_learning_it_is_a_name() -> None:
     off = Off(Logistic(), (6,), 3)
     assert off.apply(middle, [off.given(np.zeros(21))]).value is None
+
+
+@pure
+def noisy_step(models: Models, rng: np.random.Generator) -> NDArray[np.floating]:
+    return models[0] + rng.normal(scale=0.1, size=len(models[0]))

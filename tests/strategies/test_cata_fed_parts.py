@@ -11,11 +11,16 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.assembly import Run
-from fedsim.server import DeviceFacts
+from fedsim.federation.devices import Devices
+from fedsim.learning.models import Logistic
+from fedsim.learning.off import Off
+from fedsim.plugin import Contents, Done, Order, Part, Setting, Train
 from fedsim.simulation import Simulation
-from fedsim.strategies.cata_fed.client import Clients, most_splits
+from fedsim.strategies.cata_fed.client import CataFedClient, most_splits
 from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range
+from fedsim.strategies.cata_fed.params import CataFedParams
 from fedsim.strategies.cata_fed.selection import at_random, cut_groups, fairest_group, in_turn
+from fedsim.world.population import Population
 
 Ints = NDArray[np.int64]
 
@@ -161,38 +166,71 @@ class TestSplits:
     def test_how_often_data_may_be_halved(self, samples: int, beta: int) -> None:
         assert most_splits(samples, 100) == beta
 
-    def clients(self, samples: int, smallest: int | None = 100) -> Clients:
-        return Clients(Clients.fresh(1), lambda device: DeviceFacts(samples), smallest)
+    def device(self, samples: int, **params: Any) -> "Straggler":
+        return Straggler(samples, CataFedParams(smallest_part=100, **params))
 
     def test_parts_are_used_in_turn(self) -> None:
-        clients = self.clients(1000)
-        assert clients.split(0)
-        assert clients.split(0)
-        assert (clients.size(0), clients.sizes(0)) == (250, [250] * 4)
-        parts = [clients.take_part(0) for _ in range(6)]
-        assert [part.number for part in parts if part] == [2, 3, 4, 1, 2, 3]
+        device = self.device(1000)
+        assert device.fail() == [500, 500]
+        assert device.fail() == [250] * 4
+        parts = [device.train() for _ in range(6)]
+        numbers = [part.number for part in parts if part]
+        assert numbers in [[1, 2, 3, 4, 1, 2], [2, 3, 4, 1, 2, 3], [3, 4, 1, 2, 3, 4], [4, 1, 2, 3, 4, 1]]
         assert {(part.splits, part.samples) for part in parts if part} == {(2, 250)}
 
     def test_no_part_becomes_smaller_than_allowed(self) -> None:
-        clients = self.clients(1000)
-        assert [clients.split(0) for _ in range(5)] == [True, True, True, False, False]
-        assert clients.sizes(0) == [125] * 8
+        device = self.device(1000)
+        assert [device.fail() for _ in range(5)] == [[500] * 2, [250] * 4, [125] * 8, None, None]
+
+    def test_nobody_splits_without_mitigation(self) -> None:
+        device = self.device(1000, mitigation=False)
+        assert [device.fail(), device.train()] == [None, None]
 
     def test_the_largest_part_is_reported(self) -> None:
-        clients = self.clients(203)
-        clients.split(0)
-        assert (clients.size(0), clients.sizes(0)) == (102, [102, 101])
+        device = self.device(203)
+        device.train()
+        answer = device.answer(epochs=0)
+        assert (answer["size-report"], answer["parts"].value) == (102, [102, 101])
+        assert list(answer) == ["unchanged-model", "control", "size-report", "parts"]
 
     def test_a_new_connection_begins_anew(self) -> None:
-        clients = self.clients(1000)
-        clients.take_part(0)
-        clients.split(0)
-        clients.connect(0)
-        assert clients.take_part(0) is None
-        assert clients.size(0) == 1000
+        device = self.device(1000)
+        device.fail()
+        assert device.connect() == 1000
+        assert device.train() is None
 
-    def test_without_mitigation_nobody_splits(self) -> None:
-        assert not self.clients(10_000, None).split(0)
+
+class Straggler:
+    """A device as its client half sees it, connected."""
+
+    def __init__(self, samples: int, params: CataFedParams) -> None:
+        population = Population(np.ones(1), np.array([samples]), 1.0, np.zeros(1), np.full(1, np.inf))
+        learner = Off(Logistic(), (4,), 2)
+        self.model = learner.initial()
+        self.device = Devices(population, learner, lambda device, version: np.array([samples]), 40.0)[0]
+        self.client = CataFedClient(params, Setting(1, 10, 2, 1.0, lambda number: 0.1, None))
+        self.order = Order("train", {"model": self.model, "control": 5.0}, 0)
+        self.connect()
+
+    def connect(self) -> int:
+        order = Order("connect", {}, None)
+        assert self.client.work(self.device, order) == ()
+        reported: int = self.client.reply(self.device, order, Done(self.device.samples, 0, 0, None, None, None))["size-report"]
+        return reported
+
+    def train(self) -> Part | None:
+        (train,) = self.client.work(self.device, self.order)
+        assert isinstance(train, Train)
+        return train.training.part
+
+    def answer(self, epochs: int) -> Contents:
+        update = self.model if epochs else None
+        return self.client.reply(self.device, self.order, Done(self.device.samples, epochs, epochs, update, None, None))
+
+    def fail(self) -> list[int] | None:
+        self.train()
+        answer = self.answer(epochs=0)
+        return answer["parts"].value if "parts" in answer else None
 
 
 def connected(**strategy: Any) -> Run:

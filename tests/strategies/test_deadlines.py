@@ -163,7 +163,7 @@ def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) ->
                 "population": people,
                 "strategy": {"kind": "fedavg", "relative_deadline": 1, "deadline_base": base},
             }
-        ).server.mean_epoch_s
+        ).server.setting.mean_epoch_s
         for base in ("unslowed", "all")
     ]
     assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)

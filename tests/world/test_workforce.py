@@ -64,12 +64,19 @@ class Site:
         self.availability: Availability = bounded(Until(off), population)
         compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
+        self.following: Callable[[Task], tuple[Step, ...]] | None = None
         self.records: list[Record] = []
-        self.workforce = Workforce(self.simulation, population, self.availability, compute, network, BATCH, self._on_end)
+        self.workforce = Workforce(
+            self.simulation, population, self.availability, compute, network, BATCH, self._more, self._on_end
+        )
         self.simulation.listen(self.records.append)
 
     def _on_end(self, task: Task) -> None:
         self.ended.append(task)
+
+    def _more(self, task: Task) -> tuple[Step, ...]:
+        """What follows on the steps that were asked for, once they are carried out."""
+        return () if self.following is None or len(task.steps) > 1 else self.following(task)
 
     def run(self, *steps: Step, device: int = 0, meanwhile: Callable[["Site"], None] | None = None) -> list[tuple[Any, ...]]:
         """Carry out one task; (step, end, outcome, amount) of each step."""
@@ -326,9 +333,9 @@ class TestBudgets:
 
     @pytest.mark.parametrize(("at_least", "sent"), [(1, 600.0), (3, 600.0), (4, 100.0)])
     def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(self, at_least: int, sent: float) -> None:
-        answer = Upload(UPDATE.payloads, untrained=(Payload("control", 100.0),))
         site = Site()
-        steps = site.run(Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True)), answer)
+        site.following = lambda task: (UPDATE if task.epochs else Upload((Payload("control", 100.0),)),)
+        steps = site.run(Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True)))
         assert [step[2] for step in steps] == ["done", "done"]
         assert steps[1][3] == sent
         assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
@@ -338,7 +345,7 @@ class TestBudgets:
         assert [Part(1, number, 7).samples for number in (1, 2)] == [4, 3]
 
     def test_time_for_the_upload_is_kept_back(self) -> None:
-        steps = Site().run(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=True)), UPDATE)
+        steps = Site().run(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=600.0)), UPDATE)
         assert steps == [("train", 30.0, "done", 3), ("upload", 42.0, "done", 600.0)]
 
 
@@ -354,9 +361,12 @@ def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, siz
     population = Population(np.ones(1), np.array([100]), 1.0, np.zeros(1), np.full(1, np.inf))
     ended: list[Task] = []
     compute = Compute(Streams(1), 0.0, None, 2)
-    workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, ended.append)
+    workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
     stop_at = on_grid(stop)
-    steps = (Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=True)), Upload((Payload("update", size),)))
+    steps = (
+        Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=float(size))),
+        Upload((Payload("update", size),)),
+    )
     workforce.start(0, steps, None, None)
 
     async def handle(message: Any) -> None:
@@ -373,8 +383,9 @@ def test_a_busy_device_and_an_empty_task_are_refused() -> None:
     site.workforce.start(0, (MODEL,), None, None)
     with pytest.raises(SimulationError, match="device 0 still works on task 0"):
         site.workforce.start(0, (MODEL,), None, None)
+    site.workforce.start(1, (), None, None)
     with pytest.raises(SimulationError, match="no steps"):
-        site.workforce.start(1, (), None, None)
+        asyncio.run(site.simulation.run())
 
 
 def test_two_devices_share_the_server_link() -> None:
@@ -382,7 +393,9 @@ def test_two_devices_share_the_server_link() -> None:
     simulation = Simulation()
     star = Star(simulation, np.full(2, 1e9), np.full(2, 1e9), np.zeros(2), 100.0, 100.0)
     population = Population(np.full(2, 10.0), np.ones(2, dtype=np.int64), 1.0, np.zeros(2), np.full(2, np.inf))
-    workforce = Workforce(simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, 1, site._on_end)
+    workforce = Workforce(
+        simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, 1, site._more, site._on_end
+    )
     ends: list[float] = []
     simulation.listen(lambda record: ends.append(record.time) if record.kind == "task-end" else None)
     for device in range(2):

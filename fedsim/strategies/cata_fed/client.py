@@ -1,15 +1,14 @@
-"""CATA-Fed on the devices: splitting one's data when it is too much for the time given (straggler mitigation, SMS).
+"""CATA-Fed on the devices: as many epochs as fit, and splitting one's data when it is too much (straggler mitigation, SMS)."""
 
-This side knows its own data and keeps its own counts. The server learns of it by messages alone: what a device reports is
-what its messages say.
-"""
+from collections.abc import Sequence
 
-from collections.abc import Callable
-
-from fedsim.server import DeviceFacts
-from fedsim.training import Part
-
-State = dict[str, list[int]]
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
+from fedsim.strategies.cata_fed.params import CataFedParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import Limit, Part, Training
+from fedsim.world.task import Evaluate, Train
 
 
 def most_splits(samples: int, smallest_part: int) -> int:
@@ -17,57 +16,55 @@ def most_splits(samples: int, smallest_part: int) -> int:
     return max(0, (samples // smallest_part).bit_length() - 1)
 
 
-class Clients:
-    """The devices' side of CATA-Fed. Each method is one device's own doing and looks at nothing of another's.
+class CataFedClient(SynchronousClient[CataFedParams]):
+    """Connects, trains on the part of its data whose turn it is, and splits them when not one epoch is finished in time.
 
-    Args:
-        state: ``splits`` (u) and ``selected`` (n) of each device; ``Clients.fresh`` makes it.
-        facts: what a device knows of itself.
-        smallest_part: pi, the samples below which a device does not split; None where no device ever splits.
+    State: ``splits`` (u), how often it has halved its data; ``selected`` (n), how often it was selected; both since it
+    connected.
     """
 
-    def __init__(self, state: State, facts: Callable[[int], DeviceFacts], smallest_part: int | None) -> None:
-        self._state = state
-        self._facts = facts
-        self._smallest_part = smallest_part
+    params: CataFedParams
 
-    @staticmethod
-    def fresh(devices: int) -> State:
-        """The state of devices that never connected."""
-        return {"splits": [0] * devices, "selected": [0] * devices}
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Begin anew, with all data in one piece; or train."""
+        if order.job == "connect":
+            device.state.update(splits=0, selected=0)
+            return ()
+        device.state["selected"] += 1
+        return super().work(device, order)
 
-    def connect(self, device: int) -> None:
-        """Begin anew, with all data in one piece."""
-        self._state["splits"][device] = self._state["selected"][device] = 0
+    def training(self, device: Device, order: Order) -> Training:
+        """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
+        params, (splits, selected) = self.params, self._counts(device)
+        part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
+        return Training(order["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
 
-    def size(self, device: int) -> int:
-        """What the device reports: the size of its largest part, all its samples before any split."""
-        return self._part(device, 1).samples
+    def limit(self, device: Device, order: Order) -> Limit:
+        """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
+        params = self.params
+        reserve = device.upload_bytes({"update": order["model"], "control": 1}) if params.reserve_upload else 0.0
+        at_least = 1 if params.adaptive else params.local_epochs
+        return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True)
 
-    def sizes(self, device: int) -> list[int]:
-        """The sizes of all its parts."""
-        return [self._part(device, number).samples for number in range(1, 2 ** self._state["splits"][device] + 1)]
+    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+        """The size of the largest part on connection; update and flag; or the flag, and the size when the data were split."""
+        params = self.params
+        if order.job == "connect":
+            return {"size-report": self._sizes(device)[0]}
+        if done.update is not None:
+            return {"update": done.update, "control": 1, "samples": Free(done.samples)}
+        unchanged = {"unchanged-model": order["model"]} if params.straggler_upload == "model" else {}
+        splits, _ = self._counts(device)
+        if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
+            return {**unchanged, "control": 0}
+        device.state["splits"] = splits + 1
+        sizes = self._sizes(device)
+        return {**unchanged, "control": 0, "size-report": sizes[0], "parts": Free(sizes)}
 
-    def take_part(self, device: int) -> Part | None:
-        """The device was selected once more: the part that it trains on, x = 1 + n mod 2^u (Eq. 12); None before any split."""
-        self._state["selected"][device] += 1
-        splits = self._state["splits"][device]
-        if not splits:
-            return None
-        number = 1 + self._state["selected"][device] % 2**splits
-        return self._part(device, number)
+    def _counts(self, device: Device) -> tuple[int, int]:
+        return device.state["splits"], device.state["selected"]
 
-    def may_split(self, device: int) -> bool:
-        """Whether the device's parts may be halved once more: u < beta."""
-        if self._smallest_part is None:
-            return False
-        return self._state["splits"][device] < most_splits(self._facts(device).samples, self._smallest_part)
-
-    def split(self, device: int) -> bool:
-        """The device could not finish: halve its parts if it may (Eq. 10); returns whether it did."""
-        may = self.may_split(device)
-        self._state["splits"][device] += may
-        return may
-
-    def _part(self, device: int, number: int) -> Part:
-        return Part(self._state["splits"][device], number, self._facts(device).samples)
+    def _sizes(self, device: Device) -> list[int]:
+        """The sizes of all parts, the largest first."""
+        splits, _ = self._counts(device)
+        return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]

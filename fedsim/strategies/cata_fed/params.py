@@ -5,11 +5,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.strategies.synchronous import AggregatingParams
 from fedsim.units import PositiveSeconds, Seconds
 
 
-class CataFedParams(SynchronousParams):
+class CataFedParams(AggregatingParams):
     """``[strategy]`` of kind ``cata-fed``. Each part of the method can be switched off alone (clustering by P = 1).
 
     Attributes:
@@ -43,7 +43,7 @@ class CataFedParams(SynchronousParams):
     straggler_upload: Literal["model", "flag"] = "model"
     clusters: int = Field(default=4, ge=1)
     whisker: float = Field(default=1.5, ge=0.0, allow_inf_nan=False)
-    selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
+    selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"  # type: ignore[assignment]
     rejoin: bool = False
     rejoin_delay: PositiveSeconds = 60.0
 

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedsim.errors import ScenarioError
-from fedsim.server import Download, Limit, Part, Payload, Server, Step, TaskEnd, Train, Training, Upload
-from fedsim.strategies.cata_fed.client import Clients
+from fedsim.federation.contents import Contents
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.strategies.cata_fed.client import CataFedClient
 from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range
 from fedsim.strategies.cata_fed.params import CataFedParams
 from fedsim.strategies.cata_fed.selection import at_random, cut_groups, fairest_group, in_turn
@@ -17,12 +19,8 @@ from fedsim.units import show_seconds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SCALAR = 4.0  # bytes
-_CONTROL = Payload("control", _SCALAR)
-_REPORT = Payload("size-report", _SCALAR)
 
-
-class CataFed(FedAvg):
+class CataFed(FedAvg[CataFedParams]):
     """Cluster-driven adaptive training.
 
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
@@ -46,7 +44,6 @@ class CataFed(FedAvg):
     Parameters: ``CataFedParams``.
 
     State besides FedAvg's:
-        clients: the devices' own (``client.py``); the server's side never looks inside.
         sizes: each client's reported size in samples, 0 for who is not connected.
         cluster: each client's cluster, -1 for who is not connected.
         zeroed: the round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21).
@@ -57,10 +54,11 @@ class CataFed(FedAvg):
     """
 
     Params: ClassVar[type[SynchronousParams]] = CataFedParams
-    params: CataFedParams  # type: ignore[assignment]
+    Client = CataFedClient
+    params: CataFedParams
 
     def __init__(self, params: CataFedParams, server: Server) -> None:
-        super().__init__(params, server)  # type: ignore[arg-type]
+        super().__init__(params, server)
         assert self.training_limit is not None  # the parameters see to it
         self.budget = self.training_limit - params.margin
         if self.budget <= 0:
@@ -69,11 +67,6 @@ class CataFed(FedAvg):
                 f"{show_seconds(self.training_limit)}; allowed is less than that"
             )
 
-    @property
-    def clients(self) -> Clients:
-        """The devices' side."""
-        return Clients(self.state["clients"], self.server.facts, self.params.smallest_part if self.params.mitigation else None)
-
     # Connections.
 
     async def on_start(self) -> None:
@@ -81,7 +74,7 @@ class CataFed(FedAvg):
         devices, server = self.server.devices, self.server
         self.state |= {"model": server.initial(), "round": 0, "open": {}}
         self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
-        self.state |= {"connecting": {}, "away": 0, "waiting": True, "clients": Clients.fresh(devices)}
+        self.state |= {"connecting": {}, "away": 0, "waiting": True}
         here = server.online()
         for device in here:
             self._connect(device)
@@ -101,11 +94,10 @@ class CataFed(FedAvg):
         self._connect(device)
 
     def _connect(self, device: int) -> None:
-        self.clients.connect(device)
-        self.state["connecting"][self.server.ask(device, (Upload((_REPORT,)),))] = device
+        self.state["connecting"][self.server.ask(device, {}, "connect")] = device
 
-    def _take_report(self, device: int) -> None:
-        self.state["sizes"][device] = self.clients.size(device)
+    def _take_report(self, message: TaskEnd) -> None:
+        self.state["sizes"][message.device] = message["size-report"]
         self.state["reported"] = True
 
     def _disconnect(self, device: int) -> None:
@@ -156,69 +148,47 @@ class CataFed(FedAvg):
             self.server.emit("cluster", round=state["round"], bounds=list(bounds), members=members)
         state["cluster"], state["reported"] = cluster.tolist(), False
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """Download model and T, train on the part whose turn it is, send the answer."""
-        server, clients = self.server, self.clients
-        model_bytes = server.upload_bytes if self.params.straggler_upload == "model" else 0.0
-        unchanged = (Payload("unchanged-model", model_bytes),) if model_bytes else ()
-        report = (_REPORT,) if clients.may_split(device) else ()
-        return (
-            Download((Payload("model", server.download_bytes), _CONTROL)),
-            self.training(clients.take_part(device)),
-            Upload((Payload("update", server.upload_bytes), _CONTROL), untrained=(*unchanged, _CONTROL, *report)),
-        )
-
-    def training(self, part: Part | None = None) -> Train:
-        """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
-        params = self.params
-        epochs, at_least = (params.most_epochs, 1) if params.adaptive else (params.local_epochs, params.local_epochs)
-        return Train(
-            Training(self.state["model"], epochs, part=part),
-            Limit(
-                budget=self.budget,
-                reserve_upload=params.reserve_upload,
-                adaptive=params.adaptive,
-                at_least=at_least,
-                go_on=True,
-            ),
-        )
+    def contents(self, device: int) -> Contents:
+        """The model and T."""
+        return {"model": self.state["model"], "control": self.budget}
 
     def verdict(self, message: TaskEnd) -> Verdict:
         """The paper's three classes (Eq. 13)."""
         verdict = super().verdict(message)
-        return "slow" if verdict == "valid" and not message.epochs else verdict
+        return "slow" if verdict == "valid" and not message["control"] else verdict
+
+    def heard(self, message: TaskEnd) -> None:
+        """Nothing: the selection knows reports and waiting times, which are state of the strategy."""
 
     async def on_task_end(self, message: TaskEnd) -> None:
         """A client has connected, or answered, or was lost."""
         device, arrived = message.device, message.outcome == "done"
         if message.task in self.state["connecting"]:
-            self._end_connecting(message.task, arrived)
+            self._end_connecting(message)
             return
         if not arrived:
             self._disconnect(device)
         elif self.verdict(message) == "slow":
-            self._mitigate(device)
+            self._mitigate(message)
         await super().on_task_end(message)
 
-    def _end_connecting(self, task: int, arrived: bool) -> None:
+    def _end_connecting(self, message: TaskEnd) -> None:
         state = self.state
-        device = state["connecting"].pop(task)
-        if arrived:
+        device = state["connecting"].pop(message.task)
+        if message.outcome == "done":
             state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
-            self._take_report(device)
+            self._take_report(message)
         else:
             self._disconnect(device)
         if state["waiting"] and not state["connecting"]:
             self._open_round()
 
-    def _mitigate(self, device: int) -> None:
-        """A slow straggler has answered: it splits its data if it may, and its report was in its answer."""
-        clients = self.clients
-        if clients.split(device):
-            number = self.state["round"]
-            sizes = clients.sizes(device)
-            self.server.emit("split", device=device, round=number, group=self.group_of(device), sizes=sizes)
-            self._take_report(device)
+    def _mitigate(self, message: TaskEnd) -> None:
+        """A slow straggler has answered; if it has split its data, its report was in its answer."""
+        if "size-report" in message.contents:
+            device, group = message.device, self.group_of(message.device)
+            self.server.emit("split", device=device, round=self.state["round"], group=group, sizes=message["parts"])
+            self._take_report(message)
 
     def group_of(self, device: int) -> int | None:
         """The cluster; None for who is not connected."""

@@ -34,7 +34,6 @@ class CFLParams(GroupedParams):
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     local_epochs: int = Field(default=3, ge=1)
     groups: Literal[1] = 1
-    aggregation: Literal["weighted", "mean"] = "weighted"
     eps1: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     eps2: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     eps1_relative: float = Field(default=0.4, ge=0.0, allow_inf_nan=False)

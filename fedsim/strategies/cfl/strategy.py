@@ -6,19 +6,37 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.server import Download, Limit, Payload, Server, Step, Train, Training, Upload
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
+from fedsim.federation.server import Server
 from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths
 from fedsim.strategies.cfl.cuts import Cluster, Cut, Entries, bisect
 from fedsim.strategies.cfl.params import CFLParams
 from fedsim.strategies.clustering.showing import shown_pairs
 from fedsim.strategies.clustering.similarity import length, most_alike
 from fedsim.strategies.grouped import Grouped
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import Training
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 Pull = tuple["Ref", "Ref"]
 """A trained model, and that from which it was trained."""
+
+
+class CFLClient(SynchronousClient[CFLParams]):
+    """Trains as FedAvg's, on the way down the tree too."""
+
+    def training(self, device: Device, order: Order) -> Training:
+        """From the model that was received."""
+        (model,) = order.contents.values()
+        return Training(model, self.params.local_epochs)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The update."""
+        return {"cold-start": done.update} if order.job == "cold-start" else super().reply(device, order, done)
 
 
 class CFL(Grouped[CFLParams]):
@@ -64,6 +82,7 @@ class CFL(Grouped[CFLParams]):
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
+    Client = CFLClient
     params: CFLParams
 
     def __init__(self, params: CFLParams, server: Server) -> None:
@@ -133,7 +152,7 @@ class CFL(Grouped[CFLParams]):
             entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
             if entries:
                 own = [updates[entry["task"]] for entry in entries]
-                weights = [weight for _, weight in self._parts(entries)]
+                weights = self.params.aggregation.weights(entries)
                 clusters.append(Cluster(group, entries, weights, own, lengths(own, weights)))
         return clusters
 
@@ -171,7 +190,7 @@ class CFL(Grouped[CFLParams]):
         order = [int(place) for place in generator.permutation(len(entries))]
         half = len(order) // 2
         self.state["scheduled"] += 1
-        cluster = Cluster(group, entries, [weight for _, weight in self._parts(entries)], [], None)
+        cluster = Cluster(group, entries, self.params.aggregation.weights(entries), [], None)
         return [Cut(cluster, (sorted(order[:half]), sorted(order[half:])), {}, None)]
 
     async def _split(self, cut: Cut) -> None:
@@ -265,30 +284,28 @@ class CFL(Grouped[CFLParams]):
         if not self._is_leaf(0):
             self.must_prepare(device)
 
-    def preparation(self, device: int) -> tuple[Step, ...] | None:
-        """Train from the model at which the newcomer's node was split."""
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        """The model at which the newcomer's node was split, to train from."""
         node = self._node(device)
         if self.state["group"][device] >= 0 or self._is_leaf(node):
             return None
-        epochs = self.params.local_epochs
-        training = Train(Training(self.state["models"][node], epochs), Limit(budget=self.training_limit, at_least=epochs))
-        down, up = Payload("cold-start", self.server.download_bytes), Payload("cold-start", self.server.upload_bytes)
-        return (Download((down,)), training, Upload((up,)))
+        return {"cold-start": self.state["models"][node]}, "cold-start"
 
     def _go_on(self, device: int) -> None:
         """A newcomer goes on down the tree until it is at a leaf; all that belongs to one selection."""
-        steps = self.preparation(device)
-        if steps is None:
+        needed = self.preparation(device)
+        if needed is None:
             super()._go_on(device)
         else:
-            self._prepare(device, steps, in_round=True, continues=True)
+            self._prepare(device, *needed, in_round=True, continues=True)
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """One step down the tree for each."""
         for entry in prepared:
             device = entry["device"]
             children = self.state["children"][self._node(device)]
-            child = (await self._most_like({device: (entry["update"], entry["start"])}, children))[device]
+            pull = entry["contents"]["cold-start"], entry["asked"]["cold-start"]
+            child = (await self._most_like({device: pull}, children))[device]
             self.state["down"][device] = child
             if self._is_leaf(child):
                 self._join(device, child, "cold-start")

@@ -1,25 +1,98 @@
 """FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.server import Download, Limit, Payload, Server, Step, TaskEnd, Train, Training, Upload
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.learning.functions import pure
 from fedsim.strategies.clustering.mixing import inter_group_coefficients
 from fedsim.strategies.clustering.similarity import most_alike
 from fedsim.strategies.flexcfl.cold_start import cluster_updates
 from fedsim.strategies.flexcfl.params import FedGroupParams, FlexCFLParams
-from fedsim.strategies.migrating import Migrating
+from fedsim.strategies.migrating import Migrating, MigratingClient
+from fedsim.training import Limit, Training
+from fedsim.world.task import Evaluate, Train
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
-_ID = Payload("id", 4.0)
 _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training, and there is no round yet
+
+
+@pure
+def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
+    """The position of the direction that is most like what training has changed, the first of equals.
+
+    Args:
+        models: the initial model, what training has made of it, and the directions; float32 [d] each.
+    """
+    initial, trained, *directions = models
+    return np.array(most_alike([trained - initial], directions), dtype=np.float64)
+
+
+class FlexCFLClient(MigratingClient[FlexCFLParams]):
+    """Pre-trains from the initial model to find its group, and trains the group's model.
+
+    State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
+    """
+
+    params: FlexCFLParams
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Remember what was received, and train."""
+        found = {"initial": order.contents.get("initial-model") or order.contents.get("pre-training")}
+        found["directions"] = order.contents.get("directions")
+        device.state.update({name: value for name, value in found.items() if value is not None})
+        return super().work(device, order)
+
+    def training(self, device: Device, order: Order) -> Training:
+        """A little from the initial model, for the direction that it takes; else from the group's.
+
+        Who has been pre-trained in the same round trains one epoch less, if the parameters say so: that was the first.
+        """
+        params = self.params
+        if order.job != "train":
+            if params.pretrain_iterations is None:
+                return Training(device.state["initial"], params.pretrain_epochs)
+            return Training(device.state["initial"], steps=params.pretrain_iterations)
+        return Training(order["model"], self._epochs(order))
+
+    def _epochs(self, order: Order) -> int:
+        params = self.params
+        one_less = "pre-trained" in order.contents and params.epochs_after_cold_start != "full"
+        return max(1, params.local_epochs - one_less)
+
+    def limit(self, device: Device, order: Order) -> Limit:
+        """All of it before the deadline that counts from the download; beside the rounds there is none."""
+        params = self.params
+        if order.job == "train":
+            return Limit(budget=self.training_limit, at_least=self._epochs(order))
+        epochs = params.pretrain_epochs if params.pretrain_iterations is None else 1
+        aside = order.job == "find-group" and order.round is None
+        return Limit(budget=None if aside else self.training_limit, at_least=epochs)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The update; or the group whose direction is most like the change by the pre-training."""
+        match order.job:
+            case "pre-train":
+                return {"pre-training": done.update}
+            case "find-group":
+                assert done.update is not None
+                models = [device.state["initial"], done.update, *device.state["directions"]]
+                return {"id": device.numbers(nearest_direction, models)}
+        return super().reply(device, order, done)
+
+    def settles(self, device: Device, order: Order) -> bool:
+        """Pre-training says which group it is."""
+        return order.job != "train"
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
@@ -55,6 +128,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
+    Client = FlexCFLClient
     params: FlexCFLParams
 
     def __init__(self, params: FlexCFLParams, server: Server) -> None:
@@ -71,7 +145,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def _begin_groups(self) -> None:
         state, params, server = self.state, self.params, self.server
-        down, up = Payload("pre-training", server.download_bytes), Payload("pre-training", server.upload_bytes)
         devices = server.sample(params.pretrained(server.devices), "pre-training", state["attempts"])
         state["attempts"] += 1
         state["pretrained"] = []
@@ -81,21 +154,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if self.round_limit is not None:
             server.timer("pre-training-deadline", server.now + self.round_limit)
         for device in devices:
-            task = server.ask(device, self.within_limit((Download((down,)), self.pretraining(), Upload((up,)))))
-            state["pretraining"][task] = device
-
-    def pretraining(self) -> Train:
-        """A little training from the initial model, for the direction that it takes."""
-        initial, params = self.state["initial"], self.params
-        if params.pretrain_iterations is None:
-            return Train(Training(initial, params.pretrain_epochs), Limit(at_least=params.pretrain_epochs))
-        return Train(Training(initial, steps=params.pretrain_iterations))
+            state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
 
     async def _end_pretraining(self, message: TaskEnd) -> None:
         state = self.state
         device = state["pretraining"].pop(message.task)
-        if message.update is not None:
-            state["pretrained"].append((device, message.update))
+        if message.outcome == "done":
+            state["pretrained"].append((device, message["pre-training"]))
         if state["pretraining"]:
             return
         self.server.cancel_timer("pre-training-deadline")
@@ -158,18 +223,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     # Client cold start and migration.
 
-    def preparation(self, device: int) -> tuple[Step, ...] | None:
-        """Pre-train from the initial model and say which group it is, if there is none yet or the data have shifted."""
-        state, server = self.state, self.server
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        """What a device needs to find its group, if there is none yet or the data have shifted."""
+        state = self.state
         if state["group"][device] >= 0 and device not in state["unprepared"]:
             return None
-        steps: list[Step] = [self.pretraining(), Upload((_ID,))]
-        if not state["informed"][device]:
-            steps.insert(0, Download((Payload("initial-model", server.download_bytes), self._directions())))
-        return tuple(steps)
-
-    def _directions(self) -> Payload:
-        return Payload("directions", self.params.groups * self.server.download_bytes)
+        needed = {} if state["informed"][device] else {"initial-model": state["initial"], "directions": state["directions"]}
+        return needed, "find-group"
 
     def _ask(self, device: int) -> None:
         if self.params.newcomers == "random" and self.state["group"][device] < 0:
@@ -177,23 +237,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
             self.move(device, int(generator.integers(self.params.groups)), "cold-start")
         super()._ask(device)
 
-    def steps_after_preparation(self, device: int) -> tuple[Step, ...]:
-        """As in every round, or with one epoch less: the pre-training was the first."""
-        steps = super().steps_after_preparation(device)
-        if self.params.epochs_after_cold_start == "full":
-            return steps
-        return tuple(_shortened(step) if isinstance(step, Train) else step for step in steps)
+    def contents_after_preparation(self, device: int) -> Contents:
+        """The group's model, and that the device was pre-trained in this round."""
+        return {**self.contents(device), "pre-trained": Free(True)}
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """As every group's client; who was pre-trained for the groups receives the directions with its first model."""
-        download, *others = super().steps(device)
+    def contents(self, device: int) -> Contents:
+        """The group's model; who was pre-trained for the groups receives the directions with its first one."""
         if self.state["informed"][device] or self.params.newcomers == "random":
-            return (download, *others)
-        assert isinstance(download, Download)
-        return (Download((*download.payloads, self._directions())), *others)
+            return super().contents(device)
+        return {**super().contents(device), "directions": self.state["directions"]}
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """The group whose direction is most like the device's own; the first of equals."""
+        """The group that each device has found."""
         groups = await self._nearest(prepared)
         for entry, group in zip(prepared, groups, strict=True):
             device = entry["device"]
@@ -203,9 +258,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     async def _nearest(self, prepared: Sequence[dict[str, Any]]) -> list[int]:
         if not self.server.learns:
             return self.random_groups(len(prepared), "nearest", *(entry["task"] for entry in prepared[:1]))
-        changes = await self._changes([entry["update"] for entry in prepared])
-        directions = await self.server.values(self.state["directions"])
-        return most_alike(list(changes), directions)
+        return await self.server.choices([entry["contents"]["id"] for entry in prepared])
 
     async def on_arrival(self, device: int) -> None:
         """A newcomer finds its group at once, if there are groups."""
@@ -221,7 +274,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if not params.eta_g or len(inhabited) < 2:
             return
         for group in inhabited:
-            server.exchange("group-exchange", server.upload_bytes, f"group-{group}", "auxiliary")
+            server.exchange({"group-exchange": state["models"][group]}, f"group-{group}", "auxiliary")
         if not server.learns:
             return
         models = [state["models"][group] for group in inhabited]
@@ -239,7 +292,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if message.task in self.state["pretraining"]:
             await self._end_pretraining(message)
             return
-        if message.outcome == "done" and message.update is not None and message.task in self.state["open"]:
+        if "update" in message.contents and message.task in self.state["open"]:
             self.state["informed"][message.device] |= self.params.newcomers == "cosine"
         await super().on_task_end(message)
 
@@ -252,14 +305,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 self.server.end(task, "late")
         else:
             await super().on_timer(name)
-
-
-def _shortened(train: Train) -> Train:
-    """One epoch less, one at least."""
-    training, limit = train.training, train.limit
-    if training.epochs == 1:
-        return train
-    return Train(replace(training, epochs=training.epochs - 1), replace(limit, at_least=limit.at_least - 1))
 
 
 class FedGroup(FlexCFL):

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from fedsim.server import Server, Step, TaskEnd
+from fedsim.federation.contents import Contents
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.strategies.base import P
 from fedsim.strategies.grouped import Grouped
 from fedsim.strategies.lcfl.params import LCFLParams
@@ -26,8 +28,8 @@ class Campaigning(Grouped[P]):
 
     # What an algorithm fills in.
 
-    def campaign_steps(self, device: int) -> tuple[Step, ...]:
-        """What the campaign asks of a device."""
+    def campaign_contents(self, device: int) -> Contents:
+        """What the campaign sends to a device; its name is the job."""
         raise NotImplementedError
 
     def campaign_came(self, message: TaskEnd) -> None:
@@ -56,7 +58,7 @@ class Campaigning(Grouped[P]):
         state = self.state
         if self.server.idle(device):
             state["campaign_asked"][device] += 1
-            task = self.server.ask(device, self.campaign_steps(device))
+            task = self.server.ask(device, self.campaign_contents(device), state["campaign"])
             state["campaign_open"][task] = device
         elif self.server.await_return(device):
             state["campaign_waiting"].append(device)

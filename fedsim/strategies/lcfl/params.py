@@ -7,6 +7,8 @@ from pydantic import Field
 from fedsim.errors import ScenarioError
 from fedsim.strategies.clustering.medoids import Start
 from fedsim.strategies.grouped import GroupedParams
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.units import PositiveSeconds
 
 Measure = Literal["lcfl", "diff-norm", "grad-cos"]
@@ -45,7 +47,7 @@ class LCFLParams(GroupedParams):
     groups: int = Field(default=4, ge=1)
     local_epochs: int = Field(default=10, ge=1)
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
-    aggregation: Literal["mean", "weighted"] = "mean"
+    aggregation: AggregationSpec = Mean()
     warmup: Literal["federated", "local"] = "federated"
     warmup_rounds: int = Field(default=5, ge=1)
     warmup_participation: float = Field(default=1.0, gt=0.0, le=1.0)

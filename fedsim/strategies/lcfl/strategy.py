@@ -6,17 +6,74 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedsim.errors import SimulationError
-from fedsim.server import Download, Evaluate, Limit, Payload, Server, Step, TaskEnd, Train, Training, Upload
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.strategies.clustering.grouping import canonical, members
 from fedsim.strategies.clustering.showing import shown_pairs
 from fedsim.strategies.lcfl.campaign import Campaigning
 from fedsim.strategies.lcfl.clusters import Found, by_losses, by_models, by_updates, cluster
 from fedsim.strategies.lcfl.params import LCFLParams, share_of
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
-_SCALAR_BYTES = 4.0
+
+class LCFLClient(SynchronousClient[LCFLParams]):
+    """Trains a model of its own in the warm-up, compares it with those of others, and then trains its cluster's.
+
+    State: ``own``, the model that it has sent last; from the exchange on it is needed no more.
+    """
+
+    params: LCFLParams
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Test models, or train."""
+        match order.job:
+            case "exchange":
+                models = list(order["exchange"])
+                models.insert(order["place"], device.state["own"])
+                return (Evaluate(tuple(models)),)
+            case "cold-start":
+                return (Evaluate(tuple(order["cold-start"])),)
+            case "warm-up":
+                return (Train(self._warming_up(device, order)),)
+        return super().work(device, order)
+
+    def _warming_up(self, device: Device, order: Order) -> Training:
+        """From the model that was received, or a draw of its own."""
+        params = self.params
+        start = order.contents.get("warm-up") or device.initial(1 + device.number)
+        if params.warmup == "federated":
+            return Training(start, params.local_epochs)
+        if params.warmup_iterations is None:
+            return Training(start, params.warmup_epochs)
+        return Training(start, steps=params.warmup_iterations)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The losses, the choice or the model."""
+        match order.job:
+            case "exchange":
+                assert done.tested is not None
+                return {"probe-loss": Lazy("losses", done.tested, len(order["exchange"]))}
+            case "cold-start":
+                assert done.tested is not None
+                return {"id": Lazy("choice", done.tested)}
+            case "warm-up":
+                return {"warm-up": done.update, "start": Free(done.start)}
+        return super().reply(device, order, done)
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The server has the model: it will be compared with others."""
+        if order.job == "exchange":
+            device.state.pop("own", None)
+        elif self.params.metric == "lcfl" and (order.job == "warm-up" or "compared" in order.contents):
+            device.state["own"] = reply.get("update") or reply.get("warm-up")
 
 
 class LCFL(Campaigning[LCFLParams]):
@@ -53,6 +110,7 @@ class LCFL(Campaigning[LCFLParams]):
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
+    Client = LCFLClient
     params: LCFLParams
 
     def __init__(self, params: LCFLParams, server: Server) -> None:
@@ -77,21 +135,20 @@ class LCFL(Campaigning[LCFLParams]):
 
     def select(self) -> list[int]:
         """In the warm-up a share of all devices, drawn as FedAvg does; then a share of each cluster's members."""
-        server, params, number = self.server, self.params, self.state["round"]
+        server, params = self.server, self.params
         if not self.state["clustered"]:
-            return server.sample(share_of(server.devices, params.warmup_participation), "select", number)
+            return self.pick(share_of(server.devices, params.warmup_participation))
         chosen: list[int] = []
         for group in range(len(self.state["models"])):
             among = self.members(group)
-            chosen += server.sample(share_of(len(among), params.participation), "select", number, group, among=among)
+            chosen += self.pick(share_of(len(among), params.participation), group, among=among)
         return chosen
 
-    def training(self, device: int) -> Train:
-        """Local SGD from the model of the device's cluster, or in the warm-up from the global one."""
+    def contents(self, device: int) -> Contents:
+        """The model of the device's cluster; in the warm-up the global one, and that what comes of it will be compared."""
         if self.state["clustered"]:
-            return super().training(device)
-        epochs = self.params.local_epochs
-        return Train(Training(self.state["global"], epochs), Limit(budget=self.training_limit, at_least=epochs))
+            return super().contents(device)
+        return {"model": self.state["global"], "compared": Free(True)}
 
     async def aggregate(self) -> None:
         """Each cluster's updates become its model; in the warm-up there is one, and the server keeps what each has sent."""
@@ -103,9 +160,10 @@ class LCFL(Campaigning[LCFLParams]):
         for entry in received:
             self._keep(entry["device"], entry["update"], entry["start"])
         if received:
-            parts = self._parts(received)
-            state["global"] = self.server.mix(parts, otherwise=state["global"])
-            tasks, weights = [entry["task"] for entry in received], [weight for _, weight in parts]
+            how = self.params.aggregation
+            weights = how.weights(received)
+            state["global"] = self.advance(state["global"], how.combine(self.server, received, weights, state["global"]), -1)
+            tasks = [entry["task"] for entry in received]
             self.server.emit("aggregate", round=state["round"], tasks=tasks, weights=weights)
 
     def _keep(self, device: int, update: "Ref | None", start: "Ref | None") -> None:
@@ -139,32 +197,22 @@ class LCFL(Campaigning[LCFLParams]):
         else:
             await self.begin_campaign("warm-up", without)
 
-    def campaign_steps(self, device: int) -> tuple[Step, ...]:
-        """Train and send the model; or receive the models of all others, test them, and send how much worse they are."""
-        server, state, params = self.server, self.state, self.params
+    def campaign_contents(self, device: int) -> Contents:
+        """A model to train from; or the models of all others, and which place is the device's own."""
+        state, params = self.state, self.params
         if state["campaign"] == "exchange":
-            models = tuple(state["own"][other] for other in state["exchanged"])
-            down = Payload("exchange", (len(models) - 1) * server.download_bytes)
-            up = Payload("probe-loss", (len(models) - 1) * _SCALAR_BYTES)
-            return (Download((down,)), Evaluate(models), Upload((up,)))
-        upload = server.upload("warm-up")
-        if params.warmup == "federated":
-            return (server.download("warm-up"), Train(Training(state["global"], params.local_epochs)), upload)
-        if params.local_start == "own":
-            return (self._warming_up(server.initial(1 + device)), upload)
-        return (server.download("warm-up"), self._warming_up(state["global"]), upload)
-
-    def _warming_up(self, start: "Ref") -> Train:
-        if self.params.warmup_iterations is None:
-            return Train(Training(start, self.params.warmup_epochs))
-        return Train(Training(start, steps=self.params.warmup_iterations))
+            others = [state["own"][other] for other in state["exchanged"] if other != device]
+            return {"exchange": others, "place": Free(state["exchanged"].index(device))}
+        if params.warmup == "local" and params.local_start == "own":
+            return {}
+        return {"warm-up": state["global"]}
 
     def campaign_came(self, message: TaskEnd) -> None:
         """Keep the model, or what was found."""
-        if self.state["campaign"] == "exchange":
-            self.state["tested"][message.device] = message.tested
+        if message.job == "exchange":
+            self.state["tested"][message.device] = message["probe-loss"]
         else:
-            self._keep(message.device, message.update, message.start)
+            self._keep(message.device, message["warm-up"], message["start"])
 
     async def campaign_over(self, name: str) -> None:
         """Go on with those who came back: to the exchange, or to the clusters."""
@@ -218,7 +266,7 @@ class LCFL(Campaigning[LCFLParams]):
         """How far apart devices are, by positions in ``devices``."""
         server, state = self.server, self.state
         if self.params.metric == "lcfl":
-            rows = await server.losses([state["tested"][device] for device in devices])
+            rows = await server.numbers([state["tested"][device] for device in devices])
             columns = [state["exchanged"].index(device) for device in devices]
             return by_losses(np.stack(rows)[:, columns])
         models = await server.values([state["own"][device] for device in devices])
@@ -250,18 +298,14 @@ class LCFL(Campaigning[LCFLParams]):
         if self.state["admitting"] and self.state["group"][device] < 0:
             self.must_prepare(device)
 
-    def preparation(self, device: int) -> tuple[Step, ...] | None:
-        """Receive the clusters' models, test them, and say which is the best."""
-        if device not in self.state["unprepared"]:
-            return None
-        models = self.state["models"]
-        download = Download((Payload("cold-start", len(models) * self.server.download_bytes),))
-        return (download, Evaluate(tuple(models)), Upload((Payload("id", _SCALAR_BYTES),)))
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        """The clusters' models, to say which is the best."""
+        return ({"cold-start": self.state["models"]}, "cold-start") if device in self.state["unprepared"] else None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """The cluster whose model each device found best; the first of equals, and one at random where nothing is learnt."""
         if self.server.learns:
-            groups = await self.server.choices([entry["tested"] for entry in prepared])
+            groups = await self.server.choices([entry["contents"]["id"] for entry in prepared])
         else:
             groups = self.random_groups(len(prepared), "cold-start", prepared[0]["task"])
         for entry, group in zip(prepared, groups, strict=True):

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.synchronous import SynchronousParams
 
 
@@ -13,6 +14,7 @@ class RFedAvgParams(SynchronousParams):
 
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
+        server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
         weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, those that bring
             the mixture nearest to equal class shares (the paper's benchmark: clients disclose their class counts);
             ``uniform-by-data``, by samples, so that clusters make no difference (its FedAvg).
@@ -27,6 +29,7 @@ class RFedAvgParams(SynchronousParams):
     """
 
     kind: Literal["rfedavg"] = "rfedavg"
+    server: ServerOptimiserSpec | None = None
     clients_per_round: int = Field(default=30, ge=1)
     weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"
     clustering: Literal["ccs", "kmeans"] = "ccs"

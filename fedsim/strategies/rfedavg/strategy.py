@@ -1,11 +1,16 @@
 """RFedAvg on clusters by CCS, and the benchmarks of its paper (Wang, Zhang and Tao)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.server import Download, Limit, Payload, Server, Step, TaskEnd, Train, Training, Upload
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.strategies.clustering.greedy import threshold
 from fedsim.strategies.clustering.grouping import canonical, members
 from fedsim.strategies.clustering.reweighting import class_imbalance
@@ -22,12 +27,48 @@ from fedsim.strategies.rfedavg.clusters import (
     cluster_weights,
 )
 from fedsim.strategies.rfedavg.params import RFedAvgParams
-from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient, SynchronousParams
+from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
 
-_SCALAR = 4.0  # bytes
+
+class RFedAvgClient(SynchronousClient[RFedAvgParams]):
+    """Makes gradient steps on all of its data, and says what is asked of these.
+
+    State: ``total``, D as it was told last.
+    """
+
+    params: RFedAvgParams
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Train, or only report the size."""
+        return () if order.job == "report" else super().work(device, order)
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Gradient steps on all samples."""
+        return Training(order["model"], self.params.local_epochs, full_batch=True)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+        """Update, D_k, I_k and F_k; class counts where they are asked for."""
+        params = self.params
+        if order.job == "report":
+            return {"size-report": done.samples}
+        if "control" in order.contents:
+            device.state["total"] = order["control"]
+        control: list[Any] = [done.samples]
+        if params.uses_imbalance:
+            total = device.state["total"] if params.uses_total else None
+            control.append(float(class_imbalance(device.label_counts[None], total)[0]))
+        if params.uses_loss:
+            assert done.update is not None
+            control.append(Lazy("loss", done.update))
+        labels: list[int] = device.label_counts.tolist()
+        counts = {"class-counts": labels} if params.weights == "optimal" else {}
+        # The labels go along for the record of how balanced the classes are: nobody acts on them.
+        return {"update": done.update, "control": control} | counts | {"labels": Free(labels)}
 
 
-class RFedAvg(FedAvg):
+class RFedAvg(FedAvg[RFedAvgParams]):
     """Reweighted federated averaging over clusters of like gradients.
 
     Source: Wang, Zhang and Tao, "Adaptive clustering-based model aggregation for federated learning with imbalanced data":
@@ -64,11 +105,12 @@ class RFedAvg(FedAvg):
     """
 
     Params: ClassVar[type[SynchronousParams]] = RFedAvgParams
+    Client = RFedAvgClient
     params: RFedAvgParams  # type: ignore[assignment]
 
     def __init__(self, params: RFedAvgParams, server: Server) -> None:
-        super().__init__(params, server)  # type: ignore[arg-type]
-        self.classes = len(server.facts(0).label_counts)  # the model's outputs, which everybody knows
+        super().__init__(params, server)
+        self.classes = server.setting.classes
         devices = server.devices
         self.state |= {"sizes": [None] * devices, "reporting": {}, "begun": False, "total": 0, "told": [0] * devices}
         self.state |= {"imbalance": [0.0] * devices, "counts": {}, "first_loss": None, "loss": None, "cluster": {}}
@@ -98,7 +140,7 @@ class RFedAvg(FedAvg):
         if not self.params.uses_total or state["sizes"][device] is not None or device in state["reporting"]:
             return
         if server.idle(device):
-            state["reporting"][device] = server.ask(device, (Upload((Payload("size-report", _SCALAR),)),))
+            state["reporting"][device] = server.ask(device, {}, "report")
         else:
             server.await_return(device)
 
@@ -115,53 +157,46 @@ class RFedAvg(FedAvg):
         if not self.params.uses_total or None not in sizes:
             return super().select()
         known = [device for device, size in enumerate(sizes) if size is not None]
-        return self.server.sample(self.params.asked_per_round, "select", self.state["round"], among=known)
+        return self.pick(self.params.asked_per_round, among=known)
 
     async def before_asking(self) -> None:
         """D stays the same for a round, and the clusters of the round before are over."""
         self.state["total"] = sum(size for size in self.state["sizes"] if size is not None)
         self.state["cluster"] = {}
 
-    def steps(self, device: int) -> tuple[Step, ...]:
-        """Download the model (and D), make a gradient step, upload update and scalars (and class counts)."""
-        state, server, params = self.state, self.server, self.params
-        down, up = [Payload("model", server.download_bytes)], [Payload("update", server.upload_bytes)]
-        if params.uses_total and state["told"][device] != state["total"]:
-            down.append(Payload("control", _SCALAR))
-        up.append(Payload("control", _SCALAR * (1 + params.uses_imbalance + params.uses_loss)))
-        if params.weights == "optimal":
-            up.append(Payload("class-counts", _SCALAR * self.classes))
-        return (Download(tuple(down)), self.training(), Upload(tuple(up)))
+    def contents(self, device: int) -> Contents:
+        """The model, and D where the device knows another."""
+        state = self.state
+        tell = self.params.uses_total and state["told"][device] != state["total"]
+        return {"model": state["model"]} | ({"control": state["total"]} if tell else {})
 
-    def training(self) -> Train:
-        """Gradient steps on all samples; with a deadline from the download on, all of them must fit before it."""
-        epochs = self.params.local_epochs
-        limit = Limit(budget=self.training_limit, at_least=epochs)
-        return Train(Training(self.state["model"], epochs, full_batch=True), limit)
+    def samples(self, message: TaskEnd) -> int:
+        """D_k."""
+        return int(message["control"][0])
 
     async def on_task_end(self, message: TaskEnd) -> None:
         """A device has said how many samples it has, or a client has trained."""
         state, device = self.state, message.device
-        if message.outcome == "done":
-            state["sizes"][device] = message.samples
         if state["reporting"].get(device) == message.task:
             del state["reporting"][device]
+            if message.outcome == "done":
+                state["sizes"][device] = message["size-report"]
             self._hear_size(device)
             self._begin()
             return
         if message.outcome == "done":
-            self._hear(device)
+            self._hear(message)
         await super().on_task_end(message)
 
-    def _hear(self, device: int) -> None:
-        """What a client says of its data beside its update; it computes that by itself."""
-        state, params = self.state, self.params
+    def _hear(self, message: TaskEnd) -> None:
+        """What a client says of its data beside its update."""
+        state, params, device = self.state, self.params, message.device
+        state["sizes"][device] = self.samples(message)
         if params.uses_imbalance:
-            own = self.server.facts(device).label_counts[None]
-            state["imbalance"][device] = float(class_imbalance(own, state["total"] if params.uses_total else None)[0])
+            state["imbalance"][device] = message["control"][1]
             state["told"][device] = state["total"]
         if params.weights == "optimal":
-            state["counts"][device] = self.server.facts(device).label_counts.tolist()
+            state["counts"][device] = message["class-counts"]
 
     # The server's side.
 
@@ -172,7 +207,8 @@ class RFedAvg(FedAvg):
             return
         weights = await self._weights(received)
         parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
-        self.state["model"] = self.server.mix(parts, otherwise=self.state["model"])
+        before = self.state["model"]
+        self.state["model"] = self.advance(before, self.server.mix(parts, otherwise=before))
         tasks = [entry["task"] for entry in received]
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights)
 
@@ -185,7 +221,7 @@ class RFedAvg(FedAvg):
         entries = [received[at] for at in positions]
         sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
         clusters, eps = await self._cluster(entries, gradients)
-        shares = self._shares([entry["device"] for entry in entries], sizes, clusters, eps)
+        shares = self._shares(entries, sizes, clusters, eps)
         for at, weight in zip(positions, client_weights(clusters, shares, sizes), strict=True):
             weights[at] = weight
         return weights
@@ -238,13 +274,13 @@ class RFedAvg(FedAvg):
             return threshold(0.0, 0.0, 0.0, params.theta)
         return threshold(state["loss"], state["first_loss"], params.least_loss, params.theta)
 
-    def _shares(self, devices: list[int], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Vector:
+    def _shares(self, entries: list[dict[str, Any]], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Vector:
         """p_n of each cluster."""
-        state, params = self.state, self.params
+        state, params, devices = self.state, self.params, [entry["device"] for entry in entries]
         imbalance = np.array([state["imbalance"][device] for device in devices]) if params.uses_imbalance else None
         counts = np.array([state["counts"][device] for device in devices]) if params.weights == "optimal" else None
         shares = cluster_weights(params, clusters, sizes, imbalance, counts)
-        truth = np.stack([self.server.facts(device).label_counts for device in devices])
+        truth = np.array([entry["contents"]["labels"] for entry in entries])
         self.server.emit(
             "reweighting",
             round=state["round"],

@@ -6,11 +6,11 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.strategies.synchronous import AggregatingParams
 from fedsim.units import PositiveSeconds
 
 
-class TiFLParams(SynchronousParams):
+class TiFLParams(AggregatingParams):
     """What TiFL takes.
 
     Attributes:

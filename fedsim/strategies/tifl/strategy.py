@@ -5,16 +5,49 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsim.server import Evaluate, Payload, Server, TaskEnd, Train, Training, Upload
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient, SynchronousParams
 from fedsim.strategies.tifl.params import TiFLParams
 from fedsim.strategies.tifl.tiers import credit_probabilities, equal_width_bins, tier_numbers
+from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
 
-_SCALAR = 4.0  # bytes
+
+class TiFLClient(SynchronousClient[TiFLParams]):
+    """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
+
+    params: TiFLParams
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """What is asked."""
+        match order.job:
+            case "report":
+                return ()
+            case "profile":
+                return (Train(Training(order["profiling"], self.params.local_epochs)),)
+            case "test":
+                return (Evaluate((order["model"],)),)
+        return super().work(device, order)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """What it has found."""
+        match order.job:
+            case "report":
+                return {"size-report": done.samples}
+            case "profile":
+                return {"profiling": done.update}
+            case "test":
+                assert done.tested is not None
+                return {"test-accuracy": Lazy("accuracy", done.tested)}
+        return super().reply(device, order, done)
 
 
-class TiFL(FedAvg):
+class TiFL(FedAvg[TiFLParams]):
     """Tier-based federated learning.
 
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1 and 2; tiers by data size as
@@ -45,11 +78,12 @@ class TiFL(FedAvg):
     """
 
     Params: ClassVar[type[SynchronousParams]] = TiFLParams
-    params: TiFLParams  # type: ignore[assignment]
+    Client = TiFLClient
+    params: TiFLParams
 
     def __init__(self, params: TiFLParams, server: Server) -> None:
-        super().__init__(params, server)  # type: ignore[arg-type]
-        self.credits_of_each = params.credits_of_each(server.planned_rounds) if params.mode == "credits" else 0
+        super().__init__(params, server)
+        self.credits_of_each = params.credits_of_each(server.setting.planned_rounds) if params.mode == "credits" else 0
 
     async def on_start(self) -> None:
         """Introduce whoever can be reached; the first round opens when all of them have a tier."""
@@ -86,10 +120,9 @@ class TiFL(FedAvg):
     def _introduce(self, device: int) -> None:
         server, params = self.server, self.params
         if params.tiers_from == "size":
-            task = server.ask(device, (Upload((Payload("size-report", _SCALAR),)),))
+            task = server.ask(device, {}, "report")
         else:
-            training = Train(Training(self.state["model"], params.local_epochs))
-            task = server.ask(device, (server.download("profiling"), training, server.upload("profiling")))
+            task = server.ask(device, {"profiling": self.state["model"]}, "profile")
             if params.profiling_limit is not None:
                 server.timer(f"profiling/{task}", server.now + params.profiling_limit)
         self.state["introducing"][task] = (device, server.now)
@@ -100,7 +133,7 @@ class TiFL(FedAvg):
         if self.params.tiers_from == "latency":
             self._profiled(device, message, self.server.now - asked)
         elif message.outcome == "done":
-            self._place(device, float(message.samples))
+            self._place(device, float(message["size-report"]))
         else:
             self._await(device)
         self._begin()
@@ -163,7 +196,7 @@ class TiFL(FedAvg):
         weights, generator = self._weights(), self.server.rng("tier", number)
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
-            chosen = self.server.sample(self.params.asked_per_round, "select", number, among=state["members"][tier])
+            chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])
             if chosen:
                 state["current"] = tier
                 state["credits"][tier] = max(state["credits"][tier] - 1, 0)
@@ -203,10 +236,10 @@ class TiFL(FedAvg):
         if params.accuracy_from == "measurement":
             state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if part}
         else:
-            steps = (server.download(), Evaluate((state["model"],)), Upload((Payload("test-accuracy", _SCALAR),)))
             for tier, part in enumerate(state["members"]):
                 for device in server.sample(params.test_clients, "test", state["round"], tier, among=part):
-                    state["testing"][server.ask(device, steps, group=tier)] = tier
+                    task = server.ask(device, {"model": state["model"]}, "test", group=tier)
+                    state["testing"][task] = tier
         if not state["testing"]:
             server.timer("tested", server.now)
 

@@ -1,37 +1,36 @@
-"""How large a model is in a message."""
+"""Every number, in a format that counts for the bytes alone: the learning stays in float32."""
 
 from pydantic import model_validator
 
-from fedsim.spec import Spec
+from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.learning.refs import Ref
 from fedsim.units import Bytes
 
 _BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
-class MessageSize(Spec):
-    """How large a model is in a message: by its number format, or plainly. Sizes only; the learning stays in float32.
+class Plain(Codec):
+    """What is sent arrives as it is; its size is that of its number format, or is said plainly.
 
     Attributes:
         dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.
         size: the size itself, for compressed messages.
     """
 
+    kind: str = "plain"
     dtype: str = "float32"
     size: Bytes | None = None
 
     @model_validator(mode="after")
-    def _known(self) -> "MessageSize":
+    def _known(self) -> "Plain":
         if self.dtype not in _BYTES_PER_PARAMETER:
             raise ValueError(f"'dtype' is {self.dtype!r}; allowed are {', '.join(_BYTES_PER_PARAMETER)}")
         return self
 
-    def bytes(self, parameters: float) -> float:
+    def bytes(self, parameters: int) -> float:
         """Bytes of a model with so many parameters."""
         return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
 
-
-class MessagesSpec(Spec):
-    """``[messages]``: the size of a model on its way down and of an update on its way up."""
-
-    down: MessageSize = MessageSize()
-    up: MessageSize = MessageSize()
+    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        """As it is."""
+        return Coded(value)

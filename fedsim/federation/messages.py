@@ -1,37 +1,34 @@
 """What a strategy is told, and the handlers that it is told by."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fedsim.world.task import Outcome
 
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
 
-
-class TaskEnd(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
     """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
 
     Attributes:
-        task, device, round, group: as asked.
+        task, device, round, group, job: as asked.
         outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``).
-        samples: training samples that the device says it trained on (all that it holds, unless a part was asked for).
-        epochs: local epochs that its update is made of.
-        update: the trained model; None unless the task is done and had a ``Train`` step.
-        start: the model from which the device trained; None without an update.
-        tested: what the device found in an ``Evaluate`` step, for ``Server.losses`` and ``Server.choices``; None without one.
+        asked: what the server had sent, by name.
+        contents: what it received, by name; empty unless the task is done.
     """
 
     task: int
     device: int
     round: int | None
     group: int | None
+    job: str
     outcome: Outcome
-    samples: int
-    epochs: int
-    update: "Ref | None"
-    start: "Ref | None" = None
-    tested: "Ref | None" = None
+    asked: Mapping[str, Any]
+    contents: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.contents[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +88,8 @@ class Strategy(Protocol):
     async def on_arrival(self, device: int) -> None:
         """A newcomer can be reached for the first time."""
 
-    async def on_shift(self, device: int) -> None:
-        """The data of a device have changed, and it can be reached."""
+    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+        """A device says that its data have changed."""
 
     def group_of(self, device: int) -> int | None:
         """The group that a device belongs to now, where there are groups."""

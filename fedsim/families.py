@@ -1,0 +1,87 @@
+"""Parts of which there are several kinds, found by name or by import path: each kind is registered in one line, with its title.
+
+A kind is a ``Spec``: its parameters and its rule in one class. A scenario names it (``selection = "random"``), with parameters
+if need be (``server = { kind = "adam", lr = 0.01 }``); one of the user's own by ``kind = "package.module:Class"``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from pydantic import BeforeValidator, create_model
+from pydantic_core import PydanticCustomError
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.imports import find
+from fedsim.spec import Spec
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kinds of one part.
+
+    Attributes:
+        called: what the part is, for people.
+        base: the import path of the class that all of them inherit.
+        kinds: name -> import path and title, the one line that ``fedsim list`` shows.
+        bare: the key whose value may stand for a whole part of the first kind (``deadline = "90 s"``); None for no such.
+    """
+
+    called: str
+    base: str
+    kinds: Mapping[str, tuple[str, str]]
+    bare: str | None = None
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def _base(self) -> type:
+        return find(self.base, self.called, object, "object")  # type: ignore[no-any-return]
+
+    def find(self, kind: str, key: str = "kind") -> Any:
+        """The class of a kind.
+
+        Raises:
+            ScenarioError: there is no such kind, or the path does not lead to one.
+        """
+        if kind not in self.kinds and ":" not in kind:
+            names = ", ".join(self.kinds)
+            hint = nearest(kind, self.kinds)
+            raise ScenarioError(f"{key} is {kind!r}; allowed are {names}, or your own as 'package.module:Class'{hint}")
+        path = self.kinds[kind][0] if kind in self.kinds else kind
+        return find(path, key, self._base, self.base.rpartition(":")[2])
+
+    def spec(self, kind: str, key: str = "kind") -> type[Spec]:
+        """The class that a part of this kind is validated by: its own may be named by the path that leads to it."""
+        found = self.find(kind, key)
+        return found if kind in self.kinds else _with_any_kind(found)
+
+    @property
+    def validator(self) -> BeforeValidator:
+        """Makes a part of what a scenario says of it: a name, a table, or a part that is made already."""
+        return BeforeValidator(self._made)
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, self._base) or value is None:
+            return value
+        first = next(iter(self.kinds))
+        if isinstance(value, str) and (value in self.kinds or ":" in value or self.bare is None):
+            value = {"kind": value}
+        elif not isinstance(value, Mapping):
+            if self.bare is None:
+                raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
+            value = {"kind": first, self.bare: value}
+        kind = value.get("kind", first)
+        if not isinstance(kind, str):
+            raise PydanticCustomError("part_kind", "kind is {kind}; it must be a name", {"kind": repr(kind)})
+        try:
+            return self.spec(kind).model_validate(dict(value))
+        except ScenarioError as error:
+            raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
+
+
+@cache
+def _with_any_kind(found: type[Spec]) -> type[Spec]:
+    return create_model(found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...))

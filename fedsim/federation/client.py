@@ -1,0 +1,115 @@
+"""The client half of a strategy: what runs on a device. It knows that device alone, and the server by its messages alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
+from fedsim.learning.refs import Ref
+from fedsim.training import Limit, Training
+from fedsim.world.task import Evaluate, Train
+
+if TYPE_CHECKING:
+    from fedsim.strategies.base import StrategyParams
+
+P = TypeVar("P", bound="StrategyParams")
+
+BEST = "best"
+"""``Training.start``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both halves know of a run before it begins.
+
+    Attributes:
+        devices: how many there are.
+        parameters: trained numbers of the model, d.
+        classes: its outputs, M.
+        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
+            relative deadlines.
+        lr_in: the learning rate of a round.
+        planned_rounds: when the run is to stop, or None.
+    """
+
+    devices: int
+    parameters: int
+    classes: int
+    mean_epoch_s: float
+    lr_in: Callable[[int], float]
+    planned_rounds: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the server has asked of a device.
+
+    Attributes:
+        job: what is to be done: ``train``, or another word that the two halves of a strategy agree on.
+        contents: what it has received, by name.
+        round: the round that it belongs to, or None.
+    """
+
+    job: str
+    contents: dict[str, Any]
+    round: int | None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.contents[name]
+
+
+class Done(NamedTuple):
+    """What a device has computed.
+
+    Attributes:
+        samples: training samples that it computed on: all that it holds, unless a part was asked for.
+        epochs: local epochs that the update is made of.
+        steps: SGD steps that these were.
+        update: the trained model; None without an epoch that counts.
+        start: the model from which it was trained.
+        tested: the best of the models that were tested; None without an ``Evaluate`` step.
+    """
+
+    samples: int
+    epochs: int
+    steps: int
+    update: Ref | None
+    start: Ref | None
+    tested: Ref | None
+
+
+class Client(Generic[P]):
+    """What runs on every device. One object serves all: whatever belongs to a device is in that device's ``state``.
+
+    Args:
+        params: the strategy's.
+        setting: what both halves know.
+    """
+
+    def __init__(self, params: P, setting: Setting) -> None:
+        self.params = params
+        self.setting = setting
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """What the device computes when it has received the message; by default it trains."""
+        return (Train(self.training(device, order), self.limit(device, order)),)
+
+    def training(self, device: Device, order: Order) -> Training:
+        """How it trains."""
+        return Training(order["model"], getattr(self.params, "local_epochs", 1))
+
+    def limit(self, device: Device, order: Order) -> Limit:
+        """How long it may train."""
+        return Limit()
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """What the device answers when it has computed; None for nothing. By default its update and what that is made of."""
+        return {"update": done.update, "samples": Free(done.samples), "epochs": Free(done.epochs)}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The answer has arrived; one that is cut off has not, and the device knows."""
+
+    def on_shift(self, device: Device) -> Contents | None:
+        """The data of the device have changed, and it can be reached: what it says of that, at no cost; None for nothing."""
+        return None

@@ -1,0 +1,73 @@
+"""How models and updates are written on the wire: their bytes, and what the receiver gets back."""
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+
+from pydantic import SerializeAsAny
+
+from fedsim.families import Family
+from fedsim.learning.functions import Function
+from fedsim.learning.refs import Ref
+from fedsim.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HERE = "fedsim.federation.codecs"
+CODECS = Family(
+    "codec",
+    f"{_HERE}:Codec",
+    {
+        "plain": (f"{_HERE}.plain:Plain", "every number, in a format that is counted and not carried out"),
+        "top-k": (f"{_HERE}.top_k:TopK", "the largest changes alone, with error feedback"),
+    },
+)
+
+
+class Arithmetic(Protocol):
+    """What a codec computes with; ``Learner``."""
+
+    def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """A linear combination of models; see ``Server.mix``."""
+
+    def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref:
+        """What a pure function makes of models; see ``Server.apply``."""
+
+
+class Coded(NamedTuple):
+    """What has become of a content on its way.
+
+    Attributes:
+        received: what the receiver gets back.
+        kept: what the sender keeps of it for the next time; None for nothing.
+    """
+
+    received: Ref
+    kept: Ref | None = None
+
+
+class Codec(Spec):
+    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries."""
+
+    ways: ClassVar[tuple[str, ...]] = ("down", "up")
+    """Whether it can be used from the server to the devices, or from them to the server."""
+
+    kind: str
+
+    def bytes(self, parameters: int) -> float:
+        """Bytes of a model with so many parameters, as it is encoded."""
+        raise NotImplementedError
+
+    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        """Encode and decode a content.
+
+        Args:
+            arithmetic: to compute with.
+            parameters: d.
+            value: what is sent.
+            base: a model that sender and receiver both have: for an update that from which it was trained; else None.
+            kept: what the sender has kept of the last content of this name.
+        """
+        raise NotImplementedError
+
+
+CodecSpec = Annotated[SerializeAsAny[Codec], CODECS.validator]

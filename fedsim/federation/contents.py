@@ -1,0 +1,78 @@
+"""What messages say: contents by name, each written on the wire in one way, from which its bytes follow.
+
+A content is one of:
+
+- a ``Ref``: a model or an update, in the form that ``[messages]`` says; several of them in a list or tuple;
+- numbers: one, a sequence or an array of them, 4 bytes each;
+- numbers that are known only when somebody asks (``Lazy``), 4 bytes each;
+- ``Free``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them.
+
+A message without contents that have bytes is not sent: it takes no time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.errors import SimulationError
+from fedsim.learning.refs import Ref
+from fedsim.world.task import Payload
+
+Contents = Mapping[str, Any]
+"""What a message says, by name. Names are the purposes of the ledger."""
+
+_NUMBER_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A content in the header of a message: counts of samples, a deadline, what is to be done. The receiver gets the value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """Numbers that a device finds by looking at models; they are computed when the server asks for them (``Server.numbers``).
+
+    Attributes:
+        what: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its
+            last local epoch; ``numbers``, what a function of models gives (``Device.numbers``).
+        ref: what they are found from.
+        count: how many numbers are sent.
+    """
+
+    what: str
+    ref: Ref
+    count: int = 1
+
+
+def payloads(contents: Contents, model_bytes: float) -> tuple[Payload, ...]:
+    """The parts of a message and their bytes, without those that are not counted.
+
+    Raises:
+        SimulationError: something cannot be sent.
+    """
+    counted = [(name, value) for name, value in contents.items() if type(value) is not Free]
+    return tuple([Payload(name, _bytes(name, value, model_bytes)) for name, value in counted])
+
+
+def received(contents: Contents) -> dict[str, Any]:
+    """What the receiver has: the values themselves."""
+    return {name: value.value if type(value) is Free else value for name, value in contents.items()}
+
+
+def _bytes(name: str, value: Any, model_bytes: float) -> float:
+    if isinstance(value, Ref):
+        return model_bytes
+    if isinstance(value, Lazy):
+        return value.count * _NUMBER_BYTES
+    if isinstance(value, int | float | np.number):
+        return _NUMBER_BYTES
+    if isinstance(value, np.ndarray):
+        return value.size * _NUMBER_BYTES
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return sum([_bytes(name, item, model_bytes) for item in value])
+    raise SimulationError(f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, numbers and Free")

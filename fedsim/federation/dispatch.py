@@ -1,0 +1,269 @@
+"""Between the strategy's two halves and the world: messages become tasks, tasks become messages.
+
+The server half asks; the world carries the message; the client half says what is computed and what is answered, each at the
+instant at which the device comes to it; the world carries the answer; the server half is told. Neither half holds the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import SimulationError
+from fedsim.federation.client import BEST, Client, Done, Order
+from fedsim.federation.contents import Contents, payloads, received
+from fedsim.federation.devices import Devices
+from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
+from fedsim.federation.wire import MessagesSpec, Wire
+from fedsim.instrument import Instrument
+from fedsim.simulation import Simulation, Wakeup
+from fedsim.streams import Streams
+from fedsim.world.task import Download, Evaluate, Step, Task, Train, Upload
+
+if TYPE_CHECKING:
+    from fedsim.drift import Drift
+    from fedsim.learning import Learner, Ref
+    from fedsim.world.population import Population
+    from fedsim.world.workforce import Workforce
+
+
+@dataclass(slots=True)
+class Errand:
+    """What a running task is about.
+
+    Attributes:
+        order: what was asked.
+        begun: whether the client half has said what is computed.
+        reply: what it has answered; None until then, or for nothing.
+        replied: whether it has.
+        keeping: what the device keeps of its answer if it arrives, by name.
+    """
+
+    order: Order
+    begun: bool = False
+    reply: Contents | None = None
+    replied: bool = False
+    keeping: dict[str, Any] | None = None
+
+
+class Dispatch:
+    """Carries what the two halves of a strategy say to each other.
+
+    Args:
+        simulation: the clock.
+        population: the devices.
+        learner: where models are made and measured, or the one for ``learning = "off"``.
+        streams: the run's streams; strategies draw only through ``Server.rng`` and ``Server.sample``.
+        instrument: measures aggregations and says when the run is over.
+        messages: how models are written.
+        batch_size: B, samples of an SGD step.
+        devices: what each device knows of itself.
+
+    Attributes:
+        errands: what each running task is about.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        population: "Population",
+        learner: "Learner",
+        streams: Streams,
+        *,
+        instrument: Instrument,
+        messages: MessagesSpec,
+        batch_size: int,
+        devices: Devices,
+    ) -> None:
+        self.simulation = simulation
+        self.population = population
+        self.learner = learner
+        self.streams = streams
+        self.instrument = instrument
+        self.drift: Drift | None = None
+        self.workforce: Workforce
+        self.strategy: Strategy
+        self.errands: dict[int, Errand] = {}
+        self._down, self._up = Wire(messages.down, learner), Wire(messages.up, learner)
+        self._client: Client[Any]
+        self._devices = devices
+        self._batch_size = batch_size
+        self._timers: dict[str, Wakeup] = {}
+        self._timer_count = 0
+
+    def connect(self, workforce: "Workforce", strategy: "Strategy", client: Client[Any], drift: "Drift | None") -> None:
+        """Join the sides that need this to be made."""
+        self.workforce = workforce
+        self.strategy = strategy
+        self._client = client
+        self.drift = drift
+
+    # From the server half to the world.
+
+    def ask(self, device: int, contents: Contents, job: str, number: int | None, group: int | None, *, continues: bool) -> int:
+        """See ``Server.ask``; ``number`` is the round's."""
+        parts = payloads(contents, self._down.model_bytes)
+        steps = (Download(parts),) if parts else ()
+        task = self.workforce.start(device, steps, number, group, continues=continues)
+        if not self._down.changes_nothing:
+            contents, _ = self._down.through(contents, {}, {})
+        self.errands[task.id] = Errand(Order(job, received(contents), number))
+        return task.id
+
+    @property
+    def download_bytes(self) -> float:
+        """Bytes of a model on its way down."""
+        return self._down.model_bytes
+
+    @property
+    def upload_bytes(self) -> float:
+        """Bytes of a model on its way up."""
+        return self._up.model_bytes
+
+    def await_return(self, device: int, when: float) -> None:
+        """Tell the strategy at ``when`` (s) that a device is there."""
+        self.simulation.wake(("return", device), when, lambda: self.simulation.post(Return(device)))
+
+    def set_timer(self, name: str, when: float) -> float:
+        """Set the timer of a name anew; returns ``when`` (s, on the grid)."""
+        self.cancel_timer(name)
+        self._timer_count += 1
+        self._timers[name] = self.simulation.wake(("timer", self._timer_count), when, lambda: self._ring(name))
+        return when
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget a timer; harmless when there is none."""
+        wakeup = self._timers.pop(name, None)
+        if wakeup is not None:
+            wakeup.cancel()
+
+    def _ring(self, name: str) -> None:
+        del self._timers[name]
+        self.simulation.post(Timer(name))
+
+    # From the world to the client half: what does the device do next?
+
+    def next_steps(self, task: Task) -> tuple[Step, ...]:
+        """A device has carried out all steps that its task had: those that follow, none if that was all."""
+        errand = self.errands[task.id]
+        device = self._devices[task.device]
+        if not errand.begun:
+            errand.begun = True
+            steps = tuple(self._client.work(device, errand.order))
+            if steps:
+                return steps
+        if errand.replied:
+            return ()
+        errand.replied = True
+        done = self._done(task)
+        errand.reply = self._client.reply(device, errand.order, done)
+        if errand.reply is None:
+            return ()
+        if not self._up.changes_nothing:
+            bases = {} if done.update is None or done.start is None else {done.update: done.start}
+            errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
+        parts = payloads(errand.reply, self._up.model_bytes)
+        return (Upload(parts),) if parts else ()
+
+    def _done(self, task: Task) -> Done:
+        """What a device has computed."""
+        update: Ref | None = None
+        start: Ref | None = None
+        tested: Ref | None = None
+        steps = 0
+        for step in task.steps:
+            if isinstance(step, Evaluate):
+                tested = self.learner.best(step.models, task.device, version=task.version)
+            elif isinstance(step, Train) and task.epochs:
+                start = tested if step.training.start == BEST else step.training.start
+                training = replace(step.training, start=start, epochs=task.epochs)
+                update = self.learner.train(training, task.device, key=task.count, round=task.round or 0, version=task.version)
+                steps = training.sgd_steps(task.samples, self._batch_size)
+        return Done(task.samples, task.epochs, steps, update, start, tested)
+
+    # From the world to the server half.
+
+    def on_task_end(self, task: Task) -> None:
+        """The world says that a task has ended: put the message into the inbox."""
+        errand = self.errands.pop(task.id)
+        outcome = task.outcome or "done"
+        contents: Mapping[str, Any] = {}
+        if outcome == "done":
+            if any(isinstance(step, Train | Evaluate) for step in task.steps):
+                self._devices.note_use(task.device, task.version)
+            if errand.reply is not None:
+                self._devices.keep(task.device, errand.keeping)
+                self._client.sent(self._devices[task.device], errand.order, errand.reply)
+                contents = received(errand.reply)
+        order = errand.order
+        self.simulation.post(
+            TaskEnd(task.id, task.device, task.round, task.group, order.job, outcome, order.contents, contents)
+        )
+
+    def on_arrival(self, device: int) -> None:
+        """The world says that a newcomer can be reached."""
+        self.simulation.post(Arrival(device))
+
+    def on_shift(self, device: int) -> None:
+        """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
+        when = self.workforce.next_on(device, self.simulation.now)
+        if when <= self.simulation.now:
+            self.simulation.post(Shift(device))
+        elif when < float("inf"):
+            self.simulation.wake(("shift", device), when, lambda: self.simulation.post(Shift(device)))
+
+    async def look_for_shift(self, device: int) -> None:
+        """See ``Server.look_for_shift``."""
+        if self._devices.has_changed(device):
+            await self._shift(device)
+
+    async def _shift(self, device: int) -> None:
+        told = self._client.on_shift(self._devices[device])
+        if told is not None:
+            await self.strategy.on_shift(device, received(told))
+
+    async def handle(self, message: Message) -> None:
+        """Give a message to the strategy."""
+        match message:
+            case TaskEnd():
+                await self.strategy.on_task_end(message)
+            case Timer(name):
+                await self.strategy.on_timer(name)
+            case Return(device):
+                await self.strategy.on_return(device)
+            case Arrival(device):
+                await self.strategy.on_arrival(device)
+            case Shift(device):
+                await self._shift(device)
+            case Start():
+                await self.strategy.on_start()
+            case _:
+                raise SimulationError(f"the server cannot handle a {type(message).__name__}")
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """What must be remembered: names of timers, what tasks are about, what devices know. Who waits stands in the alarms."""
+        timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
+        return {
+            "timers": timers,
+            "count": self._timer_count,
+            "errands": self.errands,
+            "devices": self._devices.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
+        self._timer_names: dict[int, str] = dict(state["timers"])
+        self._timer_count = state["count"]
+        self.errands = state["errands"]
+        self._devices.restore(state["devices"])
+        self._timers = {}
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm that was there when the snapshot was taken: a ``timer``, or a device's ``return`` or ``shift``."""
+        if kind == "timer":
+            name = self._timer_names[number]
+            self._timers[name] = self.simulation.wake((kind, number), when, lambda: self._ring(name))
+        else:
+            message = Return(number) if kind == "return" else Shift(number)
+            self.simulation.wake((kind, number), when, lambda: self.simulation.post(message))

@@ -1,0 +1,303 @@
+"""The server: all that the server half of a strategy may call.
+
+It sees messages, and nothing of the world behind them: no device's data, speed or labels. Its handlers begin and end in one
+instant; they may await values (real work), never simulated time.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.federation.client import Setting
+from fedsim.federation.contents import Contents, Lazy, payloads
+from fedsim.instrument import Measured, Served
+from fedsim.simulation import on_grid
+from fedsim.streams import Shuffle
+from fedsim.world.task import Cause
+
+if TYPE_CHECKING:
+    from fedsim.federation.dispatch import Dispatch
+    from fedsim.learning import Ref
+    from fedsim.learning.functions import Function
+
+_LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
+
+
+class Server:
+    """What the server half of a strategy holds in its hands.
+
+    Args:
+        dispatch: what is behind it.
+        setting: what both halves know.
+
+    Attributes:
+        setting: what both halves know.
+        devices: how many there are.
+    """
+
+    def __init__(self, dispatch: "Dispatch", setting: Setting) -> None:
+        self._dispatch = dispatch
+        self.setting = setting
+        self.devices = setting.devices
+
+    # Time.
+
+    @property
+    def now(self) -> float:
+        """The simulated time (s)."""
+        return self._dispatch.simulation.now
+
+    def timer(self, name: str, when: float) -> float:
+        """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it.
+
+        At a time that is now, it goes off in this instant, after every message that is already there. Returns the time, on
+        the clock's grid.
+        """
+        return self._dispatch.set_timer(name, max(self.now, on_grid(when)))
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget a timer; harmless when there is none."""
+        self._dispatch.cancel_timer(name)
+
+    def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
+        """With too few to ask: set a timer ``delay`` (s) from now, or end the run if so many devices will never be there."""
+        if not self._dispatch.workforce.anyone_ever():
+            self.stop("no device will ever be there again")
+        elif at_least > 1 and self._ever(at_least) < at_least:
+            self.stop(f"fewer than {at_least} devices will ever be there again")
+        else:
+            self.timer(name, self.now + delay)
+
+    def _ever(self, most: int) -> int:
+        """How many devices can be reached now or some time, counted up to ``most``."""
+        ever = (device for device in range(self.devices) if self._dispatch.workforce.next_on(device, self.now) < float("inf"))
+        return len(list(islice(ever, most)))
+
+    # Devices.
+
+    def online(self) -> list[int]:
+        """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
+        online: list[int] = np.flatnonzero(self._dispatch.workforce.idle(np.arange(self.devices))).tolist()
+        return online
+
+    def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
+        """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
+
+        Walks a random permutation of all devices, or of those ``among`` which to choose (the stream ``strategy/purpose``,
+        ids), and takes the first that can be had, so the cost does not grow with the population, and a device that is away
+        changes no other's place.
+        """
+        shuffle = Shuffle(self.rng(purpose, *ids), self.devices if among is None else len(among))
+        chosen: list[int] = []
+        while shuffle.remaining and len(chosen) < count:
+            places = shuffle.draw(max(count - len(chosen), _LEAST_ASKED))
+            devices = np.array(places if among is None else [among[place] for place in places], dtype=np.int64)
+            chosen += devices[self._dispatch.workforce.idle(devices)].tolist()
+        return chosen[:count]
+
+    def arrived(self, device: int) -> bool:
+        """Whether a device has joined the population, be it here or away by now; who has not is announced by ``on_arrival``."""
+        return bool(self._dispatch.population.arrival[device] <= self.now)
+
+    def expects_newcomers(self) -> bool:
+        """Whether some device will still join that can ever be reached: then it makes sense to wait."""
+        coming = np.flatnonzero(self._dispatch.population.arrival > self.now).tolist()
+        return any(self._dispatch.workforce.next_on(device, self.now) < float("inf") for device in coming)
+
+    def idle(self, device: int) -> bool:
+        """Whether a device is checked in and has nothing to do."""
+        return self._dispatch.workforce.is_idle(device)
+
+    def ask(
+        self,
+        device: int,
+        contents: Contents,
+        job: str = "train",
+        *,
+        round: int | None = None,  # noqa: A002
+        group: int | None = None,
+        continues: bool = False,
+    ) -> int:
+        """Send an idle device a message; its client half does the job and answers. Returns the task's number.
+
+        ``on_task_end`` tells how it ended, once. ``continues``: the device goes on with what its task before began (it had to
+        find its group, say); the two count as one selection.
+        """
+        return self._dispatch.ask(device, contents, job, round, group, continues=continues)
+
+    def end(self, task: int, cause: Cause = "late") -> None:
+        """End a task that still runs; harmless on one that has just ended."""
+        self._dispatch.workforce.end(task, cause)
+
+    def await_return(self, device: int, delay: float = 0.0) -> bool:
+        """Call the strategy's ``on_return(device)`` when the device can be reached, ``delay`` (s) from now at the earliest.
+
+        Returns:
+            Whether that will ever be; if not, nothing is called.
+        """
+        when = self._dispatch.workforce.next_on(device, on_grid(self.now + delay))
+        if when == float("inf"):
+            return False
+        self._dispatch.await_return(device, when)
+        return True
+
+    async def look_for_shift(self, device: int) -> None:
+        """A device looks whether its data are others than those on which it last worked; if so, ``on_shift`` follows at once.
+
+        For one that has just got something to compare them with: when they changed it could not tell.
+        """
+        await self._dispatch.look_for_shift(device)
+
+    # Models.
+
+    def initial(self, count: int = 0) -> "Ref":
+        """A freshly initialised model; another ``count`` is another draw. The same for every strategy with the same seed."""
+        return self._dispatch.learner.initial(count)
+
+    def mix(self, parts: Sequence[tuple["Ref", float]], otherwise: "Ref | None" = None, *, rescale: bool = True) -> "Ref":
+        """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
+
+        Updates that are not finite are left out, the other coefficients rescaled to the same sum (``rescale = False``: left
+        as they are, right for a sum of differences). ``otherwise`` stands in when nothing is left, or when what is left sums
+        to 0; without it the mix is then itself not finite.
+        """
+        return self._dispatch.learner.mix(parts, otherwise, rescale=rescale)
+
+    def model(self, weights: NDArray[np.floating]) -> "Ref":
+        """The model that has these weights, an array [d]."""
+        return self._dispatch.learner.given(weights)
+
+    def zero(self) -> "Ref":
+        """The model whose weights are all 0."""
+        return self.model(np.zeros(self.setting.parameters, dtype=np.float32))
+
+    def apply(
+        self,
+        function: "Function",
+        models: "Sequence[Ref]",
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: "Ref | None" = None,
+        leave_out: bool = False,
+        **constants: Any,
+    ) -> "Ref":
+        """What a pure function makes of models; not computed until it is needed.
+
+        Args:
+            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives an array [d]. It stands at
+                the top of a module, is marked by ``@pure``, changes nothing that it is given, and may run in any process.
+            models: what it is given.
+            stream: a purpose, and numbers: the function is given ``rng`` too, the generator of the strategy's so named.
+            otherwise: stands in where one of ``models`` is not finite; without it the result is then itself not finite.
+            leave_out: a model that is not finite is left out instead, as in ``mix``; ``otherwise`` stands in for none at all.
+            constants: what else the function is given; JSON-able.
+        """
+        named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
+        how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out}
+        return self._dispatch.learner.apply(function, models, **how, **constants)
+
+    @property
+    def learns(self) -> bool:
+        """Whether models have weights; not with ``learning = "off"``, where who decides by values must decide otherwise."""
+        return self._dispatch.learner.learns
+
+    async def value(self, model: "Ref") -> NDArray[np.float32]:
+        """The weights, flat, float32 [d]. Forces them to be computed."""
+        return await self._dispatch.learner.value(model)
+
+    async def values(self, models: Sequence["Ref"]) -> list[NDArray[np.float32]]:
+        """The weights of several models, computed together."""
+        return await self._dispatch.learner.values(models)
+
+    async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
+        """Numbers that devices have sent, an array each; all of one kind.
+
+        Raises:
+            SimulationError: without learning there are none.
+        """
+        learner, refs = self._dispatch.learner, [content.ref for content in sent]
+        if not sent:
+            return []
+        if not learner.learns:
+            raise SimulationError(
+                f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" has none; set learning = "on"'
+            )
+        match sent[0].what:
+            case "losses":
+                return await learner.losses(refs) or []
+            case "choice":
+                return [np.array([choice]) for choice in await learner.choices(refs) or []]
+        return [value.astype(np.float64) for value in await learner.values(refs)]
+
+    async def choices(self, sent: Sequence[Lazy]) -> list[int]:
+        """The one whole number that each device has sent: which model it chose, say."""
+        return [int(numbers[0]) for numbers in await self.numbers(sent)]
+
+    async def train_loss(self, updates: Sequence[tuple["Ref", float]]) -> float | None:
+        """The weighted mean of what devices report as their training loss; None where there is none."""
+        return await self._dispatch.learner.train_loss(updates)
+
+    async def test(self, model: "Ref", devices: Sequence[int] | None = None) -> float | None:
+        """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured.
+
+        Moves no bytes and takes no time: a strategy whose devices report their accuracies asks them for that message too.
+        """
+        return await self._dispatch.instrument.test(model, devices)
+
+    # Randomness, records, the end.
+
+    def rng(self, purpose: str, *ids: int) -> np.random.Generator:
+        """A generator of the strategy's own, named by a purpose and counts."""
+        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Record something that the strategy decided."""
+        self._dispatch.simulation.emit(kind, **data)
+
+    def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
+        """Record that contents went from one part of the server's side to another, on no device's link and at once."""
+        for part in payloads(contents, self._dispatch.upload_bytes):
+            self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
+
+    def begin_round(self, number: int) -> None:
+        """A round is about to begin: what is to happen to data in it happens now, once.
+
+        Who then waits for a timer at ``now`` asks devices that know of their shift (``Strategy.on_shift``).
+        """
+        if self._dispatch.drift is not None:
+            self._dispatch.drift.begin_round(number)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this instant."""
+        self._dispatch.simulation.stop(reason)
+
+    async def finish_round(
+        self,
+        number: int,
+        models: Served,
+        updates: Sequence[Measured] = (),
+        **counts: int,
+    ) -> bool:
+        """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
+
+        Measuring takes no simulated time and moves no bytes.
+
+        Args:
+            number: the round that has just been aggregated, from 0.
+            models: the strategy's models and the devices that each serves (None: all).
+            updates: what was aggregated: for the training loss and the discrepancy.
+            counts: ``selected``, ``valid``, ``slow``, ``disconnected``.
+
+        Returns:
+            Whether the run goes on.
+        """
+        row = await self._dispatch.instrument.measure(number, models, updates, self._dispatch.strategy)
+        self.emit("round", round=number, **row, **counts)
+        reason = self._dispatch.instrument.reason_to_stop(number, row["accuracy"])
+        if reason is not None:
+            self.stop(reason)
+        return self._dispatch.simulation.stopped is None

@@ -1,0 +1,71 @@
+"""``[messages]``: how models are written on their way down and up; and the contents of messages, brought through it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import model_validator
+
+from fedsim.federation.codecs import Codec, CodecSpec
+from fedsim.federation.codecs.plain import Plain
+from fedsim.federation.contents import Contents
+from fedsim.learning.refs import Ref
+from fedsim.spec import Spec
+
+if TYPE_CHECKING:
+    from fedsim.learning import Learner
+
+
+class MessagesSpec(Spec):
+    """``[messages]``: the codec of models from the server to the devices, and of updates from them to it."""
+
+    down: CodecSpec = Plain()
+    up: CodecSpec = Plain()
+
+    @model_validator(mode="after")
+    def _ways(self) -> Self:
+        for way, codec in (("down", self.down), ("up", self.up)):
+            if way not in codec.ways:
+                raise ValueError(f"'{way}' is {codec.kind!r}, which is a codec for {' and '.join(codec.ways)} only")
+        return self
+
+
+class Wire:
+    """One direction of all messages.
+
+    Args:
+        codec: how models are written.
+        learner: computes what has become of them.
+
+    Attributes:
+        model_bytes: of a model, as it is written.
+    """
+
+    def __init__(self, codec: Codec, learner: "Learner") -> None:
+        self._codec = codec
+        self._learner = learner
+        self._parameters = int(learner.parameters)
+        self.changes_nothing = isinstance(codec, Plain)
+        self.model_bytes = codec.bytes(learner.parameters)
+
+    def through(self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref]) -> tuple[dict[str, Any], dict[str, Ref]]:
+        """What arrives of contents, and what the sender then keeps.
+
+        Args:
+            contents: what is sent.
+            bases: for an update the model from which it was trained, which both sides have.
+            kept: what the sender has kept of contents of these names.
+        """
+        arriving, keeping = dict(contents), dict(kept)
+        for name, value in contents.items():
+            if isinstance(value, Ref):
+                coded = self._codec.code(self._learner, self._parameters, value, bases.get(value), kept.get(name))
+                arriving[name] = coded.received
+                if coded.kept is not None:
+                    keeping[name] = coded.kept
+            elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
+                arriving[name] = [self._alone(item) if isinstance(item, Ref) else item for item in value]
+        return arriving, keeping
+
+    def _alone(self, value: Ref) -> Ref:
+        """One of several models: nothing is kept of it."""
+        return self._codec.code(self._learner, self._parameters, value, None, None).received

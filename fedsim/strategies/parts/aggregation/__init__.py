@@ -1,0 +1,46 @@
+"""Aggregation: how the updates of a cohort (or of a group of it) become one."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import SerializeAsAny
+
+from fedsim.families import Family
+from fedsim.federation.server import Server
+from fedsim.spec import Spec
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+_HERE = "fedsim.strategies.parts.aggregation"
+AGGREGATIONS = Family(
+    "aggregation",
+    f"{_HERE}:Aggregation",
+    {
+        "weighted": (f"{_HERE}.means:Weighted", "the mean, weighted by training samples"),
+        "mean": (f"{_HERE}.means:Mean", "the plain mean"),
+        "first": (f"{_HERE}.means:First", "the update of the client that was asked first, alone"),
+        "median": (f"{_HERE}.median:Median", "the median of each coordinate"),
+    },
+)
+
+Entry = dict[str, Any]
+"""An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
+
+
+class Aggregation(Spec):
+    """The base of every aggregation. By default a weighted sum of the updates."""
+
+    kind: str
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """How much each update counts, as the record says it; they sum to 1. There is at least one."""
+        raise NotImplementedError
+
+    def combine(self, server: Server, entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref") -> "Ref":
+        """What the updates become. One that is not finite is left out; ``otherwise`` stands in where none is left."""
+        updates = [entry["update"] for entry in entries]
+        return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
+
+
+AggregationSpec = Annotated[SerializeAsAny[Aggregation], AGGREGATIONS.validator]

@@ -1,0 +1,37 @@
+"""Means of updates."""
+
+from collections.abc import Sequence
+
+from fedsim.strategies.parts.aggregation import Aggregation, Entry
+
+
+class Weighted(Aggregation):
+    """The mean weighted by training samples (McMahan et al., 2017); the plain mean where nobody has any."""
+
+    kind: str = "weighted"
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """Each one's share of the samples."""
+        total = sum(entry["samples"] for entry in entries)
+        return [entry["samples"] / total if total else 1 / len(entries) for entry in entries]
+
+
+class Mean(Aggregation):
+    """The plain mean."""
+
+    kind: str = "mean"
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """All alike."""
+        return [1 / len(entries)] * len(entries)
+
+
+class First(Aggregation):
+    """The update of the client that was asked first (what the published code of FlexCFL does for its IFCA and FeSEM)."""
+
+    kind: str = "first"
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """1 for the first task, 0 for all others."""
+        first = min(entry["task"] for entry in entries)
+        return [float(entry["task"] == first) for entry in entries]

@@ -1,0 +1,21 @@
+"""The same deadline in every round."""
+
+from typing import Any
+
+from fedsim.strategies.parts.deadline import Deadline
+from fedsim.units import PositiveSeconds
+
+
+class Fixed(Deadline):
+    """Clients have ``time`` (s) in every round; ``deadline = "90 s"`` is short for it."""
+
+    kind: str = "fixed"
+    time: PositiveSeconds
+
+    def least_s(self) -> float:
+        """``time``."""
+        return self.time
+
+    def limit_s(self, state: dict[str, Any], number: int) -> float | None:
+        """``time``."""
+        return self.time

@@ -1,0 +1,18 @@
+"""Uniform client selection (McMahan et al., 2017)."""
+
+from typing import Any
+
+from fedsim.federation.server import Server
+from fedsim.strategies.parts.selection import Selection
+
+
+class Random(Selection):
+    """Clients uniformly at random, without replacement, out of those that can be had."""
+
+    kind: str = "random"
+
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+    ) -> list[int]:
+        """A random sample, named by the round."""
+        return server.sample(count, "select", *ids, among=among)

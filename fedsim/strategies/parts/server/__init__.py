@@ -1,0 +1,35 @@
+"""Server optimisers: what the server makes of an aggregated update, instead of taking it for the new model."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import SerializeAsAny
+
+from fedsim.families import Family
+from fedsim.federation.server import Server
+from fedsim.spec import Spec
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+_HERE = "fedsim.strategies.parts.server"
+OPTIMISERS = Family(
+    "server optimiser",
+    f"{_HERE}:ServerOptimiser",
+    {
+        "sgd": (f"{_HERE}.sgd:SGD", "a step along the pseudo-gradient, with momentum (FedAvgM)"),
+        "adam": (f"{_HERE}.adam:Adam", "steps scaled by both moments of the pseudo-gradient (FedAdam)"),
+    },
+)
+
+
+class ServerOptimiser(Spec):
+    """The base of every server optimiser. What it must remember is in ``state``: JSON-able values and refs, one a model."""
+
+    kind: str
+
+    def step(self, server: Server, state: dict[str, Any], model: "Ref", aggregated: "Ref") -> "Ref":
+        """The next model; ``aggregated`` is what the updates have become, ``model`` that from which they began."""
+        raise NotImplementedError
+
+
+ServerOptimiserSpec = Annotated[SerializeAsAny[ServerOptimiser], OPTIMISERS.validator]

@@ -1,0 +1,91 @@
+"""SCAFFOLD: local steps corrected by control variates (Karimireddy et al., 2020)."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.synchronous import AggregatingParams, SynchronousClient, SynchronousParams
+from fedsim.training import Training
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+
+class ScaffoldParams(AggregatingParams):
+    """What SCAFFOLD takes, besides ``AggregatingParams``; its server's learning rate is that of ``server = "sgd"``.
+
+    Attributes:
+        aggregation: the plain mean, as in the paper, unless another is given.
+    """
+
+    kind: Literal["scaffold"] = "scaffold"
+    aggregation: AggregationSpec = Mean()
+
+
+class ScaffoldClient(SynchronousClient[ScaffoldParams]):
+    """Trains along the gradient + c - c_i, and renews its control variate c_i.
+
+    State: ``control``, c_i; absent while it is 0.
+    """
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Local SGD with the correction."""
+        own = [(device.state["control"], -1.0)] if "control" in device.state else []
+        linear = device.mix([(order["control-variate"], 1.0), *own])
+        return Training(order["model"], self.params.local_epochs, linear=linear)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II)."""
+        assert done.update is not None
+        scale = 1.0 / (done.steps * self.setting.lr_in(order.round or 0)) if done.steps else 0.0
+        parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
+        return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The server has the change: it is made here too."""
+        before = device.state.get("control", device.zero())
+        device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)
+
+
+class Scaffold(FedAvg[ScaffoldParams]):
+    """Stochastic controlled averaging.
+
+    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning" (ICML 2020), Algorithm 1,
+    option II.
+
+    A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
+    added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
+    becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. c and all c_i begin at
+    0. A client whose answer is cut off keeps the c_i that it had; a newcomer is a client whose c_i is 0.
+
+    The corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of what a step moves.
+
+    Parameters: ``ScaffoldParams``. State besides FedAvg's: ``control``, c.
+    """
+
+    Params: ClassVar[type[SynchronousParams]] = ScaffoldParams
+    Client = ScaffoldClient
+    params: ScaffoldParams
+
+    async def on_start(self) -> None:
+        """Begin with c = 0."""
+        self.state["control"] = self.server.zero()
+        await super().on_start()
+
+    def contents(self, device: int) -> Contents:
+        """The model and c."""
+        return {**super().contents(device), "control-variate": self.state["control"]}
+
+    async def aggregate(self) -> None:
+        """The model, and c."""
+        received: list[dict[str, Any]] = self.state["received"]
+        changes: list[tuple[Ref, float]] = [
+            (entry["contents"]["control-variate"], 1.0 / self.setting.devices) for entry in received
+        ]
+        await super().aggregate()
+        before = self.state["control"]
+        self.state["control"] = self.server.mix([(before, 1.0), *changes], otherwise=before, rescale=False)

@@ -1,0 +1,105 @@
+"""Server optimisers against torch's and steps by hand."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.learning.refs import Ref
+from fedsim.plugin import Server
+from fedsim.simulation import Simulation
+from fedsim.strategies.parts.server import ServerOptimiser
+from fedsim.strategies.parts.server.adam import Adam
+from fedsim.strategies.parts.server.sgd import SGD
+
+Weights = NDArray[np.float32]
+
+
+def walk(optimiser: ServerOptimiser, deltas: list[Weights]) -> tuple[list[Weights], Weights]:
+    """The models that an optimiser makes of updates that differ from the model by ``deltas``, and the first model."""
+    run = Simulation(fedsim.Scenario(population={"devices": 10})).installed
+    server: Server = run.server
+    model, state, models = server.initial(), {}, []
+    first = asyncio.run(server.value(model))
+    for delta in deltas:
+        aggregated: Ref = server.model(asyncio.run(server.value(model)).astype(np.float64) + delta)
+        model = optimiser.step(server, state, model, aggregated)
+        models.append(asyncio.run(server.value(model)))
+    return models, first
+
+
+def drawn(count: int) -> list[Weights]:
+    draw = np.random.default_rng(1)
+    return [draw.normal(scale=0.1, size=650).astype(np.float32) for _ in range(count)]
+
+
+def test_adam_with_bias_correction_is_torchs_on_the_pseudo_gradient() -> None:
+    deltas = drawn(6)
+    found, first = walk(Adam(lr=0.02, beta1=0.8, beta2=0.95, tau=1e-4, bias_correction=True), deltas)
+    parameter = torch.nn.Parameter(torch.from_numpy(first.copy()))
+    theirs = torch.optim.Adam([parameter], lr=0.02, betas=(0.8, 0.95), eps=1e-4)
+    for delta, own in zip(deltas, found, strict=True):
+        parameter.grad = torch.from_numpy(-delta)
+        theirs.step()
+        assert own == pytest.approx(parameter.detach().numpy(), abs=1e-6)
+
+
+def test_adam_as_in_the_paper_by_hand() -> None:
+    deltas = drawn(4)
+    found, first = walk(Adam(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-2), deltas)
+    weights, mean, square = first.astype(np.float64), 0.0, 1e-4
+    for delta, own in zip(deltas, found, strict=True):
+        mean = 0.9 * mean + 0.1 * delta
+        square = 0.99 * square + 0.01 * delta.astype(np.float64) ** 2
+        weights = weights + 0.1 * mean / (np.sqrt(square) + 1e-2)
+        assert own == pytest.approx(weights, abs=1e-6)
+
+
+def test_momentum_by_hand() -> None:
+    deltas = drawn(4)
+    found, first = walk(SGD(lr=0.5, momentum=0.9), deltas)
+    weights, velocity = first.astype(np.float64), 0.0
+    for delta, own in zip(deltas, found, strict=True):
+        velocity = 0.9 * velocity + delta
+        weights = weights + 0.5 * velocity
+        assert own == pytest.approx(weights, abs=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(momentum=0.5), Adam()])
+def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimiser) -> None:
+    """The aggregate is then the model itself: the step is finite, now and later."""
+    found, _ = walk(optimiser, [drawn(1)[0], np.zeros(650, np.float32), drawn(1)[0]])
+    assert all(np.isfinite(model).all() for model in found)
+
+
+TWO_KEYS: list[dict[str, Any]] = [
+    {"kind": "fedavg"},
+    {"kind": "fedprox", "mu": 0.1},
+    {"kind": "flexcfl", "groups": 2, "alpha": 2},
+    {"kind": "ifca", "groups": 2},
+    {"kind": "tifl", "tiers": 2},
+    {"kind": "cata-fed", "clusters": 2, "smallest_part": 10},
+]
+
+
+@pytest.mark.parametrize("strategy", TWO_KEYS, ids=lambda strategy: strategy["kind"])
+def test_two_keys_change_server_and_codec_of_any_strategy(strategy: dict[str, Any]) -> None:
+    def run(**more: Any) -> dict[str, Any]:
+        own = {"clients_per_round": 4, "local_epochs": 1} if strategy["kind"] != "cata-fed" else {"clients_per_round": 4}
+        sections: dict[str, Any] = {"population": {"devices": 12, "speed": "100 samples/s"}, "stop": {"rounds": 4}}
+        messages = more.pop("messages", {})
+        scenario = fedsim.Scenario(**sections, strategy=own | strategy | more, messages=messages)
+        return fedsim.run(scenario, executor="inline").summary
+
+    plain = run()
+    adam = run(server={"kind": "adam", "lr": 0.05})
+    sparse = run(messages={"up": {"kind": "top-k", "share": 0.1}})
+    assert len({summary["models_sha256"] for summary in (plain, adam, sparse)}) == 3
+    assert adam["bytes"] == plain["bytes"]
+    assert adam["accuracy"]["best"] > 0.2
+    assert sparse["bytes"]["by_purpose"]["update"] < 0.2 * plain["bytes"]["by_purpose"]["update"]
+    assert sparse["bytes"]["by_purpose"]["model"] == plain["bytes"]["by_purpose"]["model"]
