@@ -81,11 +81,12 @@ def carry_out(
     """
     drawing = {} if stream is None else {"rng": stream[0].generator(*stream[1:])}
     with np.errstate(all="ignore"):  # what is not finite is found by looking at the result
-        value = np.asarray(function(list(models), **constants, **drawing))
+        found = np.asarray(function(list(models), **constants, **drawing))
+        value: NDArray[np.float32] = found.astype(np.float32)
     wanted = models[0].shape if size is None else (size,)
     if value.shape != wanted:
         raise SimulationError(f"{_path(function)} made an array of shape {value.shape}; allowed is {wanted}")
-    return value.astype(np.float32)
+    return value
 
 
 @pure

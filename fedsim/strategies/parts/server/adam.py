@@ -21,7 +21,7 @@ def second_moment(models: Arrays, beta: float, at_first: float) -> NDArray[np.fl
     """v <- beta v + (1 - beta) delta^2 of [delta, v], or of [delta], where v is ``at_first`` everywhere."""
     delta = models[0].astype(np.float64)
     before = models[1] if len(models) > 1 else at_first
-    return beta * before + (1 - beta) * delta**2
+    return np.minimum(beta * before + (1 - beta) * delta**2, np.finfo(np.float32).max)  # a huge update must not last for ever
 
 
 @pure
