@@ -3,9 +3,15 @@
 from typing import Any, get_args
 
 from fedsim.data.spec import DataSpec
+from fedsim.families import Family
+from fedsim.federation.codecs import CODECS
 from fedsim.runner import EXECUTORS
 from fedsim.scenario import Scenario
-from fedsim.strategies import REGISTRY, strategy_class
+from fedsim.strategies import STRATEGIES
+from fedsim.strategies.parts.aggregation import AGGREGATIONS
+from fedsim.strategies.parts.deadline import DEADLINES
+from fedsim.strategies.parts.selection import SELECTIONS
+from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.study.references import REFERENCES
 from fedsim.world.population import PopulationSpec
 
@@ -15,7 +21,12 @@ Entries = list[tuple[str, str]]
 def catalogue() -> dict[str, Entries]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
-        "strategies": [(name, _first_line(strategy_class(name))) for name in REGISTRY],
+        "strategies": _titles(STRATEGIES),
+        "client selections": _titles(SELECTIONS),
+        "aggregations": _titles(AGGREGATIONS),
+        "server optimisers": _titles(OPTIMISERS),
+        "codecs": _titles(CODECS),
+        "deadlines": _titles(DEADLINES),
         "data sources": _kinds(DataSpec, "source"),
         "partitions": _kinds(DataSpec, "partition"),
         "models": _kinds(Scenario, "model"),
@@ -28,6 +39,10 @@ def catalogue() -> dict[str, Entries]:
         "executors": list(EXECUTORS.items()),
         "references of studies": [(name, _first_line(make)) for name, make in REFERENCES.items()],
     }
+
+
+def _titles(family: Family) -> Entries:
+    return [(name, title) for name, (_, title) in family.kinds.items()]
 
 
 def _kinds(spec: Any, field: str) -> Entries:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from fedsim import __version__
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, SimulationError, place_of
 from fedsim.harmless import say, visible
 
 _INTERRUPTED = 130
@@ -32,12 +32,12 @@ def _explained(command: Callable[..., int | None]) -> Callable[..., None]:
         try:
             status = command(*args, **options) or 0
         except FedsimError as error:
-            _complain(str(error), debug)
+            _complain(str(error) + (place_of(error) if isinstance(error, SimulationError) else ""), debug)
             status = error.exit_status
         except KeyboardInterrupt:
             status = _INTERRUPTED
         except Exception as error:
-            _complain(f"{type(error).__name__}: {error} (--debug shows where)", debug)
+            _complain(f"{type(error).__name__}: {error}{place_of(error)} (--debug shows where)", debug)
             status = 1
         sys.exit(status)
 

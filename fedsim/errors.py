@@ -4,8 +4,13 @@ Every one says what is wrong in one message; none is shown as a traceback by the
 command line leaves with: 2 where the scenario or the command line is wrong, 1 where it shows only later.
 """
 
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
 
 
 class FedsimError(Exception):
@@ -40,6 +45,20 @@ class CheckpointError(FedsimError):
     """A checkpoint is missing, damaged, or not of this run."""
 
     exit_status = 2
+
+
+def place_of(error: BaseException) -> str:
+    """Where in a user's own code an error arose: ``", in mine.py, line 12"``; ``""`` if it was not in theirs."""
+    own = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        if file.is_file() and _HERE not in file.parents and "site-packages" not in file.parts and not _is_standard(file):
+            own = f", in {file.name}, line {frame.lineno}"
+    return own
+
+
+def _is_standard(file: Path) -> bool:
+    return Path(sysconfig.get_path("stdlib")) in file.parents
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -4,17 +4,19 @@ A kind is a ``Spec``: its parameters and its rule in one class. A scenario names
 if need be (``server = { kind = "adam", lr = 0.01 }``); one of the user's own by ``kind = "package.module:Class"``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BeforeValidator, create_model
+from pydantic import BeforeValidator, ValidatorFunctionWrapHandler, WrapValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.imports import find
 from fedsim.spec import Spec
+
+S = TypeVar("S", bound=Spec)
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,15 @@ class Family:
             hint = nearest(kind, self.kinds)
             raise ScenarioError(f"{key} is {kind!r}; allowed are {names}, or your own as 'package.module:Class'{hint}")
         path = self.kinds[kind][0] if kind in self.kinds else kind
-        return find(path, key, self._base, self.base.rpartition(":")[2])
+        return find(path, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
 
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         """The class that a part of this kind is validated by: its own may be named by the path that leads to it."""
         found = self.find(kind, key)
-        return found if kind in self.kinds else _with_any_kind(found)
+        return found if kind in self.kinds else with_any_kind(found)
 
     @property
     def validator(self) -> BeforeValidator:
@@ -83,5 +88,24 @@ class Family:
 
 
 @cache
-def _with_any_kind(found: type[Spec]) -> type[Spec]:
+def with_any_kind(found: type[S]) -> type[S]:
+    """The same, whose ``kind`` may be the path that leads to it."""
     return create_model(found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...))
+
+
+def or_own(base: str) -> WrapValidator:
+    """Beside the kinds of a union one of the user's own, by the import path of a class that inherits ``base``."""
+
+    def validate(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+        given = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", value)
+        if not isinstance(given, str) or ":" not in given:
+            return known(value)
+        if isinstance(value, Spec):
+            return value
+        try:
+            own = find(given, "kind", find(base, "kind", object, "object"), f"fedsim.plugin.{base.rpartition(':')[2]}")
+        except ScenarioError as error:
+            raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
+        return with_any_kind(own).model_validate({"kind": given} | (dict(value) if isinstance(value, Mapping) else {}))
+
+    return WrapValidator(validate)

@@ -8,13 +8,14 @@ No scenario, study, checkpoint or run folder can grant it.
 """
 
 import os
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, get_type_hints
 
 from fedsim.errors import ScenarioError, nearest
@@ -40,9 +41,13 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     Raises:
         ScenarioError: it is no import path, or it leads out of fedsim in a file whose code was not allowed.
     """
-    module, colon, name = path.partition(":")
+    file, colon, name = path.rpartition(":")
+    module = _module(file)
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        raise ScenarioError(f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name'{_as_path(path)}")
+        raise ScenarioError(
+            f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name', or './file.py:Name' for "
+            "a file in the working directory"
+        )
     if _allowed.get() or _is_within(module, ["fedsim", *_packages()]):
         return
     package = module.partition(".")[0]
@@ -66,9 +71,10 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
         ScenarioError: it may not be imported here, cannot be, or is something else; nothing but its module was run.
     """
     refuse_unless_allowed(path, key)
-    module_name, _, name = path.partition(":")
+    file, _, name = path.rpartition(":")
+    module_name = _module(file)
     try:
-        module = import_module(module_name)
+        module = import_module(module_name) if module_name == file else _from_file(Path(file))
     except (Exception, SystemExit) as error:
         raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {_in_words(error)}") from error
     if not hasattr(module, name):
@@ -121,11 +127,22 @@ def _is_within(module: str, packages: list[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages if package)
 
 
-def _as_path(text: str) -> str:
-    """A hint for a path of a file."""
-    file, _, name = text.rpartition(":")
-    stem = Path(file).stem
-    return f" (did you mean '{stem}:{name}'?)" if file.endswith(".py") and stem.isidentifier() and name.isidentifier() else ""
+def _module(file: str) -> str:
+    """The name of a module that is given by its name, or by its file."""
+    return Path(file).stem if file.endswith(".py") else file
+
+
+def _from_file(file: Path) -> ModuleType:
+    """The module in a file; its folder is searched from now on, so that workers find it too."""
+    place = file.resolve()
+    if not place.is_file():
+        raise ImportError(f"there is no file {str(file)!r}")
+    if str(place.parent) not in sys.path:
+        sys.path.append(str(place.parent))
+    module = import_module(place.stem)
+    if Path(module.__file__ or "").resolve() != place:
+        raise ImportError(f"a module of the name {place.stem!r} is there already; call the file otherwise")
+    return module
 
 
 def _in_words(error: BaseException) -> str:

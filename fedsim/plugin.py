@@ -1,10 +1,15 @@
-"""All that the author of a strategy, or of a part of one, needs: ``from fedsim.plugin import ...``.
+"""All that the author of a strategy, of a part of one, of data or of a world needs: ``from fedsim.plugin import ...``.
 
 A strategy is a server half (``Strategy``, or one of its loops) and a client half (``Client``) that know each other by messages
 alone. What each is called with, and when, stands in its docstring.
 """
 
+from fedsim.data.dataset import Raw
+from fedsim.data.partitions.base import Partition, federated
+from fedsim.data.shifts.base import Change, Shift
+from fedsim.data.sources.base import Source
 from fedsim.federation.client import BEST, Client, Done, Order, Setting
+from fedsim.federation.codecs import Codec, Coded
 from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -15,39 +20,66 @@ from fedsim.learning.refs import Ref
 from fedsim.spec import Spec
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.grouped import Grouped, GroupedParams
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousParams
+from fedsim.strategies.parts.aggregation import Aggregation
+from fedsim.strategies.parts.deadline import Deadline
+from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.server import ServerOptimiser
+from fedsim.strategies.synchronous import AggregatingParams, Synchronous, SynchronousClient, SynchronousParams
+from fedsim.streams import Streams
 from fedsim.training import Limit, Part, Training
+from fedsim.world.availability import AvailabilityModel
+from fedsim.world.distributions import Distribution
+from fedsim.world.network.spec import NetworkModel
 from fedsim.world.task import Evaluate, Train
 
 __all__ = [
     "BEST",
+    "AggregatingParams",
+    "Aggregation",
     "Asynchronous",
     "AsynchronousParams",
+    "AvailabilityModel",
+    "Change",
     "Client",
+    "Codec",
+    "Coded",
     "Contents",
+    "Deadline",
     "Device",
+    "Distribution",
     "Done",
     "Evaluate",
+    "FedAvg",
     "Free",
     "Grouped",
     "GroupedParams",
     "Lazy",
     "Limit",
     "Measured",
+    "NetworkModel",
     "Order",
     "Part",
+    "Partition",
+    "Raw",
     "Ref",
+    "Selection",
     "Server",
+    "ServerOptimiser",
     "Setting",
+    "Shift",
+    "Source",
     "Spec",
     "Strategy",
     "StrategyParams",
+    "Streams",
     "Synchronous",
     "SynchronousClient",
     "SynchronousParams",
     "TaskEnd",
     "Train",
     "Training",
+    "federated",
     "pure",
 ]

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.cli import main
 from fedsim.imports import find
+from fedsim.plugin import Strategy
 
 Sections = dict[str, Any]
 
@@ -165,17 +166,17 @@ def test_what_is_no_module_is_never_called(small: Sections, marker: Path, path: 
         (":Mine", "package.module:Name"),
         (".theirs:Mine", "package.module:Name"),
         ("the\x00irs:Mine", "package.module:Name"),
-        ("./code/theirs.py:Mine", "did you mean 'theirs:Mine'"),
+        ("./nowhere/theirs.py:Mine", "there is no file 'nowhere/theirs.py'"),
         ("theirs:Min", "did you mean 'Mine'"),
         ("nowhere:Mine", "cannot be imported: No module named 'nowhere'"),
-        ("theirs:net", "which is a function; it must be a subclass of fedsim.Strategy"),
+        ("theirs:net", "which is a function; it must be a subclass of fedsim.plugin.Strategy"),
         ("broken:Mine", "cannot be imported: SystemExit: 3"),
     ],
 )
 def test_what_cannot_be_found(marker: Path, path: str, says: str) -> None:
     Path("code/broken.py").write_text("raise SystemExit(3)")
     with pytest.raises(fedsim.ScenarioError, match=says) as refusal:
-        find(path, "strategy.kind", fedsim.Strategy, "fedsim.Strategy")
+        find(path, "strategy.kind", Strategy, "fedsim.plugin.Strategy")
     assert repr(path) in str(refusal.value)
 
 

@@ -58,7 +58,7 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
 
 
 def test_arrows_run_one_way() -> None:
-    common = {"streams", "spec", "units", "errors", "imports"}
+    common = {"streams", "spec", "units", "errors", "imports", "families"}
     layers = {
         "simulation": {"executors"},
         "executors": {"executors"},
@@ -106,4 +106,4 @@ def test_analysis_reads_run_folders_and_comparisons_of_them_and_never_the_engine
         nodes = _run_time_nodes(ast.parse(path.read_text()))
         found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     theirs = {name.split(".")[1] for name in found if name.startswith("fedsim.")}
-    assert theirs == {"compare", "errors", "harmless", "records", "units"}
+    assert theirs == {"compare", "errors", "harmless", "records", "strategies", "units"}

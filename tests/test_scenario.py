@@ -49,7 +49,7 @@ def test_written_with_every_default_it_reads_the_same(path: Path, tmp_path: Path
         ("strategy.kind", "fedavgg", r"strategy.kind is 'fedavgg'; allowed are .*fedavg.*did you mean 'fedavg'"),
         ("strategy.kind", 3, r"strategy.kind is 3"),
         ("strategy.kind", "nowhere:Thing", r"strategy.kind is 'nowhere:Thing', which cannot be imported"),
-        ("strategy.kind", "fedsim.errors:FedsimError", r"not a subclass of fedsim.Strategy"),
+        ("strategy.kind", "fedsim.errors:FedsimError", r"not a subclass of fedsim.plugin.Strategy"),
         ("strategy.mu", 1.0, r"strategy has the unknown key 'mu'"),
         ("strategy.clients_per_round", 21, r"clients_per_round is 21.*20 devices; allowed are 1 to 20"),
         ("strategy.clients_per_round", 0, r"strategy.clients_per_round is 0: .*greater than or equal to 1"),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from analysis.report.markup import plain
+from fedsim.strategies import strategy_name as registered_name
 
 Table = Mapping[str, Any]
 
@@ -17,24 +18,6 @@ _SOURCES = {
     "npz": "samples from a file of arrays",
 }
 _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module": "a model of the user's own", "size": "a model"}
-_STRATEGIES = {
-    "cata-fed": "CATA-Fed",
-    "cfl": "CFL",
-    "fedasync": "FedAsync",
-    "fedavg": "FedAvg",
-    "fedbuff": "FedBuff",
-    "fedgroup": "FedGroup",
-    "fedprox": "FedProx",
-    "fesem": "FeSEM",
-    "fesem-mig": "FeSEM",
-    "flexcfl": "FlexCFL",
-    "ifca": "IFCA",
-    "ifca-mig": "IFCA with migration",
-    "lcfl": "LCFL",
-    "local": "Local training",
-    "rfedavg": "RFedAvg",
-    "tifl": "TiFL",
-}
 
 
 def describe(scenario: Table) -> str:
@@ -50,7 +33,7 @@ def describe(scenario: Table) -> str:
 
 def strategy_name(kind: str) -> str:
     """A strategy as its paper writes it; a strategy of the user's own by its class."""
-    return _STRATEGIES.get(kind) or plain(kind.rpartition(":")[2], 60)
+    return registered_name(kind) or plain(kind.rpartition(":")[2], 60)
 
 
 def without_places(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.data.dataset import Dataset, Normalise, pooled
 from fedsim.data.federated import FederatedData
-from fedsim.data.partitions import Iid, Partition, PartitionSpec, SyntheticSizes
+from fedsim.data.partitions import Iid, Known, Partition, PartitionSpec, SyntheticSizes
 from fedsim.data.pooling import pool_shards
 from fedsim.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.data.transforms import Augmentation
@@ -129,6 +129,6 @@ def _kind(value: Any) -> Any:
 
 
 def _recipe(kind: Any) -> type[Partition]:
-    """The partition of that kind; an unknown one is refused later, where the message is made."""
-    recipes: tuple[type[Partition], ...] = get_args(get_args(PartitionSpec)[0])
+    """The partition of that kind; an unknown one, or the user's own, has what is usual for ``iid``."""
+    recipes: tuple[type[Partition], ...] = get_args(Known)
     return next((recipe for recipe in recipes if recipe.model_fields["kind"].default == kind), Iid)

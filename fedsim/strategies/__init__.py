@@ -1,38 +1,41 @@
-"""The strategies: one class in one file (or small folder) each, found by name.
+"""The strategies: a server half and a client half in one file (or small folder) each, found by name.
 
-``REGISTRY`` names every strategy and where it lives; nothing is imported before it is asked for. A strategy of the user's own
-is named by its import path, ``package.module:Class``; ``fedsim.imports`` says who may name one.
+``STRATEGIES`` names every one, where it lives, and its title: the name that reports use, and what it does. Nothing is imported
+before it is asked for. One of the user's own is named by its import path, ``package.module:Class``; ``fedsim.imports`` says who
+may name one.
 """
 
-from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.imports import find
+from fedsim.families import Family, with_any_kind
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams
 
-REGISTRY: Mapping[str, str] = {
-    "cata-fed": "fedsim.strategies.cata_fed.strategy:CataFed",
-    "cfl": "fedsim.strategies.cfl.strategy:CFL",
-    "fedasync": "fedsim.strategies.fedasync:FedAsync",
-    "fedavg": "fedsim.strategies.fedavg:FedAvg",
-    "fedbuff": "fedsim.strategies.fedbuff:FedBuff",
-    "fedgroup": "fedsim.strategies.flexcfl.strategy:FedGroup",
-    "fedprox": "fedsim.strategies.fedprox:FedProx",
-    "fesem": "fedsim.strategies.fesem:FeSEM",
-    "fesem-mig": "fedsim.strategies.fesem:FeSEMMig",
-    "flexcfl": "fedsim.strategies.flexcfl.strategy:FlexCFL",
-    "ifca": "fedsim.strategies.ifca:IFCA",
-    "ifca-mig": "fedsim.strategies.ifca:IFCAMig",
-    "lcfl": "fedsim.strategies.lcfl.strategy:LCFL",
-    "local": "fedsim.strategies.local:Local",
-    "rfedavg": "fedsim.strategies.rfedavg.strategy:RFedAvg",
-    "scaffold": "fedsim.strategies.scaffold:Scaffold",
-    "tifl": "fedsim.strategies.tifl.strategy:TiFL",
-}
+_HERE = "fedsim.strategies"
+STRATEGIES = Family(
+    "strategy",
+    f"{_HERE}.base:Strategy",
+    {
+        "cata-fed": (f"{_HERE}.cata_fed.strategy:CataFed", "CATA-Fed: what fits the time given, cohorts of like data size"),
+        "cfl": (f"{_HERE}.cfl.strategy:CFL", "CFL: clusters are cut in two where clients pull in different directions"),
+        "fedasync": (f"{_HERE}.fedasync:FedAsync", "FedAsync: each update is mixed in as it comes, the less the staler it is"),
+        "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
+        "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
+        "fedgroup": (f"{_HERE}.flexcfl.strategy:FedGroup", "FedGroup: FlexCFL without migration"),
+        "fedprox": (f"{_HERE}.fedprox:FedProx", "FedProx: a proximal term, and partial work"),
+        "fesem": (f"{_HERE}.fesem:FeSEM", "FeSEM: each client belongs to the group whose model is nearest to its own"),
+        "fesem-mig": (f"{_HERE}.fesem:FeSEMMig", "FeSEM: by the name that it has where data shift"),
+        "flexcfl": (f"{_HERE}.flexcfl.strategy:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
+        "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
+        "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose anew when their data have shifted"),
+        "lcfl": (f"{_HERE}.lcfl.strategy:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
+        "local": (f"{_HERE}.local:Local", "Local training: every device by itself, nothing is sent"),
+        "rfedavg": (f"{_HERE}.rfedavg.strategy:RFedAvg", "RFedAvg: clusters of like gradients, reweighted to balance classes"),
+        "scaffold": (f"{_HERE}.scaffold:Scaffold", "SCAFFOLD: local steps corrected by control variates"),
+        "tifl": (f"{_HERE}.tifl.strategy:TiFL", "TiFL: a cohort out of one tier of like speed or size"),
+    },
+)
 
 
 def strategy_class(kind: str) -> "type[Strategy[Any]]":
@@ -41,14 +44,7 @@ def strategy_class(kind: str) -> "type[Strategy[Any]]":
     Raises:
         ScenarioError: there is no such strategy, or the path does not lead to one.
     """
-    from fedsim.strategies.base import Strategy
-
-    if kind not in REGISTRY and ":" not in kind:
-        names = ", ".join(REGISTRY)
-        raise ScenarioError(
-            f"strategy.kind is {kind!r}; allowed are {names}, or your own as 'package.module:Class'{nearest(kind, REGISTRY)}"
-        )
-    return find(REGISTRY.get(kind, kind), "strategy.kind", Strategy, "fedsim.Strategy")  # type: ignore[no-any-return]
+    return STRATEGIES.find(kind, "strategy.kind")  # type: ignore[no-any-return]
 
 
 def params_class(kind: str) -> "type[StrategyParams]":
@@ -57,11 +53,9 @@ def params_class(kind: str) -> "type[StrategyParams]":
     A class of the user's own may inherit those of one of ours, whose ``kind`` is that one's name; here it may be the path.
     """
     found = strategy_class(kind).Params
-    return found if kind in REGISTRY else _with_any_kind(found)
+    return found if kind in STRATEGIES.kinds else with_any_kind(found)
 
 
-@cache
-def _with_any_kind(found: "type[StrategyParams]") -> "type[StrategyParams]":
-    from pydantic import create_model
-
-    return create_model(found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...))
+def strategy_name(kind: str) -> str | None:
+    """What reports call a registered strategy; None for the user's own."""
+    return STRATEGIES.kinds[kind][1].partition(":")[0] if kind in STRATEGIES.kinds else None

@@ -12,9 +12,10 @@ from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
 from fedsim.errors import DataError
+from fedsim.families import or_own
 from fedsim.simulation import on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
@@ -71,7 +72,15 @@ class Traces:
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
 
-class AlwaysOn(Spec):
+class AvailabilityModel(Spec):
+    """The base of every availability: when devices can be reached."""
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
+        """The paths of so many devices; draws from streams ``world/...``, files are sought under ``root``."""
+        raise NotImplementedError
+
+
+class AlwaysOn(AvailabilityModel):
     """Every device can be reached at any time."""
 
     kind: Literal["always"] = "always"
@@ -93,7 +102,7 @@ class AlwaysOn(Spec):
         return np.ones(len(devices), dtype=np.bool_)
 
 
-class Renewal(Spec):
+class Renewal(AvailabilityModel):
     """On and off phases of exponential length, independent between devices."""
 
     kind: Literal["renewal"] = "renewal"
@@ -105,7 +114,7 @@ class Renewal(Spec):
         return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
 
 
-class Flash(Spec):
+class Flash(AvailabilityModel):
     """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
 
     The file is JSON, ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds; entries with ``ok`` false are skipped.
@@ -185,4 +194,7 @@ def _changes(path: Path, name: str, entry: dict[str, object]) -> tuple[float, li
     return end - start, changes
 
 
-AvailabilitySpec = Annotated[AlwaysOn | Renewal | Flash, Field(discriminator="kind")]
+AvailabilitySpec = Annotated[
+    SerializeAsAny[Annotated[AlwaysOn | Renewal | Flash, Field(discriminator="kind")]],
+    or_own("fedsim.world.availability:AvailabilityModel"),
+]

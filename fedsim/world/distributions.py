@@ -4,15 +4,24 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from fedsim.families import or_own
 from fedsim.spec import Spec
 from fedsim.units import BytesPerSecond, SamplesPerSecond, Seconds
 
 Q = TypeVar("Q")
 
 
-class Constant(Spec, Generic[Q]):
+class Distribution(Spec):
+    """The base of every distribution."""
+
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+        """``size`` values in the base unit, float64 [size]."""
+        raise NotImplementedError
+
+
+class Constant(Distribution, Generic[Q]):
     """The same value everywhere. In a scenario a bare quantity means this."""
 
     kind: Literal["constant"] = "constant"
@@ -23,7 +32,7 @@ class Constant(Spec, Generic[Q]):
         return np.full(size, self.value, dtype=np.float64)
 
 
-class Uniform(Spec, Generic[Q]):
+class Uniform(Distribution, Generic[Q]):
     """Uniform between two values."""
 
     kind: Literal["uniform"] = "uniform"
@@ -41,7 +50,7 @@ class Uniform(Spec, Generic[Q]):
         return generator.uniform(self.low, self.high, size)  # type: ignore[call-overload, no-any-return]
 
 
-class LogNormal(Spec, Generic[Q]):
+class LogNormal(Distribution, Generic[Q]):
     """Lognormal by its median and its spread, the factor by which one standard deviation multiplies (exp of sigma)."""
 
     kind: Literal["lognormal"] = "lognormal"
@@ -53,7 +62,7 @@ class LogNormal(Spec, Generic[Q]):
         return self.median * np.exp(np.log(self.spread) * generator.standard_normal(size))  # type: ignore[no-any-return]
 
 
-class Choice(Spec, Generic[Q]):
+class Choice(Distribution, Generic[Q]):
     """One of several values, with given shares (equal when none are given)."""
 
     kind: Literal["choice"] = "choice"
@@ -78,8 +87,13 @@ def _spelled_out(value: Any) -> Any:
 
 
 SpeedDistribution = Annotated[
-    Constant[SamplesPerSecond] | Uniform[SamplesPerSecond] | LogNormal[SamplesPerSecond] | Choice[SamplesPerSecond],
-    Field(discriminator="kind"),
+    SerializeAsAny[
+        Annotated[
+            Constant[SamplesPerSecond] | Uniform[SamplesPerSecond] | LogNormal[SamplesPerSecond] | Choice[SamplesPerSecond],
+            Field(discriminator="kind"),
+        ]
+    ],
+    or_own("fedsim.world.distributions:Distribution"),
     BeforeValidator(_spelled_out),
 ]
 RateDistribution = Annotated[

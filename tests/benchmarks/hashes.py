@@ -22,7 +22,7 @@ from typing import Any
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.runner import Job
-from fedsim.strategies import REGISTRY
+from fedsim.strategies import STRATEGIES as REGISTERED
 
 TABLE = Path(__file__).with_suffix(".json")
 
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"made_with": made_with(), "runs": {}}
-    kinds = options.kinds or [kind for kind in REGISTRY if options.write or kind in table["runs"]]
+    kinds = options.kinds or [kind for kind in REGISTERED if options.write or kind in table["runs"]]
     differing = 0
     for kind, world, found in _all(kinds, options.workers):
         if options.write:

@@ -46,10 +46,14 @@ def main() -> int:
 
 
 def kill_one(draw: random.Random, folder: Path) -> dict[str, Any]:
-    """One run that is never stopped, and one that is killed now and then."""
-    strategy = draw.choice(STRATEGIES)
-    sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=60)
+    """A random run: once never stopped, and once killed now and then."""
+    sections = eventful_world(draw.choice(STRATEGIES), seed=draw.randrange(1000), rounds=60)
     sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])
+    return kill(sections, draw, folder)
+
+
+def kill(sections: dict[str, Any], draw: random.Random, folder: Path) -> dict[str, Any]:
+    """One run that is never stopped, and one that is killed up to three times."""
     path = folder / "scenario.toml"
     path.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
     whole, cut = folder / "whole", folder / "cut"
@@ -70,14 +74,16 @@ def kill_one(draw: random.Random, folder: Path) -> dict[str, Any]:
                 break
             process = _start(path, cut, resume=any((cut / store.FOLDER).glob("[0-9]*[0-9]")))
     same = status == 0 and _alike(whole, cut)
-    return {"strategy": strategy["kind"], "kills": kills, "status": status, "same": same}
+    return {"strategy": sections["strategy"]["kind"], "kills": kills, "status": status, "same": same}
 
 
 def _start(path: Path, out: Path, *, resume: bool = False) -> "subprocess.Popen[bytes]":
     if not resume and out.exists():  # killed before its first checkpoint: it can only begin anew
         shutil.rmtree(out)
     options = ["--resume"] if resume else []
-    return subprocess.Popen([sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", *options])
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", "--allow-code", *options]
+    )
 
 
 def _alike(one: Path, other: Path) -> bool:

@@ -98,7 +98,7 @@ def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
         ({"down": "top-k"}, r"messages: 'down' is 'top-k', which is a codec for up only"),
         ({"up": "topk"}, r"messages.up.kind is 'topk'; allowed are plain, top-k.*did you mean 'top-k'"),
         ({"up": {"kind": "top-k", "share": 0.0}}, r"messages.up.share is 0.0"),
-        ({"up": {"kind": "os:system"}}, r"messages.up.kind is 'os:system'.*must be a subclass of Codec"),
+        ({"up": {"kind": "os:system"}}, r"messages.up.kind is 'os:system'.*must be a subclass of fedsim.plugin.Codec"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(messages: dict[str, Any], message: str) -> None:

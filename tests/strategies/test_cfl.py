@@ -443,7 +443,7 @@ def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_sel
         ({"split_rounds": [9, 5]}, "ascending"),
         ({"split_rounds": [-1]}, "from 0 on"),
         ({"groups": 3}, "groups"),
-        ({"aggregation": "first"}, "aggregation"),
+        ({"aggregation": "frst"}, "strategy.aggregation.kind is 'frst'.*did you mean 'first'"),
         ({"over_selection": 1.5}, "over_selection"),
         ({"sweep": True}, "sweep"),
         ({"clients_per_round": 21}, "clients_per_round"),

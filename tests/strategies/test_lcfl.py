@@ -443,7 +443,7 @@ def test_a_warm_up_that_diverges_is_named() -> None:
         ({"clients_per_round": 5}, "strategy.clients_per_round is 5"),
         ({"over_selection": 1.5}, "strategy.over_selection is 1.5; lcfl allows only 1"),
         ({"sweep": True}, "strategy.sweep is true"),
-        ({"aggregation": "first"}, "strategy.aggregation is 'first'; allowed are mean, weighted"),
+        ({"aggregation": "frst"}, "strategy.aggregation.kind is 'frst'; allowed are weighted, mean, first"),
         ({"participation": 0.0}, "strategy.participation is 0.0"),
     ],
 )

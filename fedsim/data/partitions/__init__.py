@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from fedsim.data.partitions.base import Partition
 from fedsim.data.partitions.class_bias import ClassBias
@@ -18,8 +18,9 @@ from fedsim.data.partitions.power_law import PowerLaw
 from fedsim.data.partitions.rotations import Rotations
 from fedsim.data.partitions.synthetic import SyntheticSizes
 from fedsim.data.sources import by_name
+from fedsim.families import or_own
 
-PartitionSpec = Annotated[
+Known = (
     Iid
     | Dirichlet
     | PowerLaw
@@ -31,8 +32,11 @@ PartitionSpec = Annotated[
     | Rotations
     | Permutations
     | PartitionFile
-    | SyntheticSizes,
-    Field(discriminator="kind"),
+    | SyntheticSizes
+)
+PartitionSpec = Annotated[
+    SerializeAsAny[Annotated[Known, Field(discriminator="kind")]],
+    or_own("fedsim.data.partitions.base:Partition"),
     BeforeValidator(by_name),
 ]
 
@@ -43,6 +47,7 @@ __all__ = [
     "Ditto",
     "Femnist",
     "Iid",
+    "Known",
     "LabelGroups",
     "Partition",
     "PartitionFile",

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from fedsim.data.sources.base import Source
 from fedsim.data.sources.cifar10 import Cifar10
@@ -11,6 +11,7 @@ from fedsim.data.sources.emnist import Emnist
 from fedsim.data.sources.mnist import Fashion, Mnist
 from fedsim.data.sources.npz import Npz
 from fedsim.data.sources.synthetic import Synthetic
+from fedsim.families import or_own
 
 
 def by_name(value: object) -> object:
@@ -19,7 +20,9 @@ def by_name(value: object) -> object:
 
 
 SourceSpec = Annotated[
-    Digits | Mnist | Fashion | Cifar10 | Emnist | Synthetic | Npz, Field(discriminator="kind"), BeforeValidator(by_name)
+    SerializeAsAny[Annotated[Digits | Mnist | Fashion | Cifar10 | Emnist | Synthetic | Npz, Field(discriminator="kind")]],
+    or_own("fedsim.data.sources.base:Source"),
+    BeforeValidator(by_name),
 ]
 
 __all__ = ["Cifar10", "Digits", "Emnist", "Fashion", "Mnist", "Npz", "Source", "SourceSpec", "Synthetic", "by_name"]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.families import or_own
 from fedsim.simulation import Simulation
 from fedsim.spec import Spec
 from fedsim.streams import Streams
@@ -86,8 +87,8 @@ def _range(distribution: Any) -> tuple[float, float]:
     raise TypeError(f"no range is known of {distribution!r}")
 
 
-class _NetworkSpec(Spec):
-    """What all networks have: devices with links of their own."""
+class NetworkModel(Spec):
+    """The base of every network: devices with links of their own, and ``build``."""
 
     device: DeviceLinks = DeviceLinks()
 
@@ -95,6 +96,12 @@ class _NetworkSpec(Spec):
     def has_device_rates(self) -> bool:
         """Whether this section says how fast the devices' own links are."""
         return not self.device.unlimited
+
+    def build(
+        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
+    ) -> Network:
+        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
+        raise NotImplementedError
 
     def _columns(
         self, streams: Streams, devices: int, rates: DeviceRates | None
@@ -108,7 +115,7 @@ class _NetworkSpec(Spec):
         return *rates, self.device.latency.draw(streams.generator("world/latency"), devices)
 
 
-class StarSpec(_NetworkSpec):
+class StarSpec(NetworkModel):
     """One server link each way, and each device behind its own. Nothing said: transfers take no time."""
 
     kind: Literal["star"] = "star"
@@ -123,7 +130,7 @@ class StarSpec(_NetworkSpec):
         return Star(simulation, *self._columns(streams, devices, rates), self.server.down, self.server.up)
 
 
-class TreeSpec(_NetworkSpec):
+class TreeSpec(NetworkModel):
     """Cells with a link each to the server; device i is in cell i mod ``cells``."""
 
     kind: Literal["tree"] = "tree"
@@ -146,7 +153,7 @@ class TreeSpec(_NetworkSpec):
         return Graph(simulation, *self._columns(streams, devices, rates), links, {"down": down, "up": up}, sites)
 
 
-class GraphSpec(_NetworkSpec):
+class GraphSpec(NetworkModel):
     """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` such as "1 Gbit/s".
 
     Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
@@ -224,4 +231,7 @@ def _capacity(text: object, edge: str) -> float:
         raise ScenarioError(f"{edge} has the capacity {text!r}: {message}") from None
 
 
-NetworkSpec = Annotated[StarSpec | TreeSpec | GraphSpec, Field(discriminator="kind")]
+NetworkSpec = Annotated[
+    SerializeAsAny[Annotated[StarSpec | TreeSpec | GraphSpec, Field(discriminator="kind")]],
+    or_own("fedsim.world.network.spec:NetworkModel"),
+]

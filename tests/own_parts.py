@@ -1,0 +1,136 @@
+"""What a user writes in a file of their own: a selection, a codec, a source, an availability, both halves of a strategy.
+
+Written with the names of ``fedsim.plugin`` alone.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsim.plugin import (
+    AggregatingParams,
+    AvailabilityModel,
+    Codec,
+    Coded,
+    Contents,
+    Device,
+    Done,
+    FedAvg,
+    Free,
+    Order,
+    Raw,
+    Ref,
+    Selection,
+    Server,
+    Source,
+    SynchronousClient,
+    SynchronousParams,
+    TaskEnd,
+    pure,
+)
+
+
+class Slowest(Selection):
+    """Whoever took longest the last time comes first."""
+
+    kind: str = "tests.own_parts:Slowest"
+    patience: float = 5.0
+
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+    ) -> list[int]:
+        state["begun"] = server.now
+        there = server.sample(server.devices, "select", *ids, among=among)
+        took = state.get("took", {})
+        return sorted(there, key=lambda device: -took.get(device, self.patience))[:count]
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        state.setdefault("took", {})[message.device] = server.now - state["begun"]
+
+
+@pure
+def halved(models: list[Any]) -> Any:
+    """Every number in 16 bits."""
+    return models[0].astype(np.float16).astype(np.float32)
+
+
+class Half(Codec):
+    """Every number of an update in 16 bits."""
+
+    ways: ClassVar[tuple[str, ...]] = ("down", "up")
+    kind: str = "tests.own_parts:Half"
+
+    def bytes(self, parameters: int) -> float:
+        return 2 * parameters
+
+    def code(self, arithmetic: Any, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        return Coded(arithmetic.apply(halved, [value]))
+
+
+class Rings(Source):
+    """Points in rings around 0, of as many classes."""
+
+    kind: str = "tests.own_parts:Rings"
+    classes: int = 3
+
+    def load(self, root: Path | None) -> Raw:
+        draw = np.random.default_rng(1)
+        x, y = draw.normal(size=(1500, 4)), np.arange(1500) % self.classes
+        x = (x / np.linalg.norm(x, axis=1, keepdims=True) * (1 + y[:, None])).astype(np.float32)
+        return Raw("rings", x[300:], y[300:], x[:300], y[:300], classes=self.classes, peak=1.0)
+
+    def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
+        return (4,), self.classes
+
+
+class Never(AvailabilityModel):
+    """Not used in a run: only found by its path."""
+
+    kind: str = "tests.own_parts:Never"
+
+
+class ProudParams(AggregatingParams):
+    kind: str = "tests.own_parts:Proud"
+    boldness: float = 0.5
+
+
+class ProudClient(SynchronousClient[ProudParams]):
+    """Sends its update the bolder, the oftener it has been heard."""
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+        assert done.update is not None
+        times = device.state.get("times", 0)
+        bold = device.mix([(done.update, 1 + self.params.boldness * times), (order["model"], -self.params.boldness * times)])
+        return {"update": bold, "times": times, "samples": Free(done.samples)}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        device.state["times"] = device.state.get("times", 0) + 1
+
+
+class Proud(FedAvg[ProudParams]):
+    """FedAvg with clients that remember; the server writes down how often each has been heard."""
+
+    Params: ClassVar[type[SynchronousParams]] = ProudParams
+    Client = ProudClient
+
+    async def aggregate(self) -> None:
+        times = [entry["contents"]["times"] for entry in self.state["received"]]
+        self.server.emit("heard", times=times)
+        await super().aggregate()
+
+
+class Clumsy(FedAvg[AggregatingParams]):
+    """Makes a mistake in its second round."""
+
+    async def aggregate(self) -> None:
+        if self.state["round"] == 1:
+            self.state["model"].no_such_thing()
+        await super().aggregate()
+
+
+class Mute(FedAvg[AggregatingParams]):
+    """Sends what cannot be sent."""
+
+    def contents(self, device: int) -> Contents:
+        return {"model": {"weights": self.state["model"]}}
