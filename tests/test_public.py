@@ -58,7 +58,7 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
 
 
 def test_arrows_run_one_way() -> None:
-    common = {"streams", "spec", "units", "errors"}
+    common = {"streams", "spec", "units", "errors", "files"}
     layers = {
         "simulation": {"executors"},
         "executors": {"executors"},
@@ -83,6 +83,7 @@ def test_arrows_run_one_way() -> None:
             "runner",
             "executors",
             "progress",
+            "interruption",
         },
         "loading": {"compare", "records", "scenario"},
     }

@@ -251,7 +251,7 @@ class SizeOnly(Spec):
 
     kind: Literal["size"] = "size"
     bytes: Bytes
-    flops_per_sample: float = Field(default=1e6, gt=0.0, allow_inf_nan=False)
+    flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)
 
     def parameters(self, shape: Shape, classes: int) -> int:
         """As many float32 numbers as fill ``bytes``."""

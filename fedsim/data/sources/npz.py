@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from fedsim.data.dataset import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels, every_fifth
 from fedsim.errors import DataError
+from fedsim.files import regular
+
+_MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 
 
 class Npz(Source):
@@ -52,7 +55,7 @@ class Npz(Source):
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(regular(path), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise DataError(
@@ -76,7 +79,7 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_nam
         raise DataError(
             f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
         )
-    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), np.iinfo(np.int32).max)
+    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
 
 
 def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:

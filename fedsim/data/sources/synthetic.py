@@ -27,8 +27,8 @@ class Synthetic(Spec):
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    alpha: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
-    beta: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    alpha: float = Field(default=1.0, ge=0.0)
+    beta: float = Field(default=1.0, ge=0.0)
     features: int = Field(default=60, ge=1)
     classes: int = Field(default=10, ge=2)
 
