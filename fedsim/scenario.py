@@ -146,6 +146,8 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except RecursionError:
+        raise ScenarioError(f"--set {shown(change)} is nested too deeply") from None
     table: Any = sections
     for key in keys[:-1]:
         table = table.setdefault(key, {})

@@ -98,8 +98,9 @@ class Perceptron(_Layered):
     @field_validator("hidden")
     @classmethod
     def _positive(cls, hidden: list[int]) -> list[int]:
-        if min(hidden) < 1:
-            raise ValueError(f"a hidden layer has {min(hidden)} neurons; allowed is 1 and more")
+        for width in hidden:
+            if not 1 <= width <= 1_000_000:
+                raise ValueError(f"a hidden layer has {width} neurons; allowed are 1 to 1000000")
         return hidden
 
     def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:

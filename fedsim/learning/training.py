@@ -24,7 +24,7 @@ class TrainingSpec(Spec):
     """
 
     lr: float = Field(default=0.03, gt=0.0)
-    batch_size: int = Field(default=10, ge=1)
+    batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     weight_decay: float = Field(default=0.0, ge=0.0)
     l2: float = Field(default=0.0, ge=0.0)

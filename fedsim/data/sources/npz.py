@@ -85,13 +85,16 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_nam
 def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
     if not 2 <= x.ndim <= 4:
         raise DataError(f"'{path}': '{name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
+    if 0 in x.shape:
+        raise DataError(f"'{path}': '{name}' is of shape {x.shape}; each sample needs one number at least")
     if x.ndim == 3:
         x = x[:, None]
     if x.dtype == np.uint8:
         return np.asarray(x, dtype=np.uint8)
     if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"'{path}': '{name}' is of type {x.dtype}; allowed are uint8 and floats")
-    numbers = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        numbers = x.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"'{path}': '{name}' has values that are not finite")
     return numbers
