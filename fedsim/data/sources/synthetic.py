@@ -48,7 +48,7 @@ class Synthetic(Spec):
         numbers = int(sizes.sum()) * self.features + self.features * self.classes
         if numbers > _MOST_NUMBERS:
             raise ScenarioError(
-                f"data.source.features is {self.features} for {sizes.sum()} samples and {self.classes} classes, in all {numbers} "
+                f"data.source.features is {self.features} for {sizes.sum()} samples and {self.classes} classes, {numbers} "
                 f"numbers; allowed are at most {_MOST_NUMBERS}"
             )
         parts = [self._draw_device(int(size), streams.generator("world/data/synthetic", k)) for k, size in enumerate(sizes)]
