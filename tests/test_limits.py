@@ -43,6 +43,8 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
         ("strategy.deadline", "1e300 s", "1e-09 s to 1e+10 s"),
         ("evaluation.fine_tune_epochs", 10**9, "less than or equal to 100000"),
         ("training.batch_size", 2**64, "less than or equal to 1000000000"),
+        ("data.partition", {"kind": "ditto", "seed": -1}, "greater than or equal to 0"),
+        ("data.partition", {"kind": "class-imbalance", "largest": 2**64}, "less than or equal to 1000000000"),
         ("stop.simulated_time", "inf s", "1e-09 s to 1e+10 s"),
     ],
 )
@@ -60,6 +62,10 @@ def test_refused(key: str, value: Any, allowed: str) -> None:
     [
         ({"model": {"kind": "mlp", "hidden": [10**6, 10**6]}}, "model.kind is 'mlp', which has 1000076000010 parameters"),
         ({"data": {"source": {"kind": "synthetic", "features": 10**6}}}, "data.source.features is 1000000"),
+        (
+            {"data": {"partition": {"kind": "class-bias", "sizes": {"low": 10**9, "high": 10**9}}}},
+            "24000000000 training",
+        ),
     ],
 )
 def test_what_fills_the_memory_only_together(changes: dict[str, Any], named: str) -> None:
