@@ -197,6 +197,7 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Off] | 
     simulation.handle = run.server.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
+        simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.workforce.end_all("stopped"))
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))

@@ -42,6 +42,12 @@ class CheckpointError(FedsimError):
     exit_status = 2
 
 
+def shown(value: object) -> str:
+    """A value as a message quotes it: not more than 80 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is near."""
     close = get_close_matches(name, list(names), n=1, cutoff=0.5)

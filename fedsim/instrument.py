@@ -40,7 +40,7 @@ class EvaluationSpec(Spec):
     every: int = Field(default=1, ge=1)
     from_round: int = Field(default=0, ge=0)
     score: Literal["pooled", "device-mean"] | None = None
-    fine_tune_epochs: int = Field(default=0, ge=0)
+    fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
 
 class Measured(NamedTuple):

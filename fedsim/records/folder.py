@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
-from fedsim.records.durable import WRITING, make_folder, replacing, sync
 from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"

@@ -166,19 +166,16 @@ class _Lanes:
 
 def _events(run: RunFolder) -> Iterator[Entry]:
     """Every record in order, ``data`` parsed where it is needed, without ever holding all of them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from fedsim.records.schema import EVENTS as EVENTS_SCHEMA
 
     large = (*_DECISIONS, "aggregate")  # nothing of what they hold is shown
     try:
-        with pq.ParquetFile(run.path / EVENTS) as file:
-            for batch in file.iter_batches(_ROWS_A_BATCH):
-                for event in as_rows(batch):
-                    event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
-                    yield event
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {reason}") from None
+        for piece in run.batches(EVENTS, EVENTS_SCHEMA, _ROWS_A_BATCH):
+            for event in as_rows(piece):
+                event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
+                yield event
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {error}") from None
 
 
 def _arguments(data: Mapping[str, Any]) -> Entry:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.server import Measured, Step, TaskEnd, Train, Training
+from fedsim.spec import Epochs
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds
 
@@ -30,7 +31,7 @@ class AsynchronousParams(StrategyParams):
     """
 
     concurrency: int = Field(default=10, ge=1)
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: Epochs = 1
     retry: PositiveSeconds = 60.0
 
     def check(self, devices: int) -> None:

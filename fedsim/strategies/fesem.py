@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.spec import Epochs
 from fedsim.strategies.grouped import Grouped, GroupedParams, Mean
 
 
@@ -19,7 +20,7 @@ class FeSEMParams(GroupedParams):
 
     kind: Literal["fesem"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 10
     sweep: bool = True
     aggregation: Mean = "mean"
 

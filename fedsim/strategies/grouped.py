@@ -33,7 +33,7 @@ class GroupedParams(SynchronousParams):
         aggregation: how a group's updates are put together: ``weighted``, ``mean`` or ``first``.
     """
 
-    groups: int = Field(default=3, ge=1)
+    groups: int = Field(default=3, ge=1, le=10_000)
     sweep: bool = False
     aggregation: Mean = "weighted"
 

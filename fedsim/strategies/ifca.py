@@ -7,6 +7,7 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.server import CHOSEN, Download, Evaluate, Limit, Payload, Step, Train, Training, Upload
+from fedsim.spec import Epochs
 from fedsim.strategies.grouped import Mean
 from fedsim.strategies.migrating import Migrating, MigratingParams
 
@@ -24,7 +25,7 @@ class IFCAParams(MigratingParams):
 
     kind: Literal["ifca"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 10
     sweep: bool = True
     aggregation: Mean = "mean"
     dynamic: bool = False

@@ -25,7 +25,7 @@ class MigratingParams(GroupedParams):
 
     dynamic: bool = True
     shift_metric: Metric = "aligned_l1"
-    shift_threshold: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
+    shift_threshold: float = Field(default=0.2, ge=0.0)
 
 
 class Migrating(Grouped[P]):

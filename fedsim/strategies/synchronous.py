@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.server import DeadlineBase, Measured, Server, Step, TaskEnd
+from fedsim.spec import Epochs
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds, show_seconds
 
@@ -47,10 +48,10 @@ class SynchronousParams(StrategyParams):
     """
 
     clients_per_round: int = Field(default=10, ge=1)
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: Epochs = 1
     deadline: PositiveSeconds | None = None
-    relative_deadline: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    reference_epochs: int = Field(default=5, ge=1)
+    relative_deadline: float | None = Field(default=None, gt=0.0)
+    reference_epochs: Epochs = 5
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"
     over_selection: float = Field(default=1.0, ge=1.0)

@@ -21,6 +21,7 @@ from typing import Any
 
 from fedsim.errors import CheckpointError, FedsimError
 from fedsim.executors.inline import Inline
+from fedsim.interruption import end_unless_over
 from fedsim.progress import share_done
 from fedsim.records.lock import locked
 from fedsim.runner import Job
@@ -48,6 +49,7 @@ class Worker:
         self._stopping = True
         if self._job is not None:
             self._job.interrupt()
+            end_unless_over(self._job.simulation)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         """Do one run, and say how it ended."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import DataError
+from fedsim.files import regular
 
 _UNSIGNED_BYTE = 8
 _CHUNK = 1 << 20
@@ -28,7 +29,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         DataError: it is no such file, has another number of dimensions, or is shorter or longer than its header says.
     """
     try:
-        with path.open("rb") as plain:
+        with regular(path).open("rb") as plain:
             packed = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
             with gzip.GzipFile(fileobj=plain) if packed else plain as stream:
