@@ -121,7 +121,7 @@ def lived(made: Made, tmp_path: Path) -> Lived:
     """``lived(kind)`` is a run of a strategy in which it does what it is for."""
 
     def run(kind: str) -> RunFolder:
-        sections = eventful_world(PARAMETERS[kind], seed=6, rounds=40 if kind in ("fedasync", "fedbuff") else 8)
+        sections = eventful_world(PARAMETERS[kind], seed=6, rounds=40 if kind in ("fedasync", "fedbuff") else 6)
         sections["population"] |= {
             "devices": 18,
             "arrivals": {"kind": "poisson", "rate": "0.2 /s", "newcomers": 6},
