@@ -113,7 +113,8 @@ class _Lanes:
             case "shift":
                 yield self._instant(event, f"data shift ({data.get('what')})")
             case "assign":
-                yield self._instant(event, f"into group {event['group']}")
+                left, group = data["before"], event["group"]
+                yield self._instant(event, f"out of group {left}" if group is None else f"into group {group}")
             case "round-start":
                 self._round = event
             case "round":
