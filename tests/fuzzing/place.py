@@ -38,7 +38,7 @@ class Witness:
         pass
 """
 _UNEXPECTED = "--debug shows where"
-_NOISE = re.compile(r"Traceback \(most recent call last\)|\wWarning: |Exception ignored in")
+_NOISE = re.compile(r"Traceback \(most recent call last\)|\b\w{0,40}Warning: |Exception ignored in")
 _GRACE_S = 20.0  # what a run that was asked to stop has for that
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # what Python itself does not show
 
@@ -199,7 +199,7 @@ class Place:
         elif outcome.status not in fine:
             found.append(f"exit status {outcome.status}: {_same(outcome.text.strip().rpartition(chr(10))[2])}")
         elif outcome.status == 2 and len(outcome.text) > LONGEST_MESSAGE:
-            found.append(f"a message of more than {LONGEST_MESSAGE} characters: {_same(outcome.text)}")
+            found.append(f"a message of more than {LONGEST_MESSAGE} characters")
         if not terminal and (harm := next(filter(harmful, outcome.text), None)):
             found.append(f"prints a character of category {unicodedata.category(harm)}")
         return found

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from fedsim.strategies import REGISTRY, params_class
 from fedsim.strategies.base import StrategyParams
@@ -43,6 +43,15 @@ class Leaf:
     way: tuple[tuple[str, Spec], ...]
     key: str
     shapes: tuple[Shape, ...]
+
+    def takes(self, value: Any) -> bool:
+        """Whether the key's own type allows a value, whatever the rest of the file says."""
+        try:
+            Possible = Union[tuple(Annotated[shape.type, *shape.notes] for shape in self.shapes)]  # noqa: UP007
+            TypeAdapter(Possible, config=ConfigDict(strict=True)).validate_python(value)
+        except Exception:  # whatever a validator says
+            return False
+        return True
 
 
 def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
@@ -162,5 +171,7 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
         case origin if origin is dict:
             return draw.choice([{}, {values.text(draw)[:50]: values.anything(draw)}])
         case origin if origin is bool:
-            return draw.choice([0, 1, "true", [], None])
+            return draw.choice([0, "true", [], True, False])
+        case origin if origin is Literal:
+            return draw.choice([*get_args(shape.type), get_args(shape.type)[0][:-1], values.text(draw)])
     return values.text(draw)
