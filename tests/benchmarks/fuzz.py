@@ -58,10 +58,7 @@ def _in_turn(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 def _attempt(case: tuple[str, int, bool]) -> Tried:
     kind, number, keep = case
-    try:
-        return _trier.attempt(kind, number, keep=keep)
-    except Exception as error:
-        raise RuntimeError(f"the case {kind}:{number} itself is broken") from error
+    return _trier.attempt(kind, number, keep=keep)
 
 
 def _told(results: Iterator[Tried], total: int) -> Iterator[Tried]:

@@ -1,5 +1,6 @@
 """A run folder that was changed fails its audit; a damaged checkpoint is refused, or gives the run that was never stopped."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -13,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fedsim
+from fedsim.executors.inline import Inline
+from fedsim.runner import Job
 from fedsim.testing import eventful_world, run, run_until
 from tests.fuzzing import values
 from tests.fuzzing.files import as_json, as_toml, damage
@@ -56,15 +59,23 @@ def _make(made: Path, sections: dict[str, Any]) -> None:
 
 
 def _run_and_die(sections: dict[str, Any], out: Path, records: int) -> None:
-    job = fedsim.runner.Job(fedsim.Scenario(**sections), out, fedsim.runner.Inline())
-    seen = iter(range(records))
-    job.simulation.listen(lambda record: next(seen, None) is not None or os._exit(0))
-    fedsim.runner.asyncio.run(job.execute())
+    job = Job(fedsim.Scenario(**sections), out, Inline())
+    left = records
+
+    def watch(record: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os._exit(0)
+
+    job.simulation.listen(watch)
+    asyncio.run(job.execute())
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
     """Copy a run, change something in it, and do with it what a user would."""
-    made = sorted(path for path in _pool.iterdir() if path.is_dir())[number % len(list(_pool.glob("*/")))]
+    runs = sorted(path for path in _pool.iterdir() if path.is_dir())
+    made = runs[number % len(runs)]
     state = draw.choice(["done", "done", "interrupted", "killed"])
     out = Path(shutil.copytree(made / state, place.folder / "out"))
     before = _prints(out)

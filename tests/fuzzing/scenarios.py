@@ -34,10 +34,16 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
     sections = world(draw)
     changed = _change(draw, sections, number)
     (place.folder / "scenario.toml").write_text(as_toml(sections), encoding="utf-8", newline="")
-    options = ["--executor", draw.choice(["inline", "threads"]), *draw.choice([["--quiet"], []])]
+    options: list[str] = []
+    if draw.random() < 0.1:
+        leaf = draw.choice(schema.leaves(Scenario))
+        value = schema.odd_value(draw, leaf.shapes)
+        changed.append(leaf.path)
+        options += ["--set", f"{leaf.path}={value if isinstance(value, str) else repr(value)}"]
     if draw.random() < 0.15:
-        _check(place, sections, [*changed, *sections])
+        _check(place, [*changed, *sections], *options)
         return
+    options += ["--executor", draw.choice(["inline", "threads"]), *draw.choice([["--quiet"], []])]
     told = place.call("run", "scenario.toml", "--out", "out", *options, excuse=_DIVERGED, long=True)
     if told.status == 0:
         sound(place)
@@ -136,8 +142,8 @@ def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
     return keys
 
 
-def _check(place: Place, sections: dict[str, Any], keys: list[str]) -> None:
-    told = place.call("check", "scenario.toml", "--no-trial")
+def _check(place: Place, keys: list[str], *options: str) -> None:
+    told = place.call("check", "scenario.toml", "--no-trial", *options)
     if told.status == 2:
         _explained(place, told.text, keys)
 
@@ -173,4 +179,4 @@ def _study(place: Place, draw: random.Random) -> None:
 
 def _changes(draw: random.Random) -> Iterator[tuple[str, list[Any]]]:
     for leaf in draw.sample(schema.leaves(Scenario), draw.randrange(1, 4)):
-        yield ".".join([*(key for key, _ in leaf.way), leaf.key]), [schema.odd_value(draw, leaf.shapes) for _ in range(2)]
+        yield leaf.path, [schema.odd_value(draw, leaf.shapes) for _ in range(2)]

@@ -44,6 +44,11 @@ class Leaf:
     key: str
     shapes: tuple[Shape, ...]
 
+    @property
+    def path(self) -> str:
+        """The key with the tables that lead to it, as messages name it."""
+        return ".".join([*(key for key, _ in self.way), self.key])
+
     def takes(self, value: Any) -> bool:
         """Whether the key's own type allows a value, whatever the rest of the file says."""
         try:
@@ -106,7 +111,7 @@ def put(draw: random.Random, tables: dict[str, Any], leaf: Leaf, value: Any) -> 
             tables[key] = here = table(draw, spec, more=0.1)
         tables = here
     tables[leaf.key] = value
-    return ".".join([*(key for key, _ in leaf.way), leaf.key])
+    return leaf.path
 
 
 def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: float = 0.0) -> Any:
@@ -173,5 +178,5 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
         case origin if origin is bool:
             return draw.choice([0, "true", [], True, False])
         case origin if origin is Literal:
-            return draw.choice([*get_args(shape.type), get_args(shape.type)[0][:-1], values.text(draw)])
+            return draw.choice([*get_args(shape.type), f"{get_args(shape.type)[0]}"[:-1], values.text(draw)])
     return values.text(draw)

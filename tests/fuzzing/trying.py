@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -69,7 +70,11 @@ class Trier:
         work.mkdir()
         place = Place(work, self._verbs, self.patience_s)
         began = time.monotonic()
-        _module(kind).attempt(place, random.Random(f"{self.seed}/{kind}/{number}"), number)
+        try:
+            _module(kind).attempt(place, random.Random(f"{self.seed}/{kind}/{number}"), number)
+        except Exception as error:  # of the case, not of fedsim: the others are tried all the same
+            place.complain(f"the case itself is broken: {type(error).__name__}: {error}")
+            (work / "BROKEN.txt").write_text(traceback.format_exc())
         if place.complaints or keep:
             self._keep(place, self.out / f"{kind}-{number}")
         else:
