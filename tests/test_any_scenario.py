@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CASES = {"scenarios": 60, "folders": 14, "inputs": 22, "terminals": 10}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="watches forked processes as only Linux lets one")
 def test_it_is_done_or_refused(tmp_path: Path) -> None:
     counts = [word for kind, count in CASES.items() for word in (f"--{kind}", str(count))]
     command = [sys.executable, "-m", "tests.benchmarks.fuzz", *counts, "--out", str(tmp_path / "out")]

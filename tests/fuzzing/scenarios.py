@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from analysis.__main__ import KINDS
 from fedsim.scenario import Scenario
 from fedsim.strategies import REGISTRY
 from fedsim.study.spec import StudySpec
@@ -85,7 +86,7 @@ def look(place: Place, draw: random.Random, run: str) -> None:
         case "load_run":
             place.call(verb, run)
         case "analysis":
-            place.call(verb, run, "--format", "png", "--out", "pictures")
+            place.call(verb, run, "--format", "png", "--out", "pictures", "--only", ",".join(draw.sample(KINDS, 2)))
 
 
 def _change(draw: random.Random, sections: dict[str, Any], number: int) -> list[str]:
