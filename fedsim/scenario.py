@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
+from fedsim import files
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.files import regular
 from fedsim.imports import from_file
 from fedsim.instrument import EvaluationSpec
 from fedsim.learning.models import Logistic, ModelSpec
@@ -126,13 +126,11 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
         ScenarioError: the file cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(regular(Path(path)).read_text(encoding="utf-8"))
+        return files.read_toml(Path(path))
     except OSError as error:
         raise ScenarioError(f"the {what} {str(path)!r} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ScenarioError(f"the {what} {str(path)!r} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ScenarioError(f"the {what} {str(path)!r} is nested too deeply") from None
 
 
 def apply_change(sections: dict[str, Any], change: str) -> None:
@@ -147,7 +145,7 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
         raise ScenarioError(f"--set {change!r} is not of the form key.path=value, such as training.lr=0.01")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text.strip()
     except RecursionError:
         raise ScenarioError(f"--set {shown(change)} is nested too deeply") from None

@@ -8,7 +8,6 @@ import pytest
 import fedsim
 from fedsim.simulation import CLOCK_END_S, Simulation, on_grid, on_grid_after
 from fedsim.testing import eventful_world, run
-from tests.test_any_scenario import put
 
 TREE = {"kind": "tree", "cells": 2}
 LOGNORMAL = {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}
@@ -50,7 +49,11 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
 )
 def test_refused(key: str, value: Any, allowed: str) -> None:
     sections = copy.deepcopy(eventful_world({"kind": "fedavg"}))
-    put(sections, key.split("."), value)
+    *way, last = key.split(".")
+    table = sections
+    for part in way:
+        table = table.setdefault(part, {})
+    table[last] = value
     with pytest.raises(fedsim.ScenarioError) as error:
         fedsim.Scenario(**sections)
     assert allowed in str(error.value)

@@ -1,7 +1,6 @@
 """Reading a run folder: for the audit, for comparisons, and for pictures. Knows the files, and nothing of the engine."""
 
 import json
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import RunFolderError
-from fedsim.files import read_json, regular
+from fedsim.files import read_json, read_toml, regular
 from fedsim.records import folder as files
 
 Rows = list[dict[str, Any]]
@@ -64,8 +63,8 @@ class RunFolder:
     def scenario(self) -> dict[str, Any]:
         """``scenario.toml`` as plain tables."""
         try:
-            return tomllib.loads(regular(self.path / files.SCENARIO).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            return read_toml(self.path / files.SCENARIO)
+        except (OSError, ValueError) as error:
             raise RunFolderError(f"{files.SCENARIO} of {str(self.path)!r} is missing or damaged: {error}") from None
 
     def table(self, name: str) -> Any:

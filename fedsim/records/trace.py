@@ -7,10 +7,10 @@ It is written as the events are read, batch by batch, so that a run of millions 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedsim.durable import replacing
 from fedsim.errors import RunFolderError
 from fedsim.records.folder import EVENTS
 from fedsim.records.link_load import link_load, thinned
@@ -37,22 +37,17 @@ def write_trace(run: RunFolder, path: Path) -> int:
     Raises:
         RunFolderError: a table is missing or damaged, or the file cannot be written.
     """
-    beside = path.with_name(path.name + ".writing")
     count = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
+        with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[')
             for count, entry in enumerate(trace_events(run), start=1):
                 file.write(",\n" if count > 1 else "\n")
                 file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False))
             file.write("\n]}\n")
-        beside.replace(path)
     except OSError as error:
         raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
     return count
 
 

@@ -76,7 +76,7 @@ def kill_one(draw: random.Random, folder: Path) -> dict[str, Any]:
 def _start(path: Path, out: Path, *, resume: bool = False) -> "subprocess.Popen[bytes]":
     if not resume and out.exists():  # killed before its first checkpoint: it can only begin anew
         shutil.rmtree(out)
-    options = ["--resume"] if resume else []
+    options = ["--allow-code", *(["--resume"] if resume else [])]
     return subprocess.Popen([sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", *options])
 
 
