@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def run_command(
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
-    from fedsim.interruption import end_at_once, end_unless_over
+    from fedsim.interruption import end_at_once, end_soon
     from fedsim.progress import RunProgress, summary_lines
     from fedsim.runner import Job, make_executor
     from fedsim.scenario import load
@@ -133,12 +133,7 @@ def run_command(
             progress = RunProgress(read.stop, Console(stderr=True))
             job.simulation.listen(progress.take, progress.close)
             job.on_saved(progress.saved)
-
-        def interrupt() -> None:
-            job.interrupt()
-            end_unless_over(job.simulation)
-
-        with _InterruptOnce(interrupt, again=end_at_once):
+        with _InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
@@ -149,11 +144,11 @@ class _InterruptOnce:
     """The first Ctrl-C or SIGTERM asks the run to end after its running instant; a second one ends it at once.
 
     Args:
-        interrupt: asks it.
+        interrupt: asks it, and is told which signal it was.
         again: what a second one calls.
     """
 
-    def __init__(self, interrupt: Callable[[], None], again: _Handler = signal.default_int_handler) -> None:
+    def __init__(self, interrupt: Callable[[int], None], again: _Handler = signal.default_int_handler) -> None:
         self._interrupt, self._again = interrupt, again
 
     def __enter__(self) -> None:
@@ -163,11 +158,11 @@ class _InterruptOnce:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, *_: object) -> None:
-        for number in self._before:
-            signal.signal(number, self._again)
+    def _on_signal(self, number: int, *_: object) -> None:
+        for each in self._before:
+            signal.signal(each, self._again)
         say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
-        self._interrupt()
+        self._interrupt(number)
 
 
 @main.command("check")

@@ -154,7 +154,8 @@ class Simulation:
 
     Attributes:
         now: the simulated time, seconds since the start; to be read only.
-        over: whether the run has come to its end, however it did.
+        settled: whether it stands between two instants (it may be saved there), or is over, however it ended.
+        working: whether real work is done in this very thread now, because the executor works there.
         end: what would happen later than this (s) never does; it need not be computed.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
@@ -178,7 +179,8 @@ class Simulation:
         self._watched: deque[Record] | None = None
         self._between: list[Callable[[], None]] = []
         self._interrupted = False
-        self.over = False
+        self.settled = False
+        self.working = False
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     # What the world and the server use.
@@ -207,7 +209,11 @@ class Simulation:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in."""
-        return self.executor.submit(function, *args)
+        self.working = True
+        try:
+            return self.executor.submit(function, *args)
+        finally:
+            self.working = False
 
     def place(self, thing: Any) -> None:
         """Say that ``thing`` never changes and goes into many calls of ``submit``; it is then brought to each worker once."""
@@ -304,7 +310,7 @@ class Simulation:
                     final()
                     self._play_world()
         finally:
-            self.over = True
+            self.settled = True
             for close in self._closers:
                 close()
 
@@ -321,8 +327,11 @@ class Simulation:
                     raise SimulationError("a message was posted, but no server handles messages in this simulation")
                 await self.handle(self._inbox.popleft())
                 continue
-            while self._between:
-                self._between.pop(0)()
+            if self._between:
+                self.settled = True
+                while self._between:
+                    self._between.pop(0)()
+                self.settled = False
             if self._interrupted:
                 self.stop("interrupted")
             if self.stopped is not None:
