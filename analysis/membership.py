@@ -110,9 +110,9 @@ def _title(run: RunFolder, membership: Membership, shown: int) -> str:
     ):
         if len(table):
             counts.append(style.counted(len(table), word))
-    never = int((final == NO_GROUP).sum())
-    if never:
-        counts.append(f"{never:,} never in a group")
+    without = int((final == NO_GROUP).sum())
+    if without:
+        counts.append(f"{without:,} without a group at the end")
     return f"{style.headline(run)}\n{', '.join(counts)}"
 
 
@@ -137,7 +137,7 @@ def _draw_rows(panel: Axes, membership: Membership, shown: NDArray[np.int64], un
             bars.set_rasterized(rasterized)
             panel.add_collection(bars, autolim=False)
         if group == NO_GROUP and len(own):
-            handles.append(Patch(label="no group yet", **look))
+            handles.append(Patch(label="no group", **look))
         elif group != NO_GROUP and len(groups) <= _MOST_NAMED:
             handles.append(Patch(label=f"group {group}", **look))
     panel.set_ylim(len(shown) - 0.5, -0.5)

@@ -20,8 +20,8 @@ class Membership:
     Attributes:
         stays: ``device``, ``group`` (-1 while it has none), ``start`` and ``end``: from a device's arrival to its departure or
             the run's end without a gap, in order of devices and times.
-        moves: ``time``, ``device``, ``round`` (how many had ended by then), ``group``, ``before`` (-1 for a first group) and
-            ``why``.
+        moves: ``time``, ``device``, ``round`` (how many had ended by then), ``group`` and ``before`` (each -1 for none: a
+            device may also be left without a group) and ``why``.
         shifts: ``time``, ``device`` and ``round``: its data changed.
         noticed: ``time``, ``device`` and ``round``: its test for a shift fired.
         arrivals, departures: ``time``, ``device`` and ``round``, after the beginning and before the end.
@@ -43,12 +43,12 @@ class Membership:
     @property
     def migrations(self) -> pd.DataFrame:
         """The moves from one group to another."""
-        return self.moves[self.moves["before"] != NO_GROUP]
+        return self.moves[(self.moves["before"] != NO_GROUP) & (self.moves["group"] != NO_GROUP)]
 
     @property
     def groups(self) -> list[int]:
         """Every group that ever had a member, ascending."""
-        return sorted(int(group) for group in self.moves["group"].unique())
+        return sorted(int(group) for group in self.moves["group"].unique() if group != NO_GROUP)
 
     @property
     def final(self) -> "pd.Series[int]":
@@ -56,7 +56,7 @@ class Membership:
         return self.stays.groupby("device")["group"].last()
 
     def order(self) -> NDArray[np.int64]:
-        """Every device that was ever there: by its last group, then by when it first had one; who never had one comes last."""
+        """Every device that was ever there: by its last group, then by when it first had one; who has none comes last."""
         final = self.final
         first = self.moves.groupby("device")["time"].min().reindex(final.index).fillna(np.inf)
         last = final.where(final != NO_GROUP, final.max() + 1)
@@ -105,10 +105,9 @@ def _who(events: pd.DataFrame) -> pd.DataFrame:
 
 def _moves(assigned: pd.DataFrame) -> pd.DataFrame:
     data = [json.loads(text) for text in assigned["data"]]
-    before = [NO_GROUP if entry["before"] is None else int(entry["before"]) for entry in data]
     table = _who(assigned)
-    table["group"] = assigned["group"].to_numpy(int)
-    table["before"] = np.array(before, dtype=int)
+    table["group"] = assigned["group"].fillna(NO_GROUP).to_numpy(int)
+    table["before"] = np.array([NO_GROUP if entry["before"] is None else int(entry["before"]) for entry in data], dtype=int)
     table["why"] = pd.Series([str(entry["why"]) for entry in data], dtype=str)
     return table
 

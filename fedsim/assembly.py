@@ -179,6 +179,10 @@ class Run:
         """Accuracy when every device has trained its model further, after so many rounds; None if that is not wanted."""
         return await self.instrument.fine_tuned(self.strategy.models(), rounds, self.strategy.score)
 
+    def why_no_accuracy(self, rounds: int) -> str:
+        """Why no test has told an accuracy in so many rounds."""
+        return self.instrument.why_no_accuracy(rounds, self.strategy.models())
+
     def device_columns(self) -> dict[str, Any]:
         """The content of ``devices.parquet``: one entry a device in each column."""
         population, network, devices = self.population, self.network, range(self.scenario.population.devices)
@@ -222,6 +226,7 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Off] | 
     simulation.handle = run.dispatch.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
+        simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.workforce.end_all("stopped"))
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))

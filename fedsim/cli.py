@@ -8,10 +8,11 @@ import atexit
 import gc
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedsim.errors import FedsimError, SimulationError, place_of
 from fedsim.harmless import say, visible
 
 _INTERRUPTED = 130
+_Handler = Callable[..., object]
 
 
 def _explained(command: Callable[..., int | None]) -> Callable[..., None]:
@@ -82,6 +84,9 @@ _run_folder = click.argument("run", type=click.Path(path_type=Path))
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
+    if threading.current_thread() is threading.main_thread():  # a SIGTERM ends a command as Ctrl-C does
+        handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGTERM, handler))
     before = gc.get_threshold()
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
     gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
@@ -115,6 +120,7 @@ def run_command(
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
+    from fedsim.interruption import end_at_once, end_soon
     from fedsim.progress import RunProgress, summary_lines
     from fedsim.runner import Job, make_executor
     from fedsim.scenario import load
@@ -127,7 +133,7 @@ def run_command(
             progress = RunProgress(read.stop, Console(stderr=True))
             job.simulation.listen(progress.take, progress.close)
             job.on_saved(progress.saved)
-        with _InterruptOnce(job.interrupt):
+        with _InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
@@ -135,10 +141,15 @@ def run_command(
 
 
 class _InterruptOnce:
-    """The first Ctrl-C or SIGTERM asks the run to end after its running instant; a second one ends it at once."""
+    """The first Ctrl-C or SIGTERM asks the run to end after its running instant; a second one ends it at once.
 
-    def __init__(self, interrupt: Callable[[], None]) -> None:
-        self._interrupt = interrupt
+    Args:
+        interrupt: asks it, and is told which signal it was.
+        again: what a second one calls.
+    """
+
+    def __init__(self, interrupt: Callable[[int], None], again: _Handler = signal.default_int_handler) -> None:
+        self._interrupt, self._again = interrupt, again
 
     def __enter__(self) -> None:
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -147,11 +158,11 @@ class _InterruptOnce:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, *_: object) -> None:
-        for number in self._before:
-            signal.signal(number, signal.default_int_handler)
+    def _on_signal(self, number: int, *_: object) -> None:
+        for each in self._before:
+            signal.signal(each, self._again)
         say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
-        self._interrupt()
+        self._interrupt(number)
 
 
 @main.command("check")

@@ -61,6 +61,12 @@ def _is_standard(file: Path) -> bool:
     return Path(sysconfig.get_path("stdlib")) in file.parents
 
 
+def shown(value: object) -> str:
+    """A value as a message quotes it: not more than 80 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is near."""
     close = get_close_matches(name, list(names), n=1, cutoff=0.5)

@@ -9,7 +9,6 @@ No scenario, study, checkpoint or run folder can grant it.
 
 import os
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any, get_type_hints
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.files import read_toml
 
 ALLOWED_PACKAGES = "FEDSIM_ALLOW_CODE"
 
@@ -108,10 +108,10 @@ def _packages() -> list[str]:
     """What the user's configuration allows."""
     names: Any = []
     try:
-        names = tomllib.loads(_config().read_text(encoding="utf-8")).get("allow_code", [])
+        names = read_toml(_config()).get("allow_code", [])
     except OSError:
         pass  # there is none
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ScenarioError(f"your configuration {str(_config())!r} is not valid TOML: {error}") from None
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ScenarioError(f"allow_code in {str(_config())!r} is {names!r}; it must be a list of names of packages")

@@ -40,7 +40,7 @@ class EvaluationSpec(Spec):
     every: int = Field(default=1, ge=1)
     from_round: int = Field(default=0, ge=0)
     score: Literal["pooled", "device-mean"] | None = None
-    fine_tune_epochs: int = Field(default=0, ge=0)
+    fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
 
 class Measured(NamedTuple):
@@ -103,6 +103,23 @@ class Instrument:
         if self.stop.accuracy is not None and accuracy is not None and accuracy >= self.stop.accuracy:
             return f"accuracy {accuracy:.4f} reached"
         return f"{number + 1} rounds" if self.is_last(number) else None
+
+    def why_no_accuracy(self, rounds: int, models: Served) -> str:
+        """Why no test has told an accuracy, of a run that has made so many rounds and ends with these models."""
+        if not rounds:
+            return "not one round came to an aggregation; the timeline shows what became of the tasks"
+        if not self._learner.learns:
+            return 'learning = "off" tests no model'
+        if self.last is None:
+            spec = self._spec
+            return f"no round was to be tested (evaluation.every = {spec.every}, evaluation.from_round = {spec.from_round})"
+        if not models:
+            return "the strategy has no model to test"
+        if all(served is not None and not served for _, served in models.values()):
+            return "no device ever got a group, and a group's model is tested on its devices alone"
+        if not self.last.devices:
+            return "no device that has a model was there at the last test"
+        return "no device that was tested has test samples"
 
     async def measure(self, number: int, models: Served, updates: Sequence[Measured], strategy: "Strategy") -> Row:
         """What is to be known after a round.

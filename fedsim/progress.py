@@ -105,8 +105,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"moved {show_bytes(total)} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up), "
         f"of which {show_bytes(moved['wasted'])} wasted",
     ]
-    if not summary["rounds"]:
-        lines.append("not one round came to an aggregation; the timeline shows what became of the tasks")
-    if accuracy["final"] is not None:
+    if accuracy["final"] is None:
+        lines.insert(1, f"no accuracy: {summary['no_accuracy']}")
+    else:
         lines.insert(1, f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
     return lines

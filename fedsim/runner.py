@@ -156,6 +156,8 @@ class Job:
         self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
+        if status != "failed" and summary["accuracy"]["final"] is None:
+            summary["no_accuracy"] = self.run.why_no_accuracy(summary["rounds"])
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
         if self.out is not None:

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
+from fedsim import files
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
-from fedsim.errors import ScenarioError, nearest
+from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.federation.wire import MessagesSpec
 from fedsim.imports import from_file
 from fedsim.instrument import EvaluationSpec
@@ -125,10 +126,10 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
         ScenarioError: the file cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return files.read_toml(Path(path))
     except OSError as error:
         raise ScenarioError(f"the {what} {str(path)!r} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ScenarioError(f"the {what} {str(path)!r} is not valid TOML: {error}") from None
 
 
@@ -144,8 +145,10 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
         raise ScenarioError(f"--set {change!r} is not of the form key.path=value, such as training.lr=0.01")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text.strip()
+    except RecursionError:
+        raise ScenarioError(f"--set {shown(change)} is nested too deeply") from None
     table: Any = sections
     for key in keys[:-1]:
         table = table.setdefault(key, {})
@@ -179,10 +182,10 @@ def _explain_one(key: str, problem: Any) -> str:
             return f"{key} is missing"
         case "literal_error":
             allowed = [word.strip("' ") for word in context["expected"].replace(" or ", ",").split(",")]
-            return f"{key} is {_short(value)}; allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
+            return f"{key} is {shown(value)}; allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
         case "value_error":
             return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    return f"{key} is {_short(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    return f"{key} is {shown(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
@@ -199,11 +202,6 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
             continue  # the tag of a union, or a key that stands for a shorthand
         keys.append(str(part))
     return ".".join(keys)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _without_none(value: Any) -> Any:

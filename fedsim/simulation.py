@@ -28,18 +28,20 @@ from fedsim.executors.inline import Inline
 
 _TICKS_PER_SECOND = 2.0**30
 TICK_S = 1 / _TICKS_PER_SECOND
+_ALL_ON_GRID_S = 2.0**23
+CLOCK_END_S = 1e10  # 317 years; float64s are 2 us apart there, and much later a wait of a second would no longer move the clock
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
 def on_grid(seconds: float) -> float:
-    """``seconds`` moved to the nearest tick of the clock (2^-30 s); infinity stays."""
-    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if math.isfinite(seconds) else seconds
+    """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64 lies on one."""
+    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < _ALL_ON_GRID_S else seconds
 
 
 def on_grid_after(seconds: float) -> float:
-    """The first tick of the clock at or after ``seconds``; infinity stays."""
-    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if math.isfinite(seconds) else seconds
+    """The first tick of the clock at or after ``seconds``; from 2^23 s on that is ``seconds``."""
+    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < _ALL_ON_GRID_S else seconds
 
 
 class Record(NamedTuple):
@@ -152,6 +154,9 @@ class Simulation:
 
     Attributes:
         now: the simulated time, seconds since the start; to be read only.
+        settled: whether it stands between two instants (it may be saved there), or is over, however it ended.
+        working: whether real work is done in this very thread now, because the executor works there.
+        end: what would happen later than this (s) never does; it need not be computed.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
     """
@@ -159,6 +164,7 @@ class Simulation:
     def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
         self.env = simpy.Environment(initial_time=0.0)
         self.now = 0.0
+        self.end = CLOCK_END_S
         self.executor: Executor = Inline() if executor is None else executor
         self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
@@ -173,6 +179,8 @@ class Simulation:
         self._watched: deque[Record] | None = None
         self._between: list[Callable[[], None]] = []
         self._interrupted = False
+        self.settled = False
+        self.working = False
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     # What the world and the server use.
@@ -201,7 +209,11 @@ class Simulation:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in."""
-        return self.executor.submit(function, *args)
+        self.working = True
+        try:
+            return self.executor.submit(function, *args)
+        finally:
+            self.working = False
 
     def place(self, thing: Any) -> None:
         """Say that ``thing`` never changes and goes into many calls of ``submit``; it is then brought to each worker once."""
@@ -298,6 +310,7 @@ class Simulation:
                     final()
                     self._play_world()
         finally:
+            self.settled = True
             for close in self._closers:
                 close()
 
@@ -314,8 +327,11 @@ class Simulation:
                     raise SimulationError("a message was posted, but no server handles messages in this simulation")
                 await self.handle(self._inbox.popleft())
                 continue
-            while self._between:
-                self._between.pop(0)()
+            if self._between:
+                self.settled = True
+                while self._between:
+                    self._between.pop(0)()
+                self.settled = False
             if self._interrupted:
                 self.stop("interrupted")
             if self.stopped is not None:
@@ -332,6 +348,9 @@ class Simulation:
             while queue and type(queue[0][3]) is Wakeup and queue[0][3].ring is None:
                 heappop(queue)
             if not queue:
+                return
+            if queue[0][0] > CLOCK_END_S:
+                self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
                 return
             self.now = env._now = queue[0][0]
 
@@ -365,4 +384,4 @@ class Simulation:
                 env.step()
 
 
-__all__ = ["TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
+__all__ = ["CLOCK_END_S", "TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]

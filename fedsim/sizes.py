@@ -10,13 +10,15 @@ from fedsim.spec import Spec
 
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))  # share of devices, least, most
 
+_MOST = 1_000_000_000  # samples of a device
+
 
 class UniformSizes(Spec):
     """Whole numbers, uniform from ``low`` to ``high``, both included."""
 
     kind: Literal["uniform"] = "uniform"
-    low: int = Field(default=100, ge=1)
-    high: int = Field(default=3000, ge=1)
+    low: int = Field(default=100, ge=1, le=_MOST)
+    high: int = Field(default=3000, ge=1, le=_MOST)
 
     @model_validator(mode="after")
     def _ordered(self) -> "UniformSizes":
@@ -37,7 +39,7 @@ class LongTailSizes(Spec):
     """
 
     kind: Literal["long-tail"] = "long-tail"
-    scale: float = Field(default=1.0, gt=0.0)
+    scale: float = Field(default=1.0, gt=0.0, le=1e5)
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Training samples of each device, int64 [devices]; the shares of devices hold exactly, up to rounding."""

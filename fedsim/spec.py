@@ -4,18 +4,24 @@ A spec is data *and* the rule it names: ``Renewal`` holds the mean on and off ti
 of thing is one class in one file, and ``scenario.py`` only puts them together.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.errors import nearest
+
+Epochs = Annotated[int, Field(ge=1, le=100_000)]
+"""Passes over a device's data: the end of each is written down, so their number has a bound."""
+
+Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Steps of SGD."""
 
 
 class Spec(BaseModel):
     """A part of a scenario. Subclasses that are one of several have a ``kind`` that tells them apart."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -2,17 +2,20 @@
 
 A scenario writes quantities as text with a unit; code holds plain floats in the base unit, which the type's name says:
 ``Seconds`` and ``PositiveSeconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``. A number without a unit
-is refused. Written back (``scenario.toml``), a quantity gets the unit that makes its number shortest and reads back to the very
-same float.
+is refused, and so is one too large or too small to be computed with: each type has its bounds. Written back
+(``scenario.toml``), a quantity gets the unit that makes its number shortest and reads back to the very same float.
 """
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
+
+from fedsim.simulation import CLOCK_END_S
 
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "week": 604800.0}
 _SIZE = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
@@ -23,7 +26,7 @@ _FREQUENCY = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600, "/day": 1 / 86400}
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf)\s*([A-Za-z/]+)\s*")
 
 
-def parse(text: object, units: dict[str, float], what: str) -> float:
+def parse(text: object, units: Mapping[str, float], what: str) -> float:
     """Read one quantity; raises ``PydanticCustomError`` that says which units are allowed."""
     example = f"'90 {next(iter(units)) if 's' not in units else 's'}'"
     allowed = f"a number and a unit out of {', '.join(units)}; for example {example}"
@@ -38,7 +41,7 @@ def parse(text: object, units: dict[str, float], what: str) -> float:
     return value
 
 
-def show(value: float, units: dict[str, float]) -> str:
+def show(value: float, units: Mapping[str, float]) -> str:
     """Write a quantity in the unit with the shortest number (of equals, the largest) that reads back to the very same float."""
     exact = []
     for unit, factor in units.items():
@@ -53,33 +56,59 @@ def show(value: float, units: dict[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Tells pydantic how to read and write a float that carries a unit (an annotation, never an instance in a spec)."""
+    """Tells pydantic how to read and write a float that carries a unit (an annotation, never an instance in a spec).
+
+    Attributes:
+        what: what it is, for messages.
+        units: unit -> factor.
+        least, most: bounds in the base unit; 0 is allowed beside them.
+        infinite: whether "inf" is allowed too.
+        shown: the units that it is written in; empty for all.
+    """
 
     what: str
     units: tuple[tuple[str, float], ...]
+    least: float
+    most: float
+    infinite: bool = False
     shown: tuple[str, ...] = ()
 
+    def read(self, text: object) -> float:
+        """One quantity, within its bounds; raises ``PydanticCustomError``."""
+        value = parse(text, dict(self.units), self.what)
+        if value == 0 or self.least <= value <= self.most or (self.infinite and "inf" in str(text)):
+            return value
+        base = next(unit for unit, factor in self.units if factor == 1.0)
+        endless = f", and inf {base}" if self.infinite else ""
+        raise PydanticCustomError(
+            "quantity", f"{self.what} is 0 {base}, or {self.least:g} {base} to {self.most:g} {base}{endless}"
+        )
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        units = dict(self.units)
         shown = {unit: factor for unit, factor in self.units if unit in self.shown or not self.shown or factor == 1.0}
         return core_schema.no_info_plain_validator_function(
-            lambda value: parse(value, units, self.what),
+            self.read,
             serialization=core_schema.plain_serializer_function_ser_schema(lambda value: show(value, shown)),
         )
 
 
+_LEAST_WAIT_S = 1e-3  # something may be waited for again and again, up to the end of the clock, where ticks are 2 us long
+
+
 def _positive(value: float) -> float:
-    if not 0 < value < math.inf:
-        raise PydanticCustomError("quantity", "a time here must be above 0 s and finite")
+    if value < _LEAST_WAIT_S:
+        raise PydanticCustomError("quantity", f"a time here must be above 0 s; allowed is {_LEAST_WAIT_S:g} s and more")
     return value
 
 
-Seconds = Annotated[float, Quantity("a time", tuple(_TIME.items()))]
+Seconds = Annotated[float, Quantity("a time", tuple(_TIME.items()), 1e-9, CLOCK_END_S)]
 PositiveSeconds = Annotated[Seconds, AfterValidator(_positive)]
-Bytes = Annotated[float, Quantity("a size", tuple(_SIZE.items()))]
-BytesPerSecond = Annotated[float, Quantity("a data rate", tuple(_RATE.items()), ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))]
-SamplesPerSecond = Annotated[float, Quantity("a speed", tuple(_SPEED.items()))]
-PerSecond = Annotated[float, Quantity("a rate", tuple(_FREQUENCY.items()))]
+Bytes = Annotated[float, Quantity("a size", tuple(_SIZE.items()), 1e-3, 1e15)]
+BytesPerSecond = Annotated[
+    float, Quantity("a data rate", tuple(_RATE.items()), 1e-3, 1e15, True, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
+]
+SamplesPerSecond = Annotated[float, Quantity("a speed", tuple(_SPEED.items()), 1e-6, 1e15, True)]
+PerSecond = Annotated[float, Quantity("a rate", tuple(_FREQUENCY.items()), 1e-10, 1e9)]
 
 
 def show_seconds(value: float) -> str:

@@ -1,11 +1,14 @@
-"""Fine-tuning: what each device would have if it trained its model further on its own data."""
+"""Fine-tuning: what each device would have if it trained its model further; and why a run has no accuracy."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedsim
+from fedsim.progress import summary_lines
+from fedsim.strategies.fedavg import FedAvg
 
 
 def skewed(small: dict[str, Any], **evaluation: Any) -> fedsim.Scenario:
@@ -34,3 +37,55 @@ def test_devices_train_the_model_of_their_own_group(small: dict[str, Any], kind:
 def test_without_learning_there_is_none(small: dict[str, Any]) -> None:
     small["learning"] = "off"
     assert fedsim.run(skewed(small, fine_tune_epochs=1)).summary["accuracy"]["fine_tuned"] is None
+
+
+class Modelless(FedAvg):
+    """Shows no model."""
+
+    def models(self) -> dict[str, Any]:
+        return {}
+
+
+def without_tests(folder: Path) -> dict[str, Any]:
+    """Data of 20 devices of which none has a test sample."""
+    parts = {str(device): {"train": list(range(10 * device, 10 * device + 10)), "test": []} for device in range(20)}
+    (folder / "parts.json").write_text(json.dumps(parts))
+    return {"source": "digits", "root": str(folder), "partition": {"kind": "file", "path": "parts.json"}}
+
+
+TOO_LATE = {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 200, "deadline": "1200 ms"}
+GONE = {"departures": {"kind": "exponential", "mean_stay": "50 ms"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"learning": "off"}, 'learning = "off"'),
+        ({"stop": {"simulated_time": "100 ms"}}, "not one round came to an aggregation"),
+        ({"learning": "off", "stop": {"simulated_time": "100 ms"}}, "not one round came to an aggregation"),
+        (
+            {"evaluation": {"every": 50}, "stop": {"simulated_time": "40 s"}},
+            "no round was to be tested (evaluation.every = 50, ",
+        ),
+        ({"evaluation": {"from_round": 50}, "stop": {"simulated_time": "40 s"}}, "evaluation.from_round = 50"),
+        ({"strategy": {"kind": "tests.test_instrument:Modelless", "clients_per_round": 4}}, "the strategy has no model"),
+        ({"strategy": TOO_LATE}, "no device ever got a group"),
+        ({"population": GONE, "stop": {"rounds": 1}}, "no device that has a model was there"),
+        ({"data": without_tests}, "no device that was tested has test samples"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_a_run_without_accuracy_says_why(small: dict[str, Any], tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    for key, change in changes.items():
+        value = change(tmp_path) if callable(change) else change
+        small[key] = small[key] | value if key == "population" else value
+    summary = fedsim.run(fedsim.Scenario(**small), executor="inline").summary
+    assert summary["accuracy"] == {"final": None, "best": None}
+    assert [line for line in summary_lines(summary) if line.startswith(f"no accuracy: {summary['no_accuracy']}")]
+    assert why in summary["no_accuracy"]
+
+
+def test_a_run_with_accuracy_says_nothing_of_the_kind(small: dict[str, Any]) -> None:
+    summary = fedsim.run(fedsim.Scenario(**small | {"stop": {"rounds": 1}}), executor="inline").summary
+    assert "no_accuracy" not in summary
+    assert "no accuracy" not in "".join(summary_lines(summary))

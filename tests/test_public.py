@@ -58,7 +58,7 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
 
 
 def test_arrows_run_one_way() -> None:
-    common = {"streams", "spec", "units", "errors", "imports", "families"}
+    common = {"streams", "spec", "units", "errors", "files", "durable", "imports", "families", "training"}
     layers = {
         "simulation": {"executors"},
         "executors": {"executors"},
@@ -84,6 +84,7 @@ def test_arrows_run_one_way() -> None:
             "executors",
             "progress",
             "harmless",
+            "interruption",
             "terminal",
         },
         "loading": {"compare", "records", "scenario", "harmless"},

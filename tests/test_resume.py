@@ -224,6 +224,15 @@ class TestRefusals:
         assert_same_run(tmp_path / "whole", cut[1])
 
 
+def test_what_took_the_place_of_a_file_is_gone_after_a_resume(cut: tuple[dict[str, Any], Path]) -> None:
+    scenario, out = cut
+    for name in ("summary.json", "devices.parquet"):
+        (out / name).unlink()
+        (out / name / "in it").mkdir(parents=True)
+    go_on(scenario, out)
+    assert_sound(out)
+
+
 def test_what_a_killed_writer_left_is_gone_after_a_resume(cut: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     """Whatever it was writing: the summary, a table, a part, a model, a checkpoint; and parts written after the checkpoint."""
     for name in ("summary.json", "events.parquet", "rounds.part-00009.parquet", "models/global.safetensors"):
@@ -237,6 +246,33 @@ def test_what_a_killed_writer_left_is_gone_after_a_resume(cut: tuple[dict[str, A
     assert_sound(cut[1])
     left = {path.name for path in cut[1].rglob("*") if path.is_file()}
     assert not [name for name in left if "writing" in name or "part-" in name or name == LOCK]
+
+
+def test_links_in_a_folder_lead_nothing_to_harm(cut: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    scenario, out = cut
+    mine = tmp_path / "mine"
+    (mine / "3").mkdir(parents=True)
+    for name in ("precious", "left.writing", "3/state.json"):
+        (mine / name).write_text("precious")
+    for name in ("summary.json", "events.parquet", "devices.parquet", "network.json", "models"):
+        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+        (out / name).symlink_to(mine if name == "models" else mine / "precious")
+    for name in ("events.parquet", "summary.json", "events.part-00001.parquet"):
+        (out / f"{name}.writing").symlink_to(mine / "precious")
+    (out / "elsewhere").symlink_to(mine)
+    (out / store.FOLDER / "999999999999").symlink_to(mine / "3")
+    go_on(scenario, out)
+    assert sorted(path.name for path in mine.rglob("*")) == ["3", "left.writing", "precious", "state.json"]
+    assert {path.read_text() for path in mine.rglob("*") if path.is_file()} == {"precious"}
+
+
+def test_checkpoints_that_lie_elsewhere_are_refused(cut: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    scenario, out = cut
+    (out / store.FOLDER).rename(tmp_path / "elsewhere")
+    (out / store.FOLDER).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="is a link, which is not followed"):
+        go_on(scenario, out)
+    assert list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_network_that_was_changed_is_written_again(tmp_path: Path) -> None:

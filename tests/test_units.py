@@ -1,18 +1,31 @@
 """Quantities: read, refused, written back to the very same number."""
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.units import BytesPerSecond, PerSecond, SamplesPerSecond, Seconds, show_bytes, show_seconds
+from fedsim.simulation import CLOCK_END_S
+from fedsim.units import (
+    Bytes,
+    BytesPerSecond,
+    PerSecond,
+    PositiveSeconds,
+    SamplesPerSecond,
+    Seconds,
+    show_bytes,
+    show_seconds,
+)
 
 TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90 s", 90.0), ("2 h", 7200.0), ("40 ms", 0.04), ("1.5e3 s", 1500.0), ("20min", 1200.0), ("inf s", float("inf"))],
+    [("90 s", 90.0), ("2 h", 7200.0), ("40 ms", 0.04), ("1.5e3 s", 1500.0), ("20min", 1200.0)],
 )
 def test_times(text: str, seconds: float) -> None:
     assert TIME.validate_python(text) == seconds
@@ -34,7 +47,25 @@ def test_what_is_not_a_time_is_refused_with_the_units_that_are(wrong: object) ->
         TIME.validate_python(wrong)
 
 
-@given(st.floats(min_value=0, max_value=1e15, allow_nan=False))
+@pytest.mark.parametrize("quantity", [Seconds, PositiveSeconds, Bytes, BytesPerSecond, SamplesPerSecond, PerSecond])
+@pytest.mark.parametrize("number", ["1e-320", "1e-40", "1e40", "1e300", "1e400", "inf"])
+def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(quantity: Any, number: str) -> None:
+    units = {Seconds: "s", PositiveSeconds: "s", Bytes: "B", BytesPerSecond: "B/s", SamplesPerSecond: "samples/s"}
+    unit = units.get(quantity, "/s")
+    if number == "inf" and quantity in (BytesPerSecond, SamplesPerSecond):
+        assert TypeAdapter(quantity).validate_python(f"inf {unit}") == math.inf
+        return
+    with pytest.raises(ValidationError, match=rf"is 0 {unit}, or \S+ {unit} to \S+ {unit}"):
+        TypeAdapter(quantity).validate_python(f"{number} {unit}")
+
+
+def test_what_is_waited_for_moves_the_clock_even_at_its_end() -> None:
+    with pytest.raises(ValidationError, match=r"above 0 s; allowed is 0\.001 s and more"):
+        TypeAdapter(PositiveSeconds).validate_python("1 us")
+    assert CLOCK_END_S + TypeAdapter(PositiveSeconds).validate_python("1 ms") > CLOCK_END_S
+
+
+@given(st.just(0.0) | st.floats(min_value=1e-3, max_value=1e10))
 def test_written_back_it_reads_the_same(value: float) -> None:
     for adapter in (TIME, RATE):
         assert adapter.validate_python(adapter.dump_python(value)) == value

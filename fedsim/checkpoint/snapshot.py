@@ -108,7 +108,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     """Who sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(("step", "vanish"), run.workforce.rearm)
+    owners |= dict.fromkeys(("step", "look-ahead", "vanish"), run.workforce.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "return", "shift"), run.dispatch.rearm)
     if run.drift is not None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.checkpoint.codec import Arrays
+from fedsim.durable import WRITING, make_folder, sync
 from fedsim.errors import CheckpointError
-from fedsim.records.durable import WRITING, make_folder, sync
+from fedsim.files import read_json, regular
 
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
 _KEPT = 2
-_FORMAT = 3
+_FORMAT = 4
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
@@ -57,6 +58,10 @@ def latest(folder: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
+    if (folder / FOLDER).is_symlink():
+        raise CheckpointError(
+            f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with all it leads to"
+        )
     found = _all(folder)
     if not found:
         raise CheckpointError(f"{str(folder)!r} holds no checkpoint to resume from; run the scenario anew, with another --out")
@@ -72,13 +77,13 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
     from safetensors.numpy import load
 
     try:
-        manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(place / _MANIFEST)
         if manifest["format"] != _FORMAT:
             raise CheckpointError(
                 f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this fedsim reads {_FORMAT}: resume "
                 "with the fedsim that wrote it, or run the scenario anew, with another --out"
             )
-        content = {name: (place / name).read_bytes() for name in (_STATE, _ARRAYS)}
+        content = {name: regular(place / name).read_bytes() for name in (_STATE, _ARRAYS)}
         for name, part in content.items():
             if hashlib.sha256(part).hexdigest() != manifest[name]:
                 raise CheckpointError(_damaged(place, f"{name} is not what was written"))
@@ -97,4 +102,4 @@ def _damaged(place: Path, why: str) -> str:
 
 def _all(folder: Path) -> list[Path]:
     places = (folder / FOLDER).glob("*") if (folder / FOLDER).is_dir() else ()
-    return sorted(place for place in places if place.is_dir() and place.name.isdigit())
+    return sorted(place for place in places if place.name.isdigit() and place.is_dir() and not place.is_symlink())

@@ -36,6 +36,8 @@ from fedsim.training import Training
 _MIX_BLOCK = 1 << 15  # numbers that are summed at once: what stays in a core's own cache
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
 
+_MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
+
 
 class Learning:
     """Where models are made and measured.
@@ -67,6 +69,11 @@ class Learning:
         self._model, self._training, self._streams = model, training, streams
         self._architecture = None if isinstance(model, ModuleModel) else model.architecture(shape, classes)
         self.parameters = model.parameters(shape, classes)
+        if self.parameters > _MOST_PARAMETERS:
+            raise ScenarioError(
+                f"model.kind is {model.kind!r}, which has {self.parameters} parameters for samples of shape {shape} and "
+                f'{classes} classes; allowed are at most {_MOST_PARAMETERS}, or any number with learning = "off"'
+            )
         self.bytes = 4.0 * self.parameters
         self.flops_per_sample = model.flops(shape, classes)
         device = _device(training.device)

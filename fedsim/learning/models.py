@@ -99,8 +99,9 @@ class Perceptron(_Layered):
     @field_validator("hidden")
     @classmethod
     def _positive(cls, hidden: list[int]) -> list[int]:
-        if min(hidden) < 1:
-            raise ValueError(f"a hidden layer has {min(hidden)} neurons; allowed is 1 and more")
+        for width in hidden:
+            if not 1 <= width <= 1_000_000:
+                raise ValueError(f"a hidden layer has {width} neurons; allowed are 1 to 1000000")
         return hidden
 
     def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
@@ -258,7 +259,7 @@ class SizeOnly(Spec):
 
     kind: Literal["size"] = "size"
     bytes: Bytes
-    flops_per_sample: float = Field(default=1e6, gt=0.0, allow_inf_nan=False)
+    flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)
 
     def parameters(self, shape: Shape, classes: int) -> int:
         """As many float32 numbers as fill ``bytes``."""

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
-from fedsim.records.durable import WRITING, make_folder, replacing, sync
+from fedsim.files import read_json, regular
 from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
@@ -50,7 +51,7 @@ def refuse_other_run(path: Path, scenario: str) -> None:
         RunFolderError: it holds none, one of another scenario, or one that is done.
     """
     try:
-        there = (path / SCENARIO).read_bytes()
+        there = regular(path / SCENARIO).read_bytes()
     except OSError:
         raise RunFolderError(f"--out {str(path)!r} holds no run to resume: its {SCENARIO} cannot be read") from None
     if there != scenario.encode():
@@ -59,7 +60,7 @@ def refuse_other_run(path: Path, scenario: str) -> None:
         )
     if (path / SUMMARY).is_file():
         try:
-            status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
+            status = read_json(path / SUMMARY)["status"]
         except (OSError, ValueError, KeyError, TypeError):
             status = "unknown"
         if status == "done":
@@ -68,12 +69,9 @@ def refuse_other_run(path: Path, scenario: str) -> None:
 
 def reopen(path: Path, parts: Collection[Path]) -> None:
     """Remove what an interrupted run had closed and what a killed one was writing, and all parts but these: it goes on."""
-    for name in (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES):
-        (path / name).unlink(missing_ok=True)
-    for part in path.glob("*.part-*"):
-        if is_part(part.name) and part not in parts:
-            part.unlink()
-    for left in (path / MODELS, *path.glob("*" + WRITING), *path.glob("*/*" + WRITING)):
+    closed = [path / name for name in (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, MODELS, NETWORK)]
+    others = [part for part in path.glob("*.part-*") if is_part(part.name) and part not in parts]
+    for left in (*closed, *others, *path.rglob("*" + WRITING)):  # which follows no link
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         else:
@@ -136,9 +134,7 @@ def seal(summary: Mapping[str, Any]) -> str:
 
 def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
     """Write ``network.json``: the links and routes that a scenario's network takes from a file of its own, if it does."""
-    if layout is None:
-        (folder / NETWORK).unlink(missing_ok=True)
-    else:
+    if layout is not None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.durable import sync
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
-from fedsim.records.durable import sync
 from fedsim.records.ledger import Ledger
 from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row
 from fedsim.records.tables import TableWriter

@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsim.errors import RunFolderError
+from fedsim.files import read_json, regular
 from fedsim.records import folder as files
 
 STUDY, INDEX, RUNS = "study.toml", "index.json", "runs"
@@ -107,7 +108,7 @@ def read_index(path: Path) -> StudyIndex:
         RunFolderError: there is none, or it is damaged, or of a format that is not known here.
     """
     try:
-        return StudyIndex.model_validate_json((path / INDEX).read_bytes())
+        return StudyIndex.model_validate_json(regular(path / INDEX).read_bytes())
     except OSError:
         raise RunFolderError(_no_index(path)) from None
     except ValidationError as error:
@@ -141,6 +142,6 @@ def write_index(path: Path, index: StudyIndex) -> None:
 def is_done(run: Path) -> bool:
     """Whether the run in a folder was run to its end; where that cannot be read, it was not."""
     try:
-        return bool(json.loads((run / files.SUMMARY).read_text(encoding="utf-8"))["status"] == "done")
+        return bool(read_json(run / files.SUMMARY)["status"] == "done")
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedsim.durable import replacing
 from fedsim.errors import CheckpointError
-from fedsim.records.durable import replacing
 from fedsim.records.folder import fingerprint
 
 _ROWS_A_BATCH = 4_096

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsim.durable import replacing
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 
@@ -63,7 +64,7 @@ def _names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _write(run: RunFolder, path: Path) -> Path:
-    """Write one run's file beside its place and rename it."""
+    """Write one run's file."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -72,16 +73,14 @@ def _write(run: RunFolder, path: Path) -> Path:
         data: bytes = Event(wall_time=time, **content).SerializeToString()
         return data
 
-    beside = path.with_name(path.name + ".writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with replacing(path) as beside, beside.open("wb") as file:
             writer = RecordWriter(file)
             writer.write(event(0.0, file_version="brain.Event:2"))
             for time, number, values in scalars(run):
                 summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
                 writer.write(event(time, step=number, summary=summary))
-        beside.replace(path)
     except OSError as error:
         raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
     return path

@@ -7,10 +7,10 @@ It is written as the events are read, batch by batch, so that a run of millions 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedsim.durable import replacing
 from fedsim.errors import RunFolderError
 from fedsim.records.folder import EVENTS
 from fedsim.records.link_load import link_load, thinned
@@ -37,22 +37,17 @@ def write_trace(run: RunFolder, path: Path) -> int:
     Raises:
         RunFolderError: a table is missing or damaged, or the file cannot be written.
     """
-    beside = path.with_name(path.name + ".writing")
     count = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
+        with replacing(path) as beside, beside.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[')
             for count, entry in enumerate(trace_events(run), start=1):
                 file.write(",\n" if count > 1 else "\n")
                 file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False))
             file.write("\n]}\n")
-        beside.replace(path)
     except OSError as error:
         raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
     return count
 
 
@@ -113,7 +108,8 @@ class _Lanes:
             case "shift":
                 yield self._instant(event, f"data shift ({data.get('what')})")
             case "assign":
-                yield self._instant(event, f"into group {event['group']}")
+                left, group = data["before"], event["group"]
+                yield self._instant(event, f"out of group {left}" if group is None else f"into group {group}")
             case "round-start":
                 self._round = event
             case "round":
@@ -166,19 +162,16 @@ class _Lanes:
 
 def _events(run: RunFolder) -> Iterator[Entry]:
     """Every record in order, ``data`` parsed where it is needed, without ever holding all of them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from fedsim.records.schema import EVENTS as EVENTS_SCHEMA
 
     large = (*_DECISIONS, "aggregate")  # nothing of what they hold is shown
     try:
-        with pq.ParquetFile(run.path / EVENTS) as file:
-            for batch in file.iter_batches(_ROWS_A_BATCH):
-                for event in as_rows(batch):
-                    event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
-                    yield event
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {reason}") from None
+        for piece in run.batches(EVENTS, EVENTS_SCHEMA, _ROWS_A_BATCH):
+            for event in as_rows(piece):
+                event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
+                yield event
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {error}") from None
 
 
 def _arguments(data: Mapping[str, Any]) -> Entry:

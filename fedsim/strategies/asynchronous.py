@@ -12,6 +12,7 @@ from pydantic import Field
 from fedsim.errors import ScenarioError
 from fedsim.federation.messages import TaskEnd
 from fedsim.instrument import Measured
+from fedsim.spec import Epochs
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.units import PositiveSeconds
 
@@ -31,7 +32,7 @@ class AsynchronousParams(StrategyParams):
     """
 
     concurrency: int = Field(default=10, ge=1)
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: Epochs = 1
     retry: PositiveSeconds = 60.0
 
     def check(self, devices: int) -> None:

@@ -25,8 +25,8 @@ class FedAsyncParams(AsynchronousParams):
 
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
-    exponent: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
-    rho: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    exponent: float = Field(default=0.5, ge=0.0)
+    rho: float = Field(default=0.0, ge=0.0)
 
 
 class FedAsyncClient(Client[FedAsyncParams]):

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.spec import Epochs
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
@@ -21,7 +22,7 @@ class FeSEMParams(GroupedParams):
 
     kind: Literal["fesem"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 10
     sweep: bool = True
     aggregation: AggregationSpec = Mean()
 

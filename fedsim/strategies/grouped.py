@@ -29,7 +29,7 @@ class GroupedParams(AggregatingParams):
             FlexCFL do); then clients are drawn at random.
     """
 
-    groups: int = Field(default=3, ge=1)
+    groups: int = Field(default=3, ge=1, le=10_000)
     sweep: bool = False
 
 

@@ -10,6 +10,7 @@ from fedsim.federation.client import BEST, Done, Order
 from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
+from fedsim.spec import Epochs
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
@@ -31,7 +32,7 @@ class IFCAParams(MigratingParams):
 
     kind: Literal["ifca"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 10
     sweep: bool = True
     aggregation: AggregationSpec = Mean()
     dynamic: bool = False

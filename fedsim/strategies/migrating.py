@@ -28,7 +28,7 @@ class MigratingParams(GroupedParams):
 
     dynamic: bool = True
     shift_metric: Metric = "aligned_l1"
-    shift_threshold: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
+    shift_threshold: float = Field(default=0.2, ge=0.0)
 
 
 class MigratingClient(SynchronousClient[P]):

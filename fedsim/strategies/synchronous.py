@@ -15,6 +15,7 @@ from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.instrument import Measured
+from fedsim.spec import Epochs
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Weighted
@@ -61,13 +62,13 @@ class SynchronousParams(StrategyParams):
     """
 
     clients_per_round: int = Field(default=10, ge=1)
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: Epochs = 1
     deadline: Annotated[
         Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
         Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
     ] = None
-    relative_deadline: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    reference_epochs: int = Field(default=5, ge=1)
+    relative_deadline: float | None = Field(default=None, gt=0.0)
+    reference_epochs: Epochs = 5
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"
     selection: SelectionSpec = Random()

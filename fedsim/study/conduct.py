@@ -1,6 +1,7 @@
 """A study from its plan to its tables: refuse what can be refused, run what has not been run, and compare."""
 
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,13 +64,13 @@ class Conductor:
         for run in _firsts([run for run, state in zip(study.runs, self.states, strict=True) if state != "done"]):
             _try_to_build(run)
         self._pool: Pool | None = None
-        self._interrupted = False
+        self._interrupted: int | None = None
 
-    def interrupt(self) -> None:
-        """Let the runs under way save themselves, and begin no other. Safe in a signal's handler."""
-        self._interrupted = True
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Let the runs under way save themselves, and begin no other. Safe in the handler of a signal of that number."""
+        self._interrupted = number
         if self._pool is not None:
-            self._pool.interrupt()
+            self._pool.interrupt(number)
 
     def run(self, listener: Listener) -> Outcome:
         """Run what has not been run, then write the tables, of as many runs as there are if some failed.
@@ -86,8 +87,8 @@ class Conductor:
             orders = self._orders()
             listener.begin(orders, len(self.states) - len(orders))
             self._pool = Pool(self.workers, listener, lock)
-            if self._interrupted:
-                self._pool.interrupt()
+            if self._interrupted is not None:
+                self._pool.interrupt(self._interrupted)
             outcome = Outcome(self.out, tuple(self._pool.run(orders)))
             if not outcome.interrupted:
                 write_tables(self.out)

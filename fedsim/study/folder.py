@@ -11,12 +11,12 @@
 """
 
 import os
-import tomllib
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
 from fedsim.errors import RunFolderError
+from fedsim.files import regular, toml
 from fedsim.records import folder as files
 from fedsim.records import lock
 from fedsim.records.study_folder import RUNS, STUDY, is_done, write_index
@@ -65,7 +65,7 @@ def state_of(folder: Path, scenario: str) -> State:
     if not folder.exists():
         return "new"
     try:
-        there = (folder / files.SCENARIO).read_text(encoding="utf-8")
+        there = regular(folder / files.SCENARIO).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         if not files.holds_nothing(folder):
             raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
@@ -82,8 +82,8 @@ def state_of(folder: Path, scenario: str) -> State:
 
 def _difference(before: str, now: str) -> str:
     try:
-        return first_difference(tomllib.loads(before), tomllib.loads(now))
-    except tomllib.TOMLDecodeError:
+        return first_difference(toml(before), toml(now))
+    except ValueError:
         return f"its {files.SCENARIO} is damaged"
 
 

@@ -93,11 +93,11 @@ class Pool:
         self._crew: list[_Hand] = []
         self._interrupted = False
 
-    def interrupt(self) -> None:
-        """Begin no further run, and let those under way save themselves. Safe in a signal's handler."""
+    def interrupt(self, number: int) -> None:
+        """Begin no further run, and pass a signal on to those under way: they save themselves. Safe in its handler."""
         self._interrupted = True
         for hand in self._crew:
-            hand.interrupt()
+            hand.interrupt(number)
 
     def run(self, orders: Sequence[Order]) -> list[Ended]:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
@@ -183,10 +183,10 @@ class _Hand:
             self._process.stdin.write(json.dumps(content) + "\n")
             self._process.stdin.flush()
 
-    def interrupt(self) -> None:
+    def interrupt(self, number: int) -> None:
         """Let it save its run and begin no other."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(number)
 
     def exit_reason(self) -> str:
         """Why it ended, for people; waits until it has."""

@@ -1,7 +1,7 @@
 """A process that carries out runs one after another, as its parent orders.
 
-Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGTERM interrupts the run
-under way, which saves itself; so does the end of standard input, which means that the parent is gone.
+Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGINT and SIGTERM, passed on by
+the parent, interrupt the run under way, which saves itself; so does the end of standard input: then the parent is gone.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from typing import Any
 
 from fedsim.errors import CheckpointError, FedsimError
 from fedsim.executors.inline import Inline
+from fedsim.interruption import end_soon
 from fedsim.progress import share_done
 from fedsim.records.lock import locked
 from fedsim.runner import Job
@@ -43,11 +44,11 @@ class Worker:
         self._job: Job | None = None
         self._stopping = False
 
-    def stop(self, *_: object) -> None:
+    def stop(self, number: int, *_: object) -> None:
         """Interrupt the run under way, and begin no other."""
         self._stopping = True
         if self._job is not None:
-            self._job.interrupt()
+            end_soon(self._job, number)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         """Do one run, and say how it ended."""
@@ -119,8 +120,8 @@ def main() -> None:
             pass
 
     worker = Worker(say)
-    signal.signal(signal.SIGTERM, worker.stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to pass on
+    for number in (signal.SIGINT, signal.SIGTERM):  # both are the parent's to pass on
+        signal.signal(number, worker.stop)
     orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     while (order := orders.get()) is not None:

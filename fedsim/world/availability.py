@@ -4,7 +4,6 @@ A path is a pure function of (seed, device): ``span(device, time)`` answers for 
 depends on what was asked before. One who asks every second and one who asks once at the end see the same path.
 """
 
-import json
 import math
 from bisect import bisect_right
 from pathlib import Path
@@ -14,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializeAsAny
 
-from fedsim.errors import DataError
+from fedsim.errors import DataError, shown
 from fedsim.families import or_own
-from fedsim.simulation import on_grid
+from fedsim.files import read_json
+from fedsim.simulation import CLOCK_END_S, on_grid
 from fedsim.spec import Spec
 from fedsim.streams import Streams
 from fedsim.units import PositiveSeconds
@@ -139,7 +139,7 @@ class Flash(AvailabilityModel):
 def read_flash(path: Path) -> list[tuple[float, list[float]]]:
     """Each usable trace of a FLASH file as (period in s, change times in s from its start)."""
     try:
-        entries = json.loads(path.read_text())
+        entries = read_json(path)
     except FileNotFoundError:
         raise DataError(
             f"population.availability: there is no trace file {str(path)!r}; put FLASH's availability file there, "
@@ -168,8 +168,8 @@ def _changes(path: Path, name: str, entry: dict[str, object]) -> tuple[float, li
         return DataError(f"population.availability: trace {name!r} of {str(path)!r} has holes: {what}")
 
     def number(value: object, what: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise hole(f"{what} is {value!r}, not a time in seconds")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= CLOCK_END_S:
+            raise hole(f"{what} is {shown(value)}, not a time in seconds of at most {CLOCK_END_S:g}")
         return on_grid(float(value))
 
     start, end = number(entry.get("start"), "'start'"), number(entry.get("end"), "'end'")
@@ -180,7 +180,7 @@ def _changes(path: Path, name: str, entry: dict[str, object]) -> tuple[float, li
     last = start
     for position, pair in enumerate(ready):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise hole(f"interval {position} is {pair!r}, not [from, to]")
+            raise hole(f"interval {position} is {shown(pair)}, not [from, to]")
         begin, finish = number(pair[0], f"interval {position}"), number(pair[1], f"interval {position}")
         if not last <= begin <= finish <= end:
             raise hole(f"interval {position} [{begin:g}, {finish:g}] does not follow what is before it, or leaves [start, end]")

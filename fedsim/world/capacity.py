@@ -9,11 +9,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError
+from fedsim.errors import DataError, shown
+from fedsim.files import regular
 from fedsim.spec import Spec
 from fedsim.streams import Streams
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
+_LEAST, _MOST = 1e-6, 1e12  # of each: nothing overflows in its unit
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
@@ -56,7 +58,7 @@ class FedScaleCapacity(Spec):
 def read_capacities(path: Path) -> NDArray[np.float64]:
     """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
     try:
-        with path.open(newline="") as file:
+        with regular(path).open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
@@ -67,7 +69,7 @@ def read_capacities(path: Path) -> NDArray[np.float64]:
             f"population.capacity: there is no file {str(path)!r}; put FedScale's client capacity table there, "
             "or name another with 'file' (relative to data.root or $FEDSIM_DATA)"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"population.capacity: {str(path)!r} cannot be read: {error}") from None
     if not rows:
         raise DataError(f"population.capacity: {str(path)!r} has no rows")
@@ -79,6 +81,9 @@ def _positive(text: str | None, path: Path, column: str, line: int) -> float:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise DataError(f"population.capacity: line {line} of {str(path)!r}: {column} is {text!r}, not a positive number")
+    if not _LEAST <= value <= _MOST:
+        raise DataError(
+            f"population.capacity: line {line} of {str(path)!r}: {column} is {shown(text)}; "
+            f"allowed is a number from {_LEAST:g} to {_MOST:g}"
+        )
     return value

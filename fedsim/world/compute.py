@@ -15,6 +15,7 @@ from fedsim.units import PositiveSeconds
 from fedsim.world.phases import Phases
 
 _TICKS_PER_SECOND = 1 << 30
+_PHASES_AHEAD = 4_000  # a walk of some 10 ms
 _TIE_S = 2 / _TICKS_PER_SECOND  # more than rounding can make up; an epoch begun for its sake is still cut off at the limit
 
 
@@ -34,6 +35,9 @@ class Compute:
         jitter: coefficient of variation of an epoch's time (lognormal, mean 1); 0 for none.
         slow: slow phases, or None.
         devices: how many devices there are.
+
+    Attributes:
+        reach_s: how far to look ahead at first (s); what ends later is mostly never waited for.
     """
 
     def __init__(self, streams: Streams, jitter: float, slow: SlowPhases | None, devices: int) -> None:
@@ -42,10 +46,17 @@ class Compute:
         self._factor = 1.0 if slow is None else slow.factor
         # "on" is the normal phase.
         self._phases = None
+        self._mean_rate = 1.0
+        self.reach_s = math.inf
         if slow is not None:
+            whole = slow.mean_normal + slow.mean_slow
+            self.reach_s = _PHASES_AHEAD * whole / 2
+            self._mean_rate = (slow.mean_normal + slow.factor * slow.mean_slow) / whole
             self._phases = Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow, devices)
 
-    def epoch_ends(self, device: int, start: float, epoch_s: float, epochs: int, limit: float) -> list[float]:
+    def epoch_ends(
+        self, device: int, start: float, epoch_s: float, epochs: int, limit: float, horizon: float = math.inf
+    ) -> list[float]:
         """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.
 
         Args:
@@ -54,16 +65,24 @@ class Compute:
             epoch_s: time of an undisturbed epoch at full speed (s).
             epochs: how many are asked for.
             limit: epochs that would begin at or after this time are left out (s).
+            horizon: nothing after this time matters (s): epochs that would begin later are left out too, but for one, and an
+                end beyond this time or the limit may be any time beyond.
+
+        Raises:
+            SimulationError: the device would go through too many slow phases on the way.
         """
+        horizon = min(limit, horizon)
         if self._sigma == 0.0 and self._phases is None:
-            fitting = (
-                epochs if on_grid(epoch_s) == 0 or limit == math.inf else min(epochs, math.ceil((limit - start) / epoch_s))
-            )
+            fitting = epochs
+            if on_grid(epoch_s) > 0:
+                for last, beyond in ((limit, 0), (horizon, 1)):
+                    if last < math.inf:
+                        fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
             # Each sum is rounded once, so that so many epochs end exactly at a deadline that is exactly so many epochs long.
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
-        while len(ends) < epochs and start < limit:
-            start = self._finish(device, start, epoch_s * self._jitter(device, start))
+        while len(ends) < epochs and start < limit and start <= horizon:
+            start = self._finish(device, start, epoch_s * self._jitter(device, start), horizon)
             ends.append(start)
         return ends
 
@@ -90,14 +109,17 @@ class Compute:
         normal = self._streams.normal("world/jitter", device, int(start * _TICKS_PER_SECOND))
         return math.exp(self._sigma * normal - self._sigma**2 / 2)
 
-    def _finish(self, device: int, start: float, work_s: float) -> float:
-        """When ``work_s`` seconds of work at full speed are done, if begun at ``start``."""
+    def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
+        """When ``work_s`` seconds of work at full speed are done, begun at ``start``; past ``horizon`` any later time."""
         if self._phases is None:
             return start + on_grid(work_s)
+        self._phases.check_walk(device, start, min(horizon, start + work_s / self._mean_rate))
         while True:
             span = self._phases.span(device, start)
             rate = 1.0 if span.on else self._factor
             if (span.end - start) * rate >= work_s:
                 return start + on_grid(work_s / rate)
+            if span.end > horizon:
+                return span.end
             work_s -= (span.end - start) * rate
             start = span.end

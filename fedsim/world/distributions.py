@@ -1,5 +1,6 @@
 """Distributions of a quantity over the devices: a constant, or uniform, lognormal, choice, values, with units in the text."""
 
+import math
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -43,6 +44,8 @@ class Uniform(Distribution, Generic[Q]):
     def _ordered(self) -> "Uniform[Q]":
         if self.low > self.high:  # type: ignore[operator]
             raise ValueError("'low' is above 'high'")
+        if self.high == math.inf:
+            raise ValueError("a uniform distribution cannot reach up to infinity; 'high' must be finite")
         return self
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
@@ -55,7 +58,7 @@ class LogNormal(Distribution, Generic[Q]):
 
     kind: Literal["lognormal"] = "lognormal"
     median: Q
-    spread: float = Field(ge=1.0)
+    spread: float = Field(ge=1.0, le=1e6)
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
         """``size`` values in the base unit, float64 [size]."""

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
 
 _TICKS_PER_SECOND = 1 / TICK_S
 _ROWS_AT_ONCE = 4_096  # bounds what a walk needs at a time, whatever the population
 _PHASES_AT_ONCE = 128
+_MOST_PHASES = 10_000_000  # of one device in one walk, which then takes some ten seconds
 
 
 class Span(NamedTuple):
@@ -60,11 +62,27 @@ class Phases:
             end = self._length(device, 0, on)
         else:
             count, on = self._count.item(device), self._on.item(device)
+        self.check_walk(device, end, time)
         while time >= end:
             count, on, start = count + 1, not on, end
             end += self._length(device, count, on)
         self._count[device], self._on[device], self._start[device], self._end[device] = count, on, start, end
         return Span(on, start, end)
+
+    def check_walk(self, device: int, start: float, end: float) -> None:
+        """Refuse to go through far too many phases from ``start`` to ``end`` (s).
+
+        Raises:
+            SimulationError: names the phases.
+        """
+        expected = 2 * (end - start) / sum(self._means)
+        if expected > _MOST_PHASES:
+            off, on = self._means
+            raise SimulationError(
+                f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s on average between {start:g} s and "
+                f"{end:g} s ({self._purpose}); at most {_MOST_PHASES:.0e} can be walked through at a time: give longer phases, "
+                "or an earlier end of the run"
+            )
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which ``device`` is on."""
@@ -90,6 +108,9 @@ class Phases:
             self._begin(anew)
             end = self._end[devices]
         behind = devices[end <= time]
+        if behind.size:
+            first = int(behind[np.argmin(self._end[behind])])
+            self.check_walk(first, self._end.item(first), time)
         while behind.size:
             self._walk(behind, time)
             behind = behind[self._end[behind] <= time]

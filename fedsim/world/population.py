@@ -110,12 +110,12 @@ class PopulationSpec(Spec):
         departures: devices that leave for good; None if all stay.
     """
 
-    devices: int = Field(default=100, ge=1)
+    devices: int = Field(default=100, ge=1, le=100_000_000)
     speed: SpeedDistribution | None = None
     capacity: FedScaleCapacity | None = None
     samples: Sizes | None = None
-    reference_flops: float | None = Field(default=None, gt=0.0)
-    jitter: float = Field(default=0.0, ge=0.0)
+    reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
+    jitter: float = Field(default=0.0, ge=0.0, le=100.0)
     slow_phases: SlowPhases | None = None
     stragglers: Stragglers | None = None
     availability: AvailabilitySpec = AlwaysOn()

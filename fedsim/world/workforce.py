@@ -8,6 +8,7 @@ but left; all else is the same. The server acts only when the world stands still
 deadline is in time.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -107,8 +108,11 @@ class Workforce:
         return free
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none."""
-        return self._availability.next_on(device, time)
+        """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
+
+        Where the run is over before ``time``, it is that.
+        """
+        return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
     def anyone_ever(self) -> bool:
         """Whether some device is on now or will be at some time."""
@@ -180,10 +184,10 @@ class Workforce:
             self._set_working(task)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: the end of a ``step``, or a device's ``vanish``."""
+        """Set an alarm that was there when the snapshot was taken: of a ``step``, a ``look-ahead`` or a device's ``vanish``."""
         wait = self._waits[number]
-        ring = partial(self._vanish if kind == "vanish" else self._complete, wait)
-        wait.alarm = self._simulation.wake((kind, number), when, ring)
+        rings = {"step": self._complete, "look-ahead": self._look_ahead, "vanish": self._vanish}
+        wait.alarm = self._simulation.wake((kind, number), when, partial(rings[kind], wait))
 
     def _set_working(self, task: Task) -> None:
         self._working[task.device] = task.id
@@ -235,10 +239,8 @@ class Workforce:
 
     def _begin(self, task: Task, step: Step, wait: Wait) -> None:
         """Start a step, and arm what will open its gate."""
-        if isinstance(step, Train):
-            self._begin_training(task, step, wait)
-        elif isinstance(step, Evaluate):
-            self._begin_evaluation(task, step, wait)
+        if isinstance(step, Train | Evaluate):
+            self._begin_computing(task, step, wait)
         else:
             self._begin_transfer(task, step, wait)
 
@@ -255,21 +257,40 @@ class Workforce:
             return ending
         return self._finish_transfer(task, step, wait, ending)
 
-    # Computing: one wake-up, at the end or when the device vanishes before.
+    # Computing: one wake-up, at the end or when the device vanishes before; others on the way if that is far away.
 
-    def _begin_training(self, task: Task, step: Train, wait: Wait) -> None:
-        now = self._simulation.now
-        limit = self._training_limit(task, step)
+    def _begin_computing(self, task: Task, step: Train | Evaluate, wait: Wait) -> None:
         self._note_data(task)
-        training = step.training
-        if training.part is not None:
-            task.samples = training.part.samples
-        epoch_s = self._population.epoch_s(task.device, training.samples_an_epoch(task.samples, self._batch_size))
-        ends = self._compute.epoch_ends(task.device, now, epoch_s, training.epochs, limit)
-        if step.limit.adaptive:
-            ends = self._compute.adapt(now, ends, limit)
-        task.epoch_ends = ends
-        all_fit = bool(ends) and ends[-1] <= limit and (step.limit.adaptive or len(ends) == training.epochs)
+        if isinstance(step, Train) and step.training.part is not None:
+            task.samples = step.training.part.samples
+        self._look_ahead(wait)
+
+    def _look_ahead(self, wait: Wait) -> None:
+        """Find out when the running computation ends; if that is far away, only that it does not end for long.
+
+        Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
+        """
+        task, now = wait.task, self._simulation.now
+        step, start = task.steps[task.position], task.step_start
+        last = max(start, min(wait.off, self._simulation.end))  # then the device has vanished, or the run is over
+        reach = on_grid(start + max(self._compute.reach_s, 2 * (now - start)))
+        if isinstance(step, Train):
+            limit, epochs = self._training_limit(task, step), step.training.epochs
+            epoch_s = self._population.epoch_s(task.device, step.training.samples_an_epoch(task.samples, self._batch_size))
+        else:
+            assert isinstance(step, Evaluate)
+            limit, epochs = math.inf, 1
+            epoch_s = self._population.epoch_s(task.device, task.samples) * _FORWARD_SHARE * len(step.models)
+        ends = self._compute.epoch_ends(task.device, start, epoch_s, epochs, limit, min(last, reach))
+        far = bool(ends) and reach < min(ends[-1], limit, last)
+        adaptive = isinstance(step, Train) and step.limit.adaptive
+        if isinstance(step, Train):
+            task.epoch_ends = ends if far or not adaptive else self._compute.adapt(start, ends, limit)
+            ends = task.epoch_ends
+        if far:
+            wait.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self._look_ahead, wait))
+            return
+        all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
         self._arm(task, wait, ends[-1] if all_fit else max(limit, now))
 
     def _finish_training(self, task: Task, step: Train, wait: Wait, ending: Ending) -> Ending:
@@ -298,7 +319,7 @@ class Workforce:
     def _training_limit(self, task: Task, step: Train) -> float:
         limit = step.limit
         limits = [float("inf") if limit.stop_at is None else limit.stop_at]
-        limits += [] if limit.budget is None else [self._simulation.now + limit.budget]
+        limits += [] if limit.budget is None else [task.step_start + limit.budget]
         reserve = 0.0
         if limit.reserve_upload:
             nominal_s = self.nominal_transfer_s(task.device, "up", limit.reserve_upload)
@@ -309,11 +330,6 @@ class Workforce:
     def nominal_transfer_s(self, device: int, direction: Direction, size: float) -> float:
         """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""
         return self._network.latency_s(device) + size / self._network.access_rate(device, direction)
-
-    def _begin_evaluation(self, task: Task, step: Evaluate, wait: Wait) -> None:
-        self._note_data(task)
-        work_s = self._population.epoch_s(task.device) * _FORWARD_SHARE * len(step.models)
-        self._arm(task, wait, self._compute.epoch_ends(task.device, self._simulation.now, work_s, 1, float("inf"))[0])
 
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""

@@ -10,8 +10,16 @@ import pytest
 
 import fedsim
 from fedsim.records.reading import RunFolder
+from fedsim.testing import eventful_world
+from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
+Lived = Callable[[str], RunFolder]
+
+ALIASES = {"fedgroup": "flexcfl", "fesem-mig": "fesem", "ifca": "ifca-mig"}
+PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES}
+PARAMETERS |= {alias: PARAMETERS[kind] | {"kind": alias} for alias, kind in ALIASES.items()}
+PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
 
 
 @pytest.fixture
@@ -105,4 +113,22 @@ def grouped(grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathF
     kinds = {event["kind"] for event in run.events}
     assert {"arrival", "departure", "shift", "shift-test", "clustering", "server-transfer"} <= kinds
     assert any(event["kind"] == "assign" and event["data"]["before"] is not None for event in run.events)
+    return run
+
+
+@pytest.fixture
+def lived(made: Made, tmp_path: Path) -> Lived:
+    """``lived(kind)`` is a run of a strategy in which it does what it is for."""
+
+    def run(kind: str) -> RunFolder:
+        sections = eventful_world(PARAMETERS[kind], seed=6, rounds=40 if kind in ("fedasync", "fedbuff") else 6)
+        sections["population"] |= {
+            "devices": 18,
+            "arrivals": {"kind": "poisson", "rate": "0.2 /s", "newcomers": 6},
+            "departures": {"kind": "exponential", "mean_stay": "20 s", "share": 0.3},
+        }
+        sections["drift"] = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 3}}
+        del sections["checkpoint"]
+        return RunFolder(made(sections | {"name": kind}, tmp_path / kind))
+
     return run

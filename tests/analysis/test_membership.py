@@ -11,6 +11,7 @@ from analysis.membership import draw_membership
 from analysis.moves import NO_GROUP, Membership, read_membership
 from analysis.style import NothingToDrawError, PictureError, save
 from fedsim.records.reading import RunFolder
+from tests.analysis.conftest import Lived
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def replay(run: RunFolder, time: float) -> dict[int, int]:
     here = {device["device"]: NO_GROUP for device in run.devices if device["arrival"] <= time < device["departure"]}
     for event in run.events:
         if event["time"] <= time and event["kind"] == "assign" and event["device"] in here:
-            here[event["device"]] = event["group"]
+            here[event["device"]] = NO_GROUP if event["group"] is None else event["group"]
     return here
 
 
@@ -47,6 +48,21 @@ def test_who_is_where_at_any_time(grouped: RunFolder, membership: Membership) ->
         for group in (NO_GROUP, 0, 1):
             when, members = membership.sizes(group)
             assert members[np.searchsorted(when, time, side="right") - 1] == list(here.values()).count(group)
+
+
+def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
+    """CFL splits a cluster without those that never sent it an update."""
+    run = lived("cfl")
+    left = [event["time"] for event in run.events if event["kind"] == "assign" and event["group"] is None]
+    assert left
+    membership = read_membership(run)
+    for time in np.unique(left):
+        assert at(membership, time) == replay(run, time)
+    assert NO_GROUP not in membership.groups
+    assert NO_GROUP not in membership.migrations["group"].tolist()
+    figure = draw_membership(run)
+    assert f"{(membership.final == NO_GROUP).sum()} without a group at the end" in figure.get_suptitle()
+    assert "no group" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_devices_end_in_the_groups_of_their_table(grouped: RunFolder, membership: Membership) -> None:

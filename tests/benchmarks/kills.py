@@ -80,10 +80,8 @@ def kill(sections: dict[str, Any], draw: random.Random, folder: Path) -> dict[st
 def _start(path: Path, out: Path, *, resume: bool = False) -> "subprocess.Popen[bytes]":
     if not resume and out.exists():  # killed before its first checkpoint: it can only begin anew
         shutil.rmtree(out)
-    options = ["--resume"] if resume else []
-    return subprocess.Popen(
-        [sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", "--allow-code", *options]
-    )
+    options = ["--allow-code", *(["--resume"] if resume else [])]
+    return subprocess.Popen([sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", *options])
 
 
 def _alike(one: Path, other: Path) -> bool:

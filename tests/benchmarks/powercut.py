@@ -111,7 +111,19 @@ def _resumed(path: Path, out: Path, whole: Path, saved: int) -> dict[str, Any]:
 
 
 def _run(path: Path, out: Path, *options: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--executor", "inline", *options]
+    command = [
+        sys.executable,
+        "-c",
+        _MAIN,
+        "run",
+        str(path),
+        "--out",
+        str(out),
+        "--executor",
+        "inline",
+        "--allow-code",
+        *options,
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

@@ -1,11 +1,17 @@
 """What compiled loops promise: they run without Python's lock, keep NaN, and do without a folder to be kept in."""
 
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
 
@@ -50,3 +56,37 @@ def test_a_function_that_cannot_be_kept_is_compiled_all_the_same() -> None:
     space: dict[str, Any] = {}
     exec("def doubled(number):\n    return 2 * number", space)  # of no file, so there is no folder beside it
     assert compiled_entry(space["doubled"])(21) == 42
+
+
+KEPT = """
+from fedsim.learning.solvers.compiled import compiled_entry
+
+@compiled_entry
+def doubled(number):
+    return 2 * number
+
+print(doubled(21), doubled.stats.cache_hits[doubled.signatures[0]] if doubled.stats.cache_hits else 0)
+"""
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [lambda kept: kept[:20], lambda kept: kept[:99] + b"\xff" * 50 + kept[149:]])
+def test_what_is_kept_damaged_is_made_anew(ending: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    (tmp_path / "kept.py").write_text(KEPT)
+
+    def told() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "kept.py"],
+            cwd=tmp_path,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    assert told() == ["42", "0"]
+    (kept,) = tmp_path.rglob(f"*.{ending}")
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert told() == ["42", "0"]
+    assert told() == ["42", "1"]

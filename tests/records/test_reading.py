@@ -1,9 +1,17 @@
 """Tables as Python's lists and dicts: what ``pyarrow`` would give, only sooner."""
 
-import pyarrow as pa
-import pytest
+import shutil
+from pathlib import Path
 
-from fedsim.records.reading import as_list, as_rows
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from fedsim.cli import main
+from fedsim.errors import RunFolderError
+from fedsim.records.reading import RunFolder, as_list, as_rows
+from fedsim.testing import eventful_world, run
 
 NAMES = pa.dictionary(pa.int16(), pa.string())
 
@@ -33,3 +41,36 @@ def test_lists_and_rows_are_those_of_pyarrow(found: pa.Table) -> None:
     assert as_rows(found) == found.to_pylist()
     for batch in found.to_batches():
         assert as_rows(batch) == batch.to_pylist()
+
+
+TABLES = ("events", "transfers", "rounds", "devices")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("swapped") / "run"
+    run(eventful_world({"kind": "fedavg"}, rounds=2) | {"learning": "off"}, place)
+    return place
+
+
+@pytest.mark.parametrize(("name", "other"), [(name, other) for name in TABLES for other in TABLES if name != other])
+def test_a_table_in_the_place_of_another_is_named(name: str, other: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.copy(folder / f"{other}.parquet", tmp_path / "run" / f"{name}.parquet")
+    with pytest.raises(RunFolderError, match=rf"{name}\.parquet of .* is missing or damaged: it has no column"):
+        RunFolder(tmp_path / "run").rows(f"{name}.parquet")
+    for words in (["report", "--out", tmp_path / "report.html"], ["trace"], ["compare"], ["audit"]):
+        told = CliRunner().invoke(main, [words[0], str(tmp_path / "run"), *map(str, words[1:])])
+        assert isinstance(told.exception, SystemExit | None)
+        assert "--debug" not in told.output
+        assert told.exit_code in (0, 1, 2)
+        if told.exit_code:
+            assert f"{name}.parquet" in told.output
+
+
+def test_a_column_of_another_type_is_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    table = pq.read_table(folder / "rounds.parquet")
+    pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), tmp_path / "run" / "rounds.parquet")
+    with pytest.raises(RunFolderError, match="its column time is string, not double"):
+        RunFolder(tmp_path / "run").rows("rounds.parquet")

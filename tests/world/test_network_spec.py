@@ -188,14 +188,14 @@ def test_written_out_and_read_back_it_is_the_same(section: dict[str, Any]) -> No
         ),
         (
             {"kind": "star", "device": {"down": {"kind": "uniform", "low": "1 B/s", "high": "inf B/s"}}},
-            "uniform up to infinity",
+            "cannot reach up to infinity",
         ),
         (
             {"kind": "star", "device": {"up": {"kind": "lognormal", "median": "0 B/s", "spread": 2.0}}},
             "'up' may draw a rate of 0",
         ),
         ({"kind": "star", "device": {"up": {"kind": "choice", "values": ["1 B/s", "0 B/s"]}}}, "'up' may draw a rate of 0"),
-        ({"kind": "star", "device": {"latency": "inf s"}}, "'latency' must be finite"),
+        ({"kind": "star", "device": {"latency": "inf s"}}, "a time is 0 s, or"),
         ({"kind": "star", "device": {"latnecy": "1 s"}}, "did you mean 'latency'"),
         ({"kind": "tree", "cells": 0}, "greater than or equal to 1"),
         ({"kind": "graph", "file": "x", "server": "a", "attach": []}, "at least 1 item"),

@@ -13,6 +13,8 @@ from fedsim.errors import ScenarioError
 from fedsim.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
 
+_MOST_SAMPLES = 100_000_000  # places of a sample in an index
+
 
 class ClassBias(Partition):
     """A share of each device's data is of a few random classes, the rest of all the others (Jeong and Kim 2022, CATA-Fed).
@@ -47,6 +49,11 @@ class ClassBias(Partition):
                 f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
             )
         sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
+        if sizes.sum() > _MOST_SAMPLES:
+            raise ScenarioError(
+                f"data.partition.sizes gives {devices} devices {sizes.sum()} training samples; allowed are at most "
+                f"{_MOST_SAMPLES} in all"
+            )
         train, first = [], []
         for device, size in enumerate(sizes.tolist()):
             generator = streams.generator("world/data/train", device)

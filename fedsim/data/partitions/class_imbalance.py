@@ -33,7 +33,7 @@ class ClassImbalance(Partition):
     classes_per_device: int = Field(default=2, ge=1)
     mean: float = 5.0
     variance: float = Field(default=10.0, gt=0.0)
-    largest: int = Field(default=100, ge=1)
+    largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Training samples by majority class, test samples evenly."""

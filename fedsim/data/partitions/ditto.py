@@ -1,6 +1,6 @@
 """Ditto's Fashion-MNIST: five neighbouring classes a device in lognormal proportions."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class Ditto(Partition):
     kind: Literal["ditto"] = "ditto"
     usual_normalise: ClassVar[Normalise] = "standardise"
 
-    seed: int | Literal["run"] = 233
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | Literal["run"] = 233
     classes_per_device: int = Field(default=5, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:

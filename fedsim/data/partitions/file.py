@@ -1,6 +1,5 @@
 """The user's own partition, from a file."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,6 +10,7 @@ from fedsim.data.dataset import Dataset
 from fedsim.data.federated import FederatedData, Index
 from fedsim.data.partitions.base import Partition, deal_test_alike, federated
 from fedsim.errors import DataError, ScenarioError
+from fedsim.files import read_json, regular
 from fedsim.streams import Streams
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
@@ -51,7 +51,7 @@ class PartitionFile(Partition):
 
 def _read_json(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
     except (OSError, ValueError) as error:
@@ -67,7 +67,7 @@ def _read_json(path: Path) -> dict[str, dict[str, Any]]:
 
 def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(regular(path), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise DataError(_missing(path)) from None

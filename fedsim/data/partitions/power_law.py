@@ -33,7 +33,7 @@ class PowerLaw(Partition):
 
     classes_per_device: int = Field(default=2, ge=1)
     sigma: float = Field(default=2.0, ge=0.0, le=10.0)
-    minimum_per_class: int = Field(default=5, ge=2)
+    minimum_per_class: int = Field(default=5, ge=2, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Pooled samples, none in two devices."""

@@ -27,7 +27,7 @@ class SyntheticSizes(Partition):
 
     log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
     log_std: float = Field(default=2.0, ge=0.0, le=3.0)
-    least: int = Field(default=50, ge=2)
+    least: int = Field(default=50, ge=2, le=1_000_000_000)
 
     def sizes(self, devices: int, streams: Streams) -> NDArray[np.int64]:
         """Samples of each device, int64 [devices]."""

@@ -6,7 +6,6 @@ dimension as a big-endian 32-bit integer, then the values, last dimension fastes
 
 import gzip
 import math
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.durable import replacing
 from fedsim.errors import DataError
+from fedsim.files import regular
 
 _UNSIGNED_BYTE = 8
 _CHUNK = 1 << 20
@@ -28,7 +29,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         DataError: it is no such file, has another number of dimensions, or is shorter or longer than its header says.
     """
     try:
-        with path.open("rb") as plain:
+        with regular(path).open("rb") as plain:
             packed = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
             with gzip.GzipFile(fileobj=plain) if packed else plain as stream:
@@ -70,7 +71,7 @@ def _read(stream: IO[bytes] | gzip.GzipFile, limit: int) -> bytearray:
 
 
 def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
-    """Write ``array`` as IDX, packed if the name ends in ``.gz``; beside it first, then renamed."""
+    """Write ``array`` as IDX, packed if the name ends in ``.gz``."""
     header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     content = header + np.ascontiguousarray(array).tobytes()
     write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -78,9 +79,5 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as beside:
         beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

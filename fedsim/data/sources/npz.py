@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from fedsim.data.dataset import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels, every_fifth
 from fedsim.errors import DataError
+from fedsim.files import regular
+
+_MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 
 
 class Npz(Source):
@@ -52,7 +55,7 @@ class Npz(Source):
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(regular(path), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise DataError(
@@ -76,19 +79,22 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_nam
         raise DataError(
             f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
         )
-    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), np.iinfo(np.int32).max)
+    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
 
 
 def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
     if not 2 <= x.ndim <= 4:
         raise DataError(f"'{path}': '{name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
+    if 0 in x.shape:
+        raise DataError(f"'{path}': '{name}' is of shape {x.shape}; each sample needs one number at least")
     if x.ndim == 3:
         x = x[:, None]
     if x.dtype == np.uint8:
         return np.asarray(x, dtype=np.uint8)
     if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"'{path}': '{name}' is of type {x.dtype}; allowed are uint8 and floats")
-    numbers = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        numbers = x.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"'{path}': '{name}' has values that are not finite")
     return numbers

@@ -8,8 +8,11 @@ from pydantic import Field
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.federated import Pool
+from fedsim.errors import ScenarioError
 from fedsim.spec import Spec
 from fedsim.streams import Streams
+
+_MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
 
 
 class Synthetic(Spec):
@@ -27,10 +30,10 @@ class Synthetic(Spec):
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    alpha: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
-    beta: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
-    features: int = Field(default=60, ge=1)
-    classes: int = Field(default=10, ge=2)
+    alpha: float = Field(default=1.0, ge=0.0, le=1e6)
+    beta: float = Field(default=1.0, ge=0.0, le=1e6)
+    features: int = Field(default=60, ge=1, le=1_000_000)
+    classes: int = Field(default=10, ge=2, le=100_000)
 
     def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
         """Samples of all devices, one device after the other; device k's do not depend on the other devices.
@@ -38,7 +41,16 @@ class Synthetic(Spec):
         Args:
             sizes: samples of each device, int64 [devices].
             streams: draws from ``world/data/synthetic``.
+
+        Raises:
+            ScenarioError: that would be more numbers than fit a memory.
         """
+        numbers = int(sizes.sum()) * self.features + self.features * self.classes
+        if numbers > _MOST_NUMBERS:
+            raise ScenarioError(
+                f"data.source.features is {self.features} for {sizes.sum()} samples and {self.classes} classes, {numbers} "
+                f"numbers; allowed are at most {_MOST_NUMBERS}"
+            )
         parts = [self._draw_device(int(size), streams.generator("world/data/synthetic", k)) for k, size in enumerate(sizes)]
         x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Dataset("synthetic", Pool(x, y, self.classes), len(y))

@@ -1,13 +1,19 @@
 """Compilation of loops too short for an interpreter, and for which torch has no operation: numba, without its traps."""
 
+import hashlib
+import pickle
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numba.core import caching
 
 F = TypeVar("F", bound=Callable[..., object])
 
 _njit: Any = numba.njit  # its stubs lack some of its options
+_caching: Any = caching  # and these have none
 
 _OPTIONS: dict[str, Any] = {
     "nogil": True,  # other threads go on meanwhile
@@ -15,6 +21,36 @@ _OPTIONS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "nsz"},  # sums may be reordered, for vector registers; what is not finite stays so
     "no_cfunc_wrapper": True,  # only C would call it; each wrapper takes time to compile
 }
+
+
+class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
+    """What is kept of a function, with checksums: numba itself would run damaged code, or give up."""
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            return dict(super()._load_index())
+        except Exception:  # reading a damaged one raises many kinds; it is made anew
+            return {}
+
+    def _load_data(self, name: str) -> Any:
+        content = Path(self._data_path(name)).read_bytes()
+        code = content[hashlib.sha256().digest_size :]
+        if not content.startswith(hashlib.sha256(code).digest()):
+            raise OSError(f"{name} is damaged")  # to numba this says that there is none
+        return pickle.loads(code)
+
+    def _save_data(self, name: str, data: Any) -> None:
+        code = self._dump(data)
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+
+
+class _Cache(_caching.FunctionCache):  # type: ignore[misc]
+    """Numba's cache of a function, in such files."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__(function)
+        self._cache_file = _CheckedFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
 
 def compiled(function: F) -> F:
@@ -26,11 +62,11 @@ def compiled(function: F) -> F:
 def compiled_entry(function: F) -> F:
     """The same for a function that Python calls: made at the first call, and kept beside the source for later processes.
 
-    What is kept is made anew when the function's own file changes. It includes all that the function calls, which therefore
-    belongs in the same file.
+    What is kept is made anew when the function's own file changes, or when it is damaged. It includes all that the function
+    calls, which therefore belongs in the same file.
     """
-    try:
-        made: F = _njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # there is no folder in which it could be kept
-        made = _njit(**_OPTIONS)(function)
-    return made
+    made: Any = _njit(**_OPTIONS)(function)
+    with suppress(RuntimeError):  # there is no folder in which it could be kept
+        made._cache = _Cache(function)
+    kept: F = made
+    return kept

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedsim.records.audit.clock import grain_s
 from fedsim.records.audit.columns import Floats
-from fedsim.simulation import TICK_S
 
 SLACK = 1 + 1e-9  # what rounding may add to a rate
 
@@ -30,9 +30,9 @@ class Stretch(NamedTuple):
     carried: float
 
 
-def slack_s(end: Floats) -> float:
-    """How inexact times are (s): messages begin and end on the clock's grid, which late in a long run is that of float64."""
-    return 4 * max(TICK_S, float(np.spacing(end.max(initial=0.0))))
+def slack_s(end: Floats) -> Floats:
+    """What rounding may take from the time that each message had (s); float64 [messages]."""
+    return 4 * grain_s(end)
 
 
 def overfull(begin: Floats, end: Floats, size: Floats, rate: float) -> Stretch | None:
@@ -53,7 +53,7 @@ def overfull(begin: Floats, end: Floats, size: Floats, rate: float) -> Stretch |
         excess = carried - rate * SLACK * (late - begin[within])
         worst = int(excess.argmax())
         if excess[worst] > 0:  # not for what rounding does to a sum of many times
-            return Stretch(begin.item(within[worst]), late - slack_s(end), carried.item(worst))
+            return Stretch(begin.item(within[worst]), end[within].max().item(), carried.item(worst))
     return None
 
 

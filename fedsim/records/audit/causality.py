@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.records.audit.clock import grain_s
 from fedsim.records.audit.columns import Ints, Mask, Sequences
 from fedsim.records.audit.evidence import Evidence
-from fedsim.simulation import TICK_S
 
 _OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
 
@@ -133,9 +133,10 @@ def _trained_long(evidence: Evidence) -> Iterator[str]:
     rows = rows[lives.order]
     ends = np.flatnonzero(events.are("step-end")[rows])
     begun = lives.latest_before(~events.are("step-end")[rows])[ends]
-    took = events["time"][rows[ends]] - events["time"][rows[begun]]
+    end = events["time"][rows[ends]]
+    took = end - events["time"][rows[begun]]
     limit = _limit_of(evidence, rows[ends], limits.at, limits.training)
-    wrong = np.flatnonzero((begun < 0) | (took > limit + TICK_S))
+    wrong = np.flatnonzero((begun < 0) | (took > limit + grain_s(end)))
     for place in wrong[np.argsort(rows[ends[wrong]])].tolist():
         task = events.shown("task", rows[ends[place]])
         if begun[place] < 0:

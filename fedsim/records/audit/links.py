@@ -5,7 +5,6 @@ carried its messages in some way (``capacity``): each device's own, and those th
 shared is said by the scenario; of one from a file, the run has left its links and routes in a file of the folder.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
+from fedsim.files import read_json
 from fedsim.records import folder as files
 from fedsim.records.audit.capacity import SLACK, overfull, slack_s
 from fedsim.records.audit.columns import NOTHING, Floats, Ints
@@ -151,7 +151,7 @@ def _from_file(evidence: Evidence) -> tuple[int, list[Link]]:
     """
     path = evidence.run.path / files.NETWORK
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json(path)
         users: dict[str, list[tuple[str, int]]] = {name: [] for name in told["links"]}
         for way in _WAYS:
             for place, route in enumerate(told["routes"][way]):

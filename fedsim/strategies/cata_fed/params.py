@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
+from fedsim.spec import Epochs
 from fedsim.strategies.synchronous import AggregatingParams
 from fedsim.units import PositiveSeconds, Seconds
 
@@ -34,15 +35,15 @@ class CataFedParams(AggregatingParams):
 
     kind: Literal["cata-fed"] = "cata-fed"
     adaptive: bool = True
-    local_epochs: int = Field(default=5, ge=1)
-    most_epochs: int = Field(default=1000, ge=1)
+    local_epochs: Epochs = 5
+    most_epochs: Epochs = 1000
     margin: Seconds = 0.0
     reserve_upload: bool = False
     mitigation: bool = True
     smallest_part: int = Field(default=100, ge=1)
     straggler_upload: Literal["model", "flag"] = "model"
     clusters: int = Field(default=4, ge=1)
-    whisker: float = Field(default=1.5, ge=0.0, allow_inf_nan=False)
+    whisker: float = Field(default=1.5, ge=0.0)
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"  # type: ignore[assignment]
     rejoin: bool = False
     rejoin_delay: PositiveSeconds = 60.0

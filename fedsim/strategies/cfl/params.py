@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
+from fedsim.spec import Epochs
 from fedsim.strategies.grouped import GroupedParams
 
 
@@ -32,12 +33,12 @@ class CFLParams(GroupedParams):
 
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
-    local_epochs: int = Field(default=3, ge=1)
+    local_epochs: Epochs = 3
     groups: Literal[1] = 1
-    eps1: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    eps2: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    eps1_relative: float = Field(default=0.4, ge=0.0, allow_inf_nan=False)
-    eps2_ratio: float = Field(default=1.6, ge=0.0, allow_inf_nan=False)
+    eps1: float | None = Field(default=None, ge=0.0)
+    eps2: float | None = Field(default=None, ge=0.0)
+    eps1_relative: float = Field(default=0.4, ge=0.0)
+    eps2_ratio: float = Field(default=1.6, ge=0.0)
     split_rounds: list[int] | None = None
     split: Literal["single", "complete"] = "single"
     split_step: Literal["children", "parent"] = "children"

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.spec import Epochs, Iterations
 from fedsim.strategies.migrating import MigratingParams
 
 
@@ -29,16 +30,16 @@ class FlexCFLParams(MigratingParams):
 
     kind: Literal["flexcfl"] = "flexcfl"
     clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 10
     sweep: bool = True
     alpha: int = Field(default=20, ge=1)
-    pretrain_iterations: int | None = Field(default=50, ge=1)
-    pretrain_epochs: int = Field(default=1, ge=1)
+    pretrain_iterations: Iterations | None = 50
+    pretrain_epochs: Epochs = 1
     cold_start: Literal["edc", "madc", "random-centers"] = "edc"
     newcomers: Literal["cosine", "random"] = "cosine"
     on_arrival: bool = True
     epochs_after_cold_start: Literal["full", "less"] = "full"
-    eta_g: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    eta_g: float = Field(default=0.0, ge=0.0)
     inter_group: Literal["normalised", "literal"] = "normalised"
 
     def pretrained(self, devices: int) -> int:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.spec import Epochs, Iterations
 from fedsim.strategies.clustering.medoids import Start
 from fedsim.strategies.grouped import GroupedParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
@@ -44,20 +45,20 @@ class LCFLParams(GroupedParams):
 
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
-    groups: int = Field(default=4, ge=1)
-    local_epochs: int = Field(default=10, ge=1)
+    groups: int = Field(default=4, ge=1, le=10_000)
+    local_epochs: Epochs = 10
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
     warmup: Literal["federated", "local"] = "federated"
     warmup_rounds: int = Field(default=5, ge=1)
     warmup_participation: float = Field(default=1.0, gt=0.0, le=1.0)
-    warmup_epochs: int = Field(default=10, ge=1)
-    warmup_iterations: int | None = Field(default=None, ge=1)
+    warmup_epochs: Epochs = 10
+    warmup_iterations: Iterations | None = None
     local_start: Literal["common", "own"] = "common"
     metric: Measure = "lcfl"
     clustering: Literal["k-medoids", "hierarchical", "dbscan"] = "k-medoids"
     start: Start = "build"
-    eps: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    eps: float | None = Field(default=None, ge=0.0)
     min_samples: int = Field(default=5, ge=1)
     clusters_start: Literal["global", "members"] = "global"
     exchange_attempts: int = Field(default=3, ge=1)

@@ -36,7 +36,7 @@ class RFedAvgParams(SynchronousParams):
     kmeans_clusters: Literal["classes", "ccs"] = "classes"
     imbalance: Literal["global", "local"] = "global"
     theta: float = Field(default=math.pi / 36, ge=0.0, le=math.pi / 2)
-    least_loss: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    least_loss: float = Field(default=0.0, ge=0.0)
 
     @property
     def uses_imbalance(self) -> bool:

@@ -1,6 +1,5 @@
 """What a scenario may say of the network: a star, a tree of cells, or any graph from a file."""
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.families import or_own
+from fedsim.files import read_json
 from fedsim.simulation import Simulation
 from fedsim.spec import Spec
 from fedsim.streams import Streams
@@ -58,13 +58,8 @@ class DeviceLinks(Spec):
     @model_validator(mode="after")
     def _possible(self) -> "DeviceLinks":
         for name, rate in (("down", self.down), ("up", self.up)):
-            least, most = _range(rate)
-            if least <= 0:
+            if _least(rate) <= 0:
                 raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
-            if isinstance(rate, Uniform) and most == math.inf:
-                raise ValueError(f"{name!r} cannot be uniform up to infinity")
-        if _range(self.latency)[1] == math.inf:
-            raise ValueError("'latency' must be finite")
         return self
 
     @property
@@ -73,17 +68,13 @@ class DeviceLinks(Spec):
         return all(isinstance(rate, Constant) and rate.value == math.inf for rate in (self.down, self.up))
 
 
-def _range(distribution: Any) -> tuple[float, float]:
-    """The least and the greatest of a distribution's parameters: 0 or infinity among the draws shows in them."""
+def _least(distribution: Any) -> float:
+    """The least of a distribution's parameters: 0 among the draws shows in it."""
     match distribution:
-        case Constant(value=value):
-            return value, value
-        case Uniform(low=low, high=high):
-            return low, high
-        case LogNormal(median=median):
-            return median, median
+        case Constant(value=least) | Uniform(low=least) | LogNormal(median=least):
+            return float(least)
         case Choice(values=values):
-            return min(values), max(values)
+            return float(min(values))
     raise TypeError(f"no range is known of {distribution!r}")
 
 
@@ -134,7 +125,7 @@ class TreeSpec(NetworkModel):
     """Cells with a link each to the server; device i is in cell i mod ``cells``."""
 
     kind: Literal["tree"] = "tree"
-    cells: int = Field(ge=1)
+    cells: int = Field(ge=1, le=100_000)
     cell: CellLinks = CellLinks()
     server: ServerLinks = ServerLinks()
 
@@ -201,7 +192,7 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
 
     where = f"network.file {str(path)!r}"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         edges = data["edges"] if "edges" in data else data["links"]  # "links" is what networkx before 3.4 wrote
         graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
         graph.add_nodes_from(str(node["id"]) for node in data["nodes"])
@@ -228,7 +219,7 @@ def _capacity(text: object, edge: str) -> float:
         return TypeAdapter[float](LinkRate).validate_python(text)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise ScenarioError(f"{edge} has the capacity {text!r}: {message}") from None
+        raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
 
 
 NetworkSpec = Annotated[

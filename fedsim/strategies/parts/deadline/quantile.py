@@ -21,7 +21,7 @@ class Quantile(Deadline):
     kind: str = "quantile"
     share: float = Field(default=0.8, gt=0.0, le=1.0)
     over: int = Field(default=50, ge=1, le=1_000_000)
-    slack: float = Field(default=1.2, gt=0.0, allow_inf_nan=False)
+    slack: float = Field(default=1.2, gt=0.0)
     most: PositiveSeconds
 
     def least_s(self) -> float:

@@ -22,7 +22,7 @@ class SGD(ServerOptimiser):
     """
 
     kind: str = "sgd"
-    lr: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    lr: float = Field(default=1.0, gt=0.0)
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     def step(self, server: Server, state: dict[str, Any], model: "Ref", aggregated: "Ref") -> "Ref":

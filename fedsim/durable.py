@@ -32,9 +32,11 @@ def sync(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Where to write what is to become ``path``: it gets that name when its content is on the disk, and goes if that fails.
 
-    The name is on the disk only after ``sync(path.parent)``, which may be done once for many.
+    The name is on the disk only after ``sync(path.parent)``, which may be done once for many. No link is followed: what was
+    left there is removed first.
     """
     beside = path.with_name(path.name + WRITING)
+    beside.unlink(missing_ok=True)
     try:
         yield beside
         sync(beside)

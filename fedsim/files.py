@@ -1,0 +1,61 @@
+"""Files of any origin, read with care: no pipe or device is waited for, and nothing nested without end is followed."""
+
+import errno
+import json
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def regular(path: Path) -> Path:
+    """``path``, if it is a file; a pipe or a device may never end.
+
+    Raises:
+        OSError: there is nothing, or something else; its ``strerror`` says what.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device; allowed are files", str(path))
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file says.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+        ValueError: it is no JSON in UTF-8, or nested too deeply.
+    """
+    return _shallow(json.loads, regular(path).read_text(encoding="utf-8"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+        ValueError: it is no TOML in UTF-8, or nested too deeply.
+    """
+    return toml(regular(path).read_text(encoding="utf-8"))
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The tables of a text in TOML.
+
+    Raises:
+        ValueError: it is none, or nested too deeply.
+    """
+    return _shallow(tomllib.loads, text)
+
+
+def _shallow(parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

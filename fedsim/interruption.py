@@ -1,0 +1,61 @@
+"""What a signal does to a process that computes: the run is saved when its instant is over, and ends in any case."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from fedsim.harmless import say
+
+if TYPE_CHECKING:
+    from fedsim.runner import Job
+
+INTERRUPTED = 130
+_PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
+_TRAINING_S = 10.0  # with an instant that waits for training, after SIGTERM; after Ctrl-C that is for the user to say
+_LOOK_S = 0.1
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+def end_soon(job: "Job", number: int) -> None:
+    """Let a run end when its instant is over, and be saved; an instant that gets nowhere ends with the process.
+
+    Nothing is half-written by that: files get their names when they are whole. What remains is the last checkpoint. This is for
+    a signal's handler.
+
+    Args:
+        job: the run.
+        number: which signal it was.
+    """
+    job.interrupt()
+    loop = asyncio._get_running_loop()
+    if loop is not None:
+        threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
+
+
+def _watch(job: "Job", loop: asyncio.AbstractEventLoop, number: int) -> None:
+    """End the process when the event loop does not get its turn for long, or after a SIGTERM training takes too long."""
+    turn = threading.Event()
+    turn.set()
+    begun = alive = time.monotonic()
+    while not job.simulation.settled:
+        now = time.monotonic()
+        if turn.is_set() or job.simulation.working:
+            alive = now
+            turn.clear()
+            loop.call_soon_threadsafe(turn.set)
+        if now - alive > _PATIENCE_S or (number == signal.SIGTERM and now - begun > _TRAINING_S):
+            say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
+            end_at_once()
+        time.sleep(_LOOK_S)
+
+
+def end_at_once(*_: object) -> None:
+    """End this process, whatever its threads do."""
+    sys.stderr.flush()
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a live display had hidden it
+    os._exit(INTERRUPTED)

@@ -1,0 +1,125 @@
+"""Every registered strategy's run, in a world where much happens, goes through every verb and every picture."""
+
+import csv
+import importlib.util
+import io
+import json
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from matplotlib.figure import Figure
+
+import fedsim
+from analysis.__main__ import KINDS
+from analysis.report.figures import pictures_of_run
+from analysis.style import NothingToDrawError
+from fedsim.cli import main
+from fedsim.records.reading import RunFolder
+from fedsim.strategies import REGISTRY
+from fedsim.testing import assert_sound
+from tests.analysis.conftest import Lived
+from tests.analysis.test_report import Document
+
+MOVES = ("assign", "migration")
+HAPPENS: dict[str, tuple[str, ...]] = {
+    "cata-fed": ("cluster", "split"),
+    "cfl": ("assign", "leaving", "cluster-split", "clustering"),
+    "fedgroup": ("assign", "clustering"),
+    "fesem": MOVES,
+    "fesem-mig": MOVES,
+    "flexcfl": (*MOVES, "clustering", "shift-test", "server-transfer"),
+    "ifca": MOVES,
+    "ifca-mig": (*MOVES, "shift-test"),
+    "lcfl": ("assign", "clustering", "campaign"),
+    "rfedavg": ("clustering",),
+    "tifl": ("tiers", "tier"),
+}
+"""What a strategy is for, as kinds of records; nothing but rounds for those that are not here."""
+
+COMMON = ("timeline", "accuracy", "fairness", "traffic")
+DRAWN: dict[str, tuple[str, ...]] = {
+    "cata-fed": ("stragglers", "clusters"),
+    "cfl": ("stragglers", "membership", "similarity", "split-tree"),
+    "fedavg": ("stragglers",),
+    "fedgroup": ("stragglers", "membership", "similarity", "embedding"),
+    "fedprox": ("stragglers",),
+    "fesem": ("stragglers", "membership"),
+    "fesem-mig": ("stragglers", "membership"),
+    "flexcfl": ("stragglers", "membership", "similarity", "embedding"),
+    "ifca": ("stragglers", "membership"),
+    "ifca-mig": ("stragglers", "membership"),
+    "lcfl": ("membership", "similarity"),
+    "rfedavg": ("stragglers", "similarity"),
+    "tifl": ("stragglers", "clusters"),
+}
+"""The pictures of each strategy's run besides the common ones; none for those that are not here."""
+
+
+def happened(run: RunFolder) -> Counter[str]:
+    """How often each kind of record occurs, and devices that changed their group or were left without one."""
+    count = Counter(event["kind"] for event in run.events)
+    for event in run.events:
+        if event["kind"] == "assign" and event["data"]["before"] is not None:
+            count["leaving" if event["group"] is None else "migration"] += 1
+    return count
+
+
+@pytest.mark.parametrize("kind", REGISTRY)
+def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
+    run = lived(kind)
+    count = happened(run)
+    missing = [name for name in ("arrival", "departure", "shift", *HAPPENS.get(kind, ())) if not count[name]]
+    assert not missing, f"this world does not show {missing}"
+    assert_sound(run.path)
+
+    (row,) = csv.DictReader(io.StringIO(call("compare", run.path, "--csv")))
+    assert (row["migrations"] != "") == (count["assign"] > 0)
+    call("trace", run.path, "--out", tmp_path / "trace.json")
+    entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert not [entry["name"] for entry in entries if "None" in entry["name"] or "nan" in entry["name"]]
+    named = Counter(entry["name"].rstrip(" 0123456789") for entry in entries)
+    assert named["into group"] + named["out of group"] == count["assign"]
+    assert named["out of group"] == count["leaving"]
+    if importlib.util.find_spec("tensorboard"):
+        call("tensorboard", run.path, "--out", tmp_path / "board")
+
+    loaded = fedsim.load_run(run.path)
+    assert all(len(frame) for frame in (loaded.events, loaded.rounds, loaded.devices))
+    assert loaded.transfers.empty == (kind == "local")
+    drawn = {name: figure for name in KINDS if (figure := picture(loaded, name)) is not None}
+    assert set(drawn) == {*COMMON, *DRAWN.get(kind, ())} - ({"traffic"} if kind == "local" else set())
+    for name, figure in drawn.items():
+        assert any(axes.has_data() for axes in figure.axes), name
+
+
+def call(*words: str | Path) -> str:
+    result = CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def picture(loaded: Any, name: str) -> Figure | None:
+    try:
+        figure: Figure = loaded.figure(name)
+    except NothingToDrawError:
+        return None
+    return figure
+
+
+@pytest.mark.parametrize("first", range(0, len(REGISTRY), 6))
+def test_reports_of(first: int, lived: Lived, tmp_path: Path) -> None:
+    """As many runs at a time as a report shows in detail: all their pictures are drawn as they are seen."""
+    kinds = list(REGISTRY)[first : first + 6]
+    runs = [lived(kind) for kind in kinds]
+    call("report", *(run.path for run in runs), "--out", tmp_path / "report.html")
+    page = Document(tmp_path / "report.html")
+    titles = Counter(str(attrs["alt"]).partition(".")[0] for tag, attrs in page.elements if tag == "img")
+    own = [picture.title for picture in pictures_of_run(runs[0])]
+    expected = Counter(chain.from_iterable((*DRAWN.get(kind, ()), *(["traffic"] * (kind != "local"))) for kind in kinds))
+    assert [titles[title] for title in own] == [expected[name] for name in KINDS[1 : 1 + len(own)]]
+    assert len(titles) > len(set(own) & set(titles)) + 3
+    assert not [text for text in page.texts if "None" in text or "group -1" in text]

@@ -1,0 +1,96 @@
+"""Odd scenarios, damaged run folders, damaged inputs and hostile names: does fedsim always end in time, and say why?
+
+    python -m tests.benchmarks.fuzz --scenarios 3000 --folders 1000 --inputs 200 --terminals 60 --workers 2 --out /tmp/fuzz
+
+A case is drawn by its kind and number (and ``--seed``); ``--only folders:17`` tries one again and keeps its files. A case that
+fails leaves its files, the command lines and what they printed in a folder of ``--out``. What must hold of all: no traceback
+and no warning, no control character from a file, the end within 30 s (a run that was long heeds SIGTERM), 4 GB of memory, exit
+status 0, 1, 2 or 130, nothing imported that a file names; what comes to its end passes its audit; a changed folder fails it; a
+damaged checkpoint is refused or gives the same run. Prints the failures by what was wrong; exit status 1 if there is any.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.fuzzing.trying import KINDS, Tried, Trier
+
+_TOLD_EVERY_S = 10.0
+_trier: Trier  # in the processes that try: too large to be sent, and there when they are forked
+
+
+def main() -> int:
+    """Try all cases, and show what failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", type=int, default=0, metavar="N")
+    parser.add_argument("--first", type=int, default=0, help="the number of each kind's first case")
+    parser.add_argument("--only", action="append", default=[], metavar="KIND:NUMBER")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds that a call may take")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    cases = [(kind, number) for kind, _, number in (text.partition(":") for text in options.only)]
+    wanted = [(kind, int(number)) for kind, number in cases] or list(_in_turn(options))
+    kinds = tuple(kind for kind in KINDS if any(kind == one for one, _ in wanted))
+    global _trier
+    _trier = Trier(kinds, options.out.resolve(), options.seed, options.patience)
+    keep = bool(options.only)
+    with multiprocessing.get_context("fork").Pool(options.workers) as pool:
+        tried = list(_told(pool.imap_unordered(_attempt, [(kind, number, keep) for kind, number in wanted]), len(wanted)))
+    _trier.clean_up()
+    for line in table(tried):
+        print(line)
+    return 1 if any(one.complaints for one in tried) else 0
+
+
+def _in_turn(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """Cases of all kinds mixed, so that the time left can be told."""
+    counts = {kind: getattr(options, kind) for kind in KINDS}
+    places = [((place + 0.5) / count, kind, place) for kind, count in counts.items() for place in range(count)]
+    return ((kind, options.first + place) for _, kind, place in sorted(places))
+
+
+def _attempt(case: tuple[str, int, bool]) -> Tried:
+    kind, number, keep = case
+    return _trier.attempt(kind, number, keep=keep)
+
+
+def _told(results: Iterator[Tried], total: int) -> Iterator[Tried]:
+    """Tell each failure as it comes, and now and then how far it is."""
+    began = last = time.monotonic()
+    for done, one in enumerate(results, start=1):
+        for what in one.complaints:
+            print(f"{one.kind}:{one.number}  {what}", flush=True)
+        now = time.monotonic()
+        if now - last > _TOLD_EVERY_S:
+            last = now
+            left = (now - began) / done * (total - done)
+            print(f"-- {done} of {total}, {left / 60:.1f} min left", flush=True)
+        yield one
+
+
+def table(tried: Sequence[Tried]) -> Iterator[str]:
+    """A line a kind, and a line for each thing that was wrong: how often, and the first case."""
+    yield f"{'kind':<10} {'cases':>6} {'failed':>6} {'long':>5} {'s/case':>6}  exit statuses of all calls"
+    for kind in KINDS:
+        mine = [one for one in tried if one.kind == kind]
+        if mine:
+            statuses = Counter(status for one in mine for status in one.statuses)
+            failed, long = sum(bool(one.complaints) for one in mine), sum(one.stopped for one in mine)
+            each = sum(one.wall_s for one in mine) / len(mine)
+            shown = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
+            yield f"{kind:<10} {len(mine):>6} {failed:>6} {long:>5} {each:>6.2f}  {shown}"
+    wrong = Counter(what for one in tried for what in one.complaints)
+    first = {what: f"{one.kind}:{one.number}" for one in reversed(tried) for what in one.complaints}
+    for what, count in wrong.most_common():
+        yield f"{count:>5}  {first[what]:<16} {what}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Cases that nobody would write by hand, drawn by number: ``tests/benchmarks/fuzz.py`` tries many, the tests a few."""

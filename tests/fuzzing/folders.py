@@ -1,0 +1,202 @@
+"""A run folder that was changed fails its audit; a damaged checkpoint is refused, or gives the run that was never stopped."""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import fedsim
+from fedsim.executors.inline import Inline
+from fedsim.runner import Job
+from fedsim.testing import eventful_world, run, run_until
+from tests.fuzzing import values
+from tests.fuzzing.files import as_json, as_toml, damage
+from tests.fuzzing.inputs import GRAPH
+from tests.fuzzing.place import Place, in_a_child
+from tests.fuzzing.scenarios import look
+from tests.test_resume import TREE
+from tests.test_runs import STRATEGIES
+
+_COMPARED = ("events_sha256", "models_sha256")
+_ROUNDS = 4
+_pool: Path
+
+
+def prepare(folder: Path) -> None:
+    """Make the runs whose copies are damaged: of each strategy one that came to its end, one interrupted, one killed."""
+    global _pool
+    _pool = folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "graph.json").write_text(json.dumps(GRAPH))
+    networks = [{}, {"network": TREE}, {"network": _over_graph(folder / "graph.json")}]
+    for place, strategy in enumerate(one for one in STRATEGIES if ":" not in one["kind"]):
+        made = folder / strategy["kind"]
+        sections = eventful_world(strategy, seed=place, rounds=_ROUNDS) | networks[place % len(networks)]
+        sections["checkpoint"] = {"rounds": 1}
+        in_a_child(lambda made=made, sections=sections: _make(made, sections))  # type: ignore[misc]
+
+
+def _over_graph(file: Path) -> dict[str, Any]:
+    device = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
+    return {"kind": "graph", "file": str(file), "server": "s", "attach": ["a", "b"], "device": device}
+
+
+def _make(made: Path, sections: dict[str, Any]) -> None:
+    made.mkdir()
+    events = run(sections, made / "done")["events"]
+    (made / "scenario.toml").write_text(fedsim.Scenario(**sections).to_toml())
+    run_until(sections, made / "interrupted", int(events * 0.7))
+    in_a_child(lambda: _run_and_die(sections, made / "killed", int(events * 0.8)))
+
+
+def _run_and_die(sections: dict[str, Any], out: Path, records: int) -> None:
+    job = Job(fedsim.Scenario(**sections), out, Inline())
+    left = records
+
+    def watch(record: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os._exit(0)
+
+    job.simulation.listen(watch)
+    asyncio.run(job.execute())
+
+
+def attempt(place: Place, draw: random.Random, number: int) -> None:
+    """Copy a run, change something in it, and do with it what a user would."""
+    runs = sorted(path for path in _pool.iterdir() if path.is_dir())
+    made = runs[number % len(runs)]
+    state = draw.choice(["done", "done", "interrupted", "killed"])
+    out = Path(shutil.copytree(made / state, place.folder / "out"))
+    before = _prints(out)
+    what = change(draw, out)
+    (place.folder / "CHANGED.txt").write_text(f"{made.name} {state}: {what}\n", errors="backslashreplace")
+    changed = _prints(out)
+    if state == "done":
+        told = place.call("audit", "out", allowed=(0, 1, 2))
+        if told.status == 0 and changed != before:
+            place.complain(f"audit: passes a folder in which {what}")
+        for _ in range(draw.randrange(3)):
+            look(place, draw, "out")
+        return
+    shutil.copy(made / "scenario.toml", place.folder / "scenario.toml")
+    if draw.random() < 0.3:
+        place.call("audit", "out", allowed=(0, 1, 2))
+        look(place, draw, "out")
+    told = place.call("run", "scenario.toml", "--out", "out", "--resume", "--quiet")
+    if told.status == 2 and _prints(out) != changed:
+        place.complain(f"run --resume: refuses a folder in which {what}, but changes it")
+    elif told.status == 0:
+        _is_the_same(place, out, made / "done", what)
+
+
+def _is_the_same(place: Place, out: Path, whole: Path, what: str) -> None:
+    """A resumed run is the run that was never stopped, and passes its audit."""
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (out, whole)]
+    if any(summaries[0][name] != summaries[1][name] for name in _COMPARED):
+        place.complain(f"run --resume: another run comes of a folder in which {what}")
+    told = place.call("audit", "out", allowed=(0, 1, 2))
+    if told.status:
+        place.complain(f"run --resume: what comes of a folder in which {what} does not pass its audit")
+
+
+def change(draw: random.Random, folder: Path) -> str:
+    """Change something in a folder; what was done, in words that are the same for the same kind of change."""
+    path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    name = _kind_of(path, folder)
+    meant = {".json": _change_json, ".parquet": _change_parquet, ".toml": _change_toml}.get(path.suffix)
+    if meant is not None and draw.random() < 0.4:
+        return f"{name} {meant(draw, path)}"
+    others = sorted(other for other in folder.rglob("*") if other.is_file() and other != path)
+    match draw.randrange(6):
+        case 0:
+            other = draw.choice(others)
+            content = path.read_bytes()
+            path.write_bytes(other.read_bytes())
+            other.write_bytes(content)
+            return f"{name} and {_kind_of(other, folder)} were swapped"
+        case 1:
+            added = draw.choice([".writing", ".bak", "\x1b[2J", "\u202e", ".lock~"])
+            beside = path.with_name(path.name + added)
+            shutil.copy(path, beside)
+            if draw.random() < 0.3:
+                os.truncate(beside, beside.stat().st_size // 2)
+            return f"a copy of {name} was left with {added!r} at its end"
+    return f"{name} was {damage(draw, path)}"
+
+
+def _kind_of(path: Path, folder: Path) -> str:
+    parts = path.relative_to(folder).parts
+    return "/".join(
+        "N" if part.isdigit() else part.partition(".part-")[0] + (".part" if ".part-" in part else "") for part in parts
+    )
+
+
+def _change_json(draw: random.Random, path: Path) -> str:
+    path.write_text(as_json(values.spoil(draw, json.loads(path.read_text()))))
+    return "had a value changed"
+
+
+def _change_toml(draw: random.Random, path: Path) -> str:
+    path.write_text(as_toml(values.spoil(draw, tomllib.loads(path.read_text()))))
+    return "had a value changed"
+
+
+def _change_parquet(draw: random.Random, path: Path) -> str:
+    table = pq.read_table(path)
+    match draw.randrange(4):
+        case 0 if len(table):
+            row = draw.randrange(len(table))
+            table = pa.concat_tables(
+                [table.slice(0, row), table.slice(row + draw.choice([0, 1]))] + [table.slice(row, 1)] * draw.choice([0, 2])
+            )
+            what = "had a row dropped, doubled or moved"
+        case 1:
+            table = table.drop_columns([draw.choice(table.column_names)])
+            what = "had a column dropped"
+        case 2:
+            names = table.column_names
+            table = table.rename_columns([*names[1:], names[0]])
+            what = "had its columns renamed"
+        case _ if len(table):
+            place, row = draw.randrange(table.num_columns), draw.randrange(len(table))
+            column = table.column(place)
+            cells = column.to_pylist()
+            cells[row] = _other(draw, cells[row])
+            try:
+                table = table.set_column(place, table.field(place), pa.array(cells, type=column.type))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+                table = table.set_column(place, table.column_names[place], pa.array([str(cell) for cell in cells]))
+            what = "had a cell changed"
+        case _:
+            what = "was written anew"
+    pq.write_table(table, path)
+    return what
+
+
+def _other(draw: random.Random, cell: Any) -> Any:
+    if isinstance(cell, str):
+        return draw.choice([values.text(draw), cell[: len(cell) // 2], "[" * 50_000, '{"a": NaN}', "null", "[1]"])
+    return draw.choice([None, *values.NUMBERS, *([cell + 1] if isinstance(cell, int | float) else [])])
+
+
+def _prints(folder: Path) -> dict[str, str]:
+    """What the folder holds: each file's hash, but for locks, which hold nothing of the run."""
+    found = sorted(path for path in folder.rglob("*") if "lock" not in path.name and (path.is_symlink() or not path.is_dir()))
+    return {str(path.relative_to(folder)): _print(path) for path in found}
+
+
+def _print(path: Path) -> str:
+    if path.is_symlink():
+        return f"a link to {os.readlink(path)}"  # noqa: PTH115
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"

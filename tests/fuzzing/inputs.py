@@ -1,0 +1,221 @@
+"""Whatever a file holds that a scenario, a study or a comparison reads: it is used, or refused with a message."""
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.data.sources.idx import write_idx
+from fedsim.testing import eventful_world
+from tests.fuzzing import values
+from tests.fuzzing.files import as_json, as_toml, damage
+from tests.fuzzing.place import WITNESS, Place, in_a_child
+from tests.fuzzing.scenarios import look, sound
+from tests.study.conftest import finish
+
+DEVICES = 24
+GRAPH = {
+    "directed": False,
+    "nodes": [{"id": name} for name in ("s", "r", "a", "b")],
+    "edges": [
+        {"source": "s", "target": "r", "capacity": "2 Mbit/s"},
+        {"source": "r", "target": "a", "capacity": "1 Mbit/s"},
+        {"source": "r", "target": "b", "capacity": "inf B/s"},
+    ],
+}
+_TRACES = {name: {"start": 0.0, "end": 100.0, "ready": [[0.0, 30.5], [40.0, 90.0]], "ok": True} for name in ("one", "two")}
+_CAPACITIES = "id,computation_ms_per_sample,dl_kbps,ul_kbps\n" + "".join(
+    f"{n},{20 + n},{900 + n},{500 + n}\n" for n in range(9)
+)
+_SCENARIO = "scenario.toml"
+
+
+class _Pickled:
+    """An object whose loading by pickle leaves the witness's file."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[Any, ...]]:
+        return os.system, (f"touch {WITNESS}",)
+
+
+def prepare(folder: Path) -> None:
+    """Nothing is needed beforehand."""
+
+
+def attempt(place: Place, draw: random.Random, number: int) -> None:
+    """Write a sound input, change it, and have it read."""
+    kinds = (_npz, _partition, _partition_npz, _mnist, _traces, _capacities, _graph, _scenario, _study, _index, _cifar)
+    kinds[number % len(kinds)](place, draw)
+
+
+def _run(place: Place, sections: Mapping[str, Any], draw: random.Random) -> None:
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 4}, rounds=1) | {"learning": draw.choice(["on", "off"])}
+    scenario["stop"]["simulated_time"] = "1 h"
+    for key, value in sections.items():
+        scenario[key] = scenario.get(key, {}) | value
+    (place.folder / _SCENARIO).write_text(as_toml(scenario))
+    _carry_out(place)
+
+
+def _carry_out(place: Place) -> None:
+    told = place.call("run", _SCENARIO, "--out", "out")
+    if told.status == 0:
+        sound(place)
+
+
+def _arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arrays of which one is odd."""
+    name = draw.choice(list(arrays))
+    array = arrays[name]
+    odd: list[Callable[[], Any]] = [
+        lambda: array[:0],
+        lambda: array[: len(array) // 2],
+        lambda: array.astype(draw.choice(["float16", "float64", "complex64", "int8", "uint64", "bool", "U5", "S3", ">f4"])),
+        lambda: array.reshape(-1),
+        lambda: array[None],
+        lambda: np.array(3),
+        lambda: array * 0 + draw.choice([1e38, 2**31 - 1, 2**15, -1, np.nan]),
+        lambda: np.where(
+            np.arange(len(array)) == 1, draw.choice([2**31 - 1, 10**9, 70_000, -5]), array.reshape(len(array), -1)[:, 0]
+        ),
+        lambda: np.array([_Pickled()], dtype=object),
+        lambda: np.zeros(array.shape, dtype=[("a", "f4"), ("b", "i8")]),
+        lambda: np.zeros((300_000_000,), dtype=np.uint8),
+        lambda: np.zeros((3, 0)),
+        lambda: array.astype("datetime64[s]"),
+    ]
+    with np.errstate(all="ignore"):
+        changed = draw.choice(odd)()
+    return {key: changed if key == name else value for key, value in arrays.items()} | (
+        {values.text(draw)[:40].replace("\x00", "") or "x": array} if draw.random() < 0.3 else {}
+    )
+
+
+def _write_npz(draw: random.Random, path: Path, arrays: dict[str, Any]) -> None:
+    """An archive: sound, of odd arrays, or damaged."""
+    arrays = arrays if draw.random() < 0.4 else _arrays(draw, arrays)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, np.asarray(array), allow_pickle=True)
+    if draw.random() < 0.5:
+        damage(draw, path)
+
+
+def _npz(place: Place, draw: random.Random) -> None:
+    shape = draw.choice([(6,), (4, 4), (1, 4, 4)])
+    generator = np.random.default_rng(draw.randrange(100))
+    arrays = {"x": generator.random((200, *shape), dtype=np.float32), "y": np.arange(200) % 5}
+    if draw.random() < 0.3:
+        arrays = {f"{name}_{part}": array for name, array in arrays.items() for part in ("train", "test")}
+    _write_npz(draw, place.folder / "own.npz", arrays)
+    source = {"kind": "npz", "path": str(place.folder / "own.npz")}
+    _run(place, {"data": {"source": source, "partition": draw.choice(["iid", {"kind": "dirichlet", "alpha": 1.0}])}}, draw)
+
+
+def _partition(place: Place, draw: random.Random) -> None:
+    entries: Any = {str(device): {"train": [device, device + 30], "test": [device]} for device in range(DEVICES)}
+    _write_json(draw, place.folder / "who.json", entries)
+    _run(place, {"data": {"partition": {"kind": "file", "path": str(place.folder / "who.json")}}}, draw)
+
+
+def _partition_npz(place: Place, draw: random.Random) -> None:
+    arrays = {f"train_{device}": np.arange(device, device + 3) for device in range(DEVICES)}
+    _write_npz(draw, place.folder / "who.npz", arrays)
+    _run(place, {"data": {"partition": {"kind": "file", "path": str(place.folder / "who.npz")}}}, draw)
+
+
+def _write_json(draw: random.Random, path: Path, content: Any) -> None:
+    """JSON: with a value changed, or damaged."""
+    if draw.random() < 0.6:
+        for _ in range(draw.choice([1, 1, 3])):
+            content = values.spoil(draw, content)
+        path.write_text(as_json(content))
+    else:
+        path.write_text(as_json(content))
+        damage(draw, path)
+
+
+def _mnist(place: Place, draw: random.Random) -> None:
+    folder = place.folder / "mnist"
+    folder.mkdir()
+    for part, count in (("train", 120), ("t10k", 40)):
+        write_idx(folder / f"{part}-images-idx3-ubyte", np.full((count, 28, 28), 7, dtype=np.uint8))
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", (np.arange(count) % 10).astype(np.uint8))
+    damage(draw, draw.choice(sorted(folder.iterdir())))
+    _run(place, {"data": {"source": "mnist", "partition": "iid", "root": str(place.folder)}}, draw)
+
+
+def _cifar(place: Place, draw: random.Random) -> None:
+    folder = place.folder / "cifar10"
+    folder.mkdir()
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        (folder / name).write_bytes(b"".join(bytes([label]) + bytes(3072) for label in range(10)) * 3)
+    damage(draw, draw.choice(sorted(folder.iterdir())))
+    _run(place, {"data": {"source": "cifar10", "partition": "iid", "root": str(place.folder)}}, draw)
+
+
+def _traces(place: Place, draw: random.Random) -> None:
+    _write_json(draw, place.folder / "traces.json", _TRACES)
+    _run(place, {"population": {"availability": {"kind": "flash", "file": str(place.folder / "traces.json")}}}, draw)
+
+
+def _capacities(place: Place, draw: random.Random) -> None:
+    rows = list(csv.reader(io.StringIO(_CAPACITIES)))
+    row = draw.choice(rows)
+    row[draw.randrange(len(row))] = draw.choice(
+        [values.text(draw), str(draw.choice(values.NUMBERS)), "1_0", "٣", '"' + values.LONG]
+    )
+    path = place.folder / "capacities.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in rows) if draw.random() < 0.7 else _CAPACITIES)
+    if draw.random() < 0.4:
+        damage(draw, path)
+    speed = {"capacity": {"file": str(path)}, "speed": None}
+    network = {"kind": "star", "server": {"down": "2 Mbit/s"}, "device": None}
+    _run(place, {"population": speed, "network": network}, draw)
+
+
+def _graph(place: Place, draw: random.Random) -> None:
+    _write_json(draw, place.folder / "graph.json", GRAPH)
+    network = {"kind": "graph", "file": str(place.folder / "graph.json"), "server": "s", "attach": ["a", "b"]}
+    _run(place, {"network": network}, draw)
+
+
+def _scenario(place: Place, draw: random.Random) -> None:
+    path = place.folder / _SCENARIO
+    path.write_text(as_toml(eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}))
+    damage(draw, path)
+    _carry_out(place)
+
+
+def _study(place: Place, draw: random.Random) -> None:
+    base = eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}
+    (place.folder / "base.toml").write_text(as_toml(base))
+    (place.folder / "study.toml").write_text(as_toml({"base": "base.toml", "variants": {"one": {}, "two": {"stop.rounds": 2}}}))
+    damage(draw, place.folder / draw.choice(["base.toml", "study.toml"]))
+    place.call("study", "study.toml", "--out", "studied", "--dry-run")
+
+
+def _index(place: Place, draw: random.Random) -> None:
+    """A study's folder whose files are changed: its index, or what else lies there."""
+    base = eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}
+    path, out = place.folder / "study.toml", place.folder / "studied"
+    path.write_text(as_toml({"base": base, "variants": {"one": {}, "two": {"stop.rounds": 2}}}))
+    in_a_child(lambda: finish(path, out))
+    _write_json(draw, out / "index.json", json.loads((out / "index.json").read_text()))
+    if draw.random() < 0.3:
+        study_file = out / "study.toml"
+        study_file.write_text(as_toml(values.spoil(draw, tomllib.loads(study_file.read_text()))))
+    look(place, draw, "studied")
+    if draw.random() < 0.5:
+        place.call("study", "study.toml", "--out", "studied", "--dry-run")
+    shutil.rmtree(out / "runs")
+    place.call("compare", "studied")

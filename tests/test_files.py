@@ -1,0 +1,108 @@
+"""Files that a user names: pipes, devices, and nesting without end are refused, not waited for or followed."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from click.testing import CliRunner
+
+from fedsim.cli import main
+from fedsim.testing import quiet_world
+
+DEEP = "[" * 100_000 + "]" * 100_000
+PLACES: dict[str, dict[str, Any]] = {
+    "data.source": {"data": {"source": {"kind": "npz", "path": "FILE"}}},
+    "data.partition": {"data": {"source": "digits", "partition": {"kind": "file", "path": "FILE"}}},
+    "population.availability": {"population": {"devices": 24, "availability": {"kind": "flash", "file": "FILE"}}},
+    "population.capacity": {"population": {"devices": 24, "capacity": {"file": "FILE"}}, "network": {"kind": "star"}},
+    "network.file": {"network": {"kind": "graph", "file": "FILE", "server": "a", "attach": ["a"]}},
+}
+
+
+def filled(value: Any, path: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: filled(item, path) for key, item in value.items()}
+    return str(path) if value == "FILE" else value
+
+
+def refusal(sections: dict[str, Any], tmp_path: Path) -> str:
+    """What a run says that is refused."""
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(sections))
+    return refused(tmp_path / "s.toml", tmp_path / "out")
+
+
+def refused(scenario: Path, out: Path, *words: str) -> str:
+    told = CliRunner().invoke(main, ["run", str(scenario), "--out", str(out), "--quiet", "--executor", "inline", *words])
+    assert told.exit_code == 2, told.output
+    assert not out.exists()
+    assert len(told.output) < 1000
+    return told.output
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_not_waited_for(place: str, kind: str, tmp_path: Path) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "pipe"
+    if kind == "pipe":
+        os.mkfifo(path)
+    message = refusal(quiet_world({"kind": "fedavg"}) | filled(PLACES[place], path), tmp_path)
+    assert str(path) in message
+    assert "it is a pipe or a device; allowed are files" in message
+
+
+@pytest.mark.parametrize("words", [(), ("--set", "name=x")])
+def test_nor_is_a_scenario(words: tuple[str, ...], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is a pipe or a device" in refused(tmp_path / "pipe", tmp_path / "out", *words)
+
+
+@pytest.mark.parametrize("place", ["data.partition", "population.availability", "network.file"])
+def test_json_nested_without_end(place: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text(DEEP)
+    message = refusal(quiet_world({"kind": "fedavg"}) | filled(PLACES[place], tmp_path / "deep.json"), tmp_path)
+    assert "deep.json" in message
+
+
+def test_toml_nested_without_end(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(f"name = {DEEP}")
+    assert "nested too deeply" in refused(tmp_path / "s.toml", tmp_path / "out")
+    (tmp_path / "s.toml").write_text("")
+    assert "nested too deeply" in refused(tmp_path / "s.toml", tmp_path / "out", "--set", f"name={DEEP}")
+
+
+HEAD = "computation_ms_per_sample,dl_kbps,ul_kbps\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{HEAD}1,1,{'9' * 200_000}\n", "field larger than field limit"),
+        (f"{HEAD}1,1,{'9' * 20_000}\n", "ul_kbps is '999"),
+        (f"{HEAD}1e-320,1,1\n", "computation_ms_per_sample is '1e-320'; allowed is a number from 1e-06 to 1e+12"),
+        (f"{HEAD}1,1e300,1\n", "dl_kbps is '1e300'"),
+    ],
+)
+def test_capacities_that_cannot_be_computed_with(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "capacity.csv").write_text(text)
+    message = refusal(
+        quiet_world({"kind": "fedavg"}) | filled(PLACES["population.capacity"], tmp_path / "capacity.csv"), tmp_path
+    )
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: a | {"y": np.append(a["y"][:-1], 2**31 - 2)}, "has the label 2147483646; allowed are 0 to 99999"),
+        (lambda a: a | {"x": np.zeros((60, 0), dtype=np.float32)}, "'x' is of shape (60, 0)"),
+        (lambda a: a | {"x": np.full((60, 3), 1e300)}, "values that are not finite"),
+    ],
+)
+def test_arrays_that_cannot_be_computed_with(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **change({"x": np.ones((60, 3), dtype=np.float32), "y": np.arange(60) % 3}))
+    message = refusal(quiet_world({"kind": "fedavg"}) | filled(PLACES["data.source"], tmp_path / "a.npz"), tmp_path)
+    assert said in message
