@@ -58,6 +58,9 @@ class Family:
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
 
+    def __len__(self) -> int:
+        return len(self.kinds)
+
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         """The class that a part of this kind is validated by: its own may be named by the path that leads to it."""
         found = self.find(kind, key)

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.__main__ import KINDS
 from fedsim.scenario import Scenario
-from fedsim.strategies import REGISTRY
+from fedsim.strategies import STRATEGIES as REGISTERED
 from fedsim.study.spec import StudySpec
 from fedsim.testing import eventful_world
 from tests.fuzzing import schema, values
@@ -58,7 +58,7 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
 
 def world(draw: random.Random) -> dict[str, Any]:
     """A small scenario in which much happens, of any strategy."""
-    kind = draw.choice(list(REGISTRY))
+    kind = draw.choice(list(REGISTERED))
     sections = eventful_world(_KNOWN.get(kind, {"kind": kind}), seed=draw.randrange(100), rounds=2)
     sections["learning"] = draw.choice(["off", "off", "on"])
     sections["stop"]["simulated_time"] = "2 h"

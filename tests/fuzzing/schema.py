@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from fedsim.strategies import REGISTRY, params_class
+from fedsim.families import Family
+from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.base import StrategyParams
 from fedsim.units import Quantity
 from tests.fuzzing import values
@@ -67,8 +68,16 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
     if get_origin(annotation) in (Union, UnionType):
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
     if annotation is StrategyParams:
-        return [Shape(params_class(kind)) for kind in REGISTRY]
+        return [Shape(params_class(kind)) for kind in STRATEGIES]
+    family = next((owner for note in notes if isinstance(owner := _owner(note), Family)), None)
+    if family is not None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [Shape(family.find(kind)) for kind in family]
     return [Shape(annotation, notes)]
+
+
+def _owner(note: Any) -> Any:
+    """The object whose method a validator calls."""
+    return getattr(getattr(note, "func", None), "__self__", None)
 
 
 def fields(spec: Spec) -> dict[str, list[Shape]]:

@@ -1,5 +1,7 @@
 """Every number, in a format that counts for the bytes alone: the learning stays in float32."""
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
@@ -17,7 +19,7 @@ class Plain(Codec):
         size: the size itself, for compressed messages.
     """
 
-    kind: str = "plain"
+    kind: Literal["plain"] = "plain"
     dtype: str = "float32"
     size: Bytes | None = None
 

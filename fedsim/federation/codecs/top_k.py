@@ -1,6 +1,6 @@
 """Top-k sparsification with error feedback (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class TopK(Codec):
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
-    kind: str = "top-k"
+    kind: Literal["top-k"] = "top-k"
     share: float = Field(default=0.01, gt=0.0, le=1.0)
     error_feedback: bool = True
 

@@ -1,6 +1,7 @@
 """Means of updates."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fedsim.strategies.parts.aggregation import Aggregation, Entry
 
@@ -8,7 +9,7 @@ from fedsim.strategies.parts.aggregation import Aggregation, Entry
 class Weighted(Aggregation):
     """The mean weighted by training samples (McMahan et al., 2017); the plain mean where nobody has any."""
 
-    kind: str = "weighted"
+    kind: Literal["weighted"] = "weighted"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """Each one's share of the samples."""
@@ -19,7 +20,7 @@ class Weighted(Aggregation):
 class Mean(Aggregation):
     """The plain mean."""
 
-    kind: str = "mean"
+    kind: Literal["mean"] = "mean"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """All alike."""
@@ -29,7 +30,7 @@ class Mean(Aggregation):
 class First(Aggregation):
     """The update of the client that was asked first (what the published code of FlexCFL does for its IFCA and FeSEM)."""
 
-    kind: str = "first"
+    kind: Literal["first"] = "first"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """1 for the first task, 0 for all others."""

@@ -1,7 +1,7 @@
 """The coordinate-wise median (Yin et al., "Byzantine-robust distributed learning", 2018, Algorithm 1, option I)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ def median(models: list[NDArray[np.float32]]) -> NDArray[np.floating]:
 class Median(Aggregation):
     """The median of each coordinate, over the updates that are finite; samples make no difference."""
 
-    kind: str = "median"
+    kind: Literal["median"] = "median"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """All alike: what an update counts differs from coordinate to coordinate."""

@@ -1,6 +1,6 @@
 """The same deadline in every round."""
 
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.units import PositiveSeconds
@@ -9,7 +9,7 @@ from fedsim.units import PositiveSeconds
 class Fixed(Deadline):
     """Clients have ``time`` (s) in every round; ``deadline = "90 s"`` is short for it."""
 
-    kind: str = "fixed"
+    kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
 
     def least_s(self) -> float:

@@ -1,7 +1,7 @@
 """A deadline that follows what clients have needed."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ class Quantile(Deadline):
     State: ``took``, the times of the last tasks (s), None for who was not in time.
     """
 
-    kind: str = "quantile"
+    kind: Literal["quantile"] = "quantile"
     share: float = Field(default=0.8, gt=0.0, le=1.0)
     over: int = Field(default=50, ge=1, le=1_000_000)
     slack: float = Field(default=1.2, gt=0.0)

@@ -1,6 +1,6 @@
 """Even participation: whoever was asked least often comes first."""
 
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.federation.server import Server
 from fedsim.strategies.parts.selection import Selection
@@ -12,7 +12,7 @@ class LeastAsked(Selection):
     State: ``asked``, device -> how often it was asked.
     """
 
-    kind: str = "least-asked"
+    kind: Literal["least-asked"] = "least-asked"
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None

@@ -1,6 +1,6 @@
 """Uniform client selection (McMahan et al., 2017)."""
 
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.federation.server import Server
 from fedsim.strategies.parts.selection import Selection
@@ -9,7 +9,7 @@ from fedsim.strategies.parts.selection import Selection
 class Random(Selection):
     """Clients uniformly at random, without replacement, out of those that can be had."""
 
-    kind: str = "random"
+    kind: Literal["random"] = "random"
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None

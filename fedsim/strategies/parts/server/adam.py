@@ -1,6 +1,6 @@
 """FedAdam (Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class Adam(ServerOptimiser):
         bias_correction: see above.
     """
 
-    kind: str = "adam"
+    kind: Literal["adam"] = "adam"
     lr: float = Field(default=0.01, gt=0.0)
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)

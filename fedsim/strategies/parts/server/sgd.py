@@ -1,6 +1,6 @@
 """FedAvgM (Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ class SGD(ServerOptimiser):
         momentum: of its velocity.
     """
 
-    kind: str = "sgd"
+    kind: Literal["sgd"] = "sgd"
     lr: float = Field(default=1.0, gt=0.0)
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
 
