@@ -41,7 +41,7 @@ class Setting:
     planned_rounds: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Order:
     """What the server has asked of a device.
 

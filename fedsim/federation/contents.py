@@ -12,6 +12,7 @@ A message without contents that have bytes is not sent: it takes no time.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ Contents = Mapping[str, Any]
 _NUMBER_BYTES = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Free:
     """A content in the header of a message: counts of samples, a deadline, what is to be done. The receiver gets the value."""
 
@@ -55,8 +56,15 @@ def payloads(contents: Contents, model_bytes: float) -> tuple[Payload, ...]:
     Raises:
         SimulationError: something cannot be sent.
     """
-    counted = [(name, value) for name, value in contents.items() if type(value) is not Free]
-    return tuple([Payload(name, _bytes(name, value, model_bytes)) for name, value in counted])
+    parts = []
+    for name, value in contents.items():
+        kind = type(value)
+        if kind is not Free:
+            parts.append(_payload(name, model_bytes if kind is Ref else _bytes(name, value, model_bytes)))
+    return tuple(parts)
+
+
+_payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like those before
 
 
 def received(contents: Contents) -> dict[str, Any]:

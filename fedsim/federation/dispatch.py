@@ -33,6 +33,7 @@ class Errand:
     Attributes:
         order: what was asked.
         begun: whether the client half has said what is computed.
+        computed: whether that was anything.
         reply: what it has answered; None until then, or for nothing.
         replied: whether it has.
         keeping: what the device keeps of its answer if it arrives, by name.
@@ -40,6 +41,7 @@ class Errand:
 
     order: Order
     begun: bool = False
+    computed: bool = False
     reply: Contents | None = None
     replied: bool = False
     keeping: dict[str, Any] | None = None
@@ -145,14 +147,15 @@ class Dispatch:
     def next_steps(self, task: Task) -> tuple[Step, ...]:
         """A device has carried out all steps that its task had: those that follow, none if that was all."""
         errand = self.errands[task.id]
+        if errand.replied:
+            return ()
         device = self._devices[task.device]
         if not errand.begun:
             errand.begun = True
             steps = tuple(self._client.work(device, errand.order))
             if steps:
+                errand.computed = True
                 return steps
-        if errand.replied:
-            return ()
         errand.replied = True
         done = self._done(task)
         errand.reply = self._client.reply(device, errand.order, done)
@@ -175,8 +178,11 @@ class Dispatch:
                 tested = self.learner.best(step.models, task.device, version=task.version)
             elif isinstance(step, Train) and task.epochs:
                 start = tested if step.training.start == BEST else step.training.start
-                training = replace(step.training, start=start, epochs=task.epochs)
-                update = self.learner.train(training, task.device, key=task.count, round=task.round or 0, version=task.version)
+                training = step.training
+                if start is not training.start or task.epochs != training.epochs:
+                    training = replace(training, start=start, epochs=task.epochs)
+                number = task.round or 0
+                update = self.learner.train(training, task.device, key=task.count, round=number, version=task.version)
                 steps = training.sgd_steps(task.samples, self._batch_size)
         return Done(task.samples, task.epochs, steps, update, start, tested)
 
@@ -188,7 +194,7 @@ class Dispatch:
         outcome = task.outcome or "done"
         contents: Mapping[str, Any] = {}
         if outcome == "done":
-            if any(isinstance(step, Train | Evaluate) for step in task.steps):
+            if errand.computed:
                 self._devices.note_use(task.device, task.version)
             if errand.reply is not None:
                 self._devices.keep(task.device, errand.keeping)

@@ -163,10 +163,11 @@ class SynchronousClient(Client[P]):
     def __init__(self, params: P, setting: Setting) -> None:
         super().__init__(params, setting)
         self.training_limit = self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
+        self._limit = Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def limit(self, device: Device, order: Order) -> Limit:
         """All epochs or none."""
-        return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
+        return self._limit
 
 
 class Synchronous(Strategy[P]):
@@ -342,7 +343,7 @@ class Synchronous(Strategy[P]):
                     "update": message["update"],
                     "samples": self.samples(message),
                     "start": self.start(message),
-                    "contents": dict(message.contents),
+                    "contents": message.contents,
                 }
             )
             if self.params.over_selection > 1 and len(state["received"]) == self.params.clients_per_round:

@@ -228,7 +228,7 @@ class Workforce:
         ending = self._finish(task, task.steps[task.position], wait, ending)
         if ending is None:
             task.position += 1
-            if self._has_more(task):
+            if task.position < len(task.steps) or self._has_more(task):
                 self._begin_step(wait)
                 return
         del self._waits[task.id], self.running[task.id], self._working[task.device]
@@ -318,7 +318,9 @@ class Workforce:
 
     def _training_limit(self, task: Task, step: Train) -> float:
         limit = step.limit
-        limits = [float("inf") if limit.stop_at is None else limit.stop_at]
+        if limit.stop_at is None and limit.budget is None:
+            return math.inf
+        limits = [math.inf if limit.stop_at is None else limit.stop_at]
         limits += [] if limit.budget is None else [task.step_start + limit.budget]
         reserve = 0.0
         if limit.reserve_upload:
