@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BeforeValidator, ValidatorFunctionWrapHandler, WrapValidator, create_model
 from pydantic_core import PydanticCustomError
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.imports import find
 from fedsim.spec import Spec
 
@@ -51,7 +51,7 @@ class Family:
         if kind not in self.kinds and ":" not in kind:
             names = ", ".join(self.kinds)
             hint = nearest(kind, self.kinds)
-            raise ScenarioError(f"{key} is {kind!r}; allowed are {names}, or your own as 'package.module:Class'{hint}")
+            raise ScenarioError(f"{key} is {shown(kind)}; allowed are {names}, or your own as 'package.module:Class'{hint}")
         path = self.kinds[kind][0] if kind in self.kinds else kind
         return find(path, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
 
@@ -83,7 +83,7 @@ class Family:
             value = {"kind": first, self.bare: value}
         kind = value.get("kind", first)
         if not isinstance(kind, str):
-            raise PydanticCustomError("part_kind", "kind is {kind}; it must be a name", {"kind": repr(kind)})
+            raise PydanticCustomError("part_kind", "kind is {kind}; it must be a name", {"kind": shown(kind)})
         try:
             return self.spec(kind).model_validate(dict(value))
         except ScenarioError as error:

@@ -47,14 +47,14 @@ def test_how_far_is_looked_ahead_changes_nothing(
 LONG_INSTANT = """
 import sys, time
 from fedsim.simulation import Simulation
-import fedsim.server
+import fedsim.federation.dispatch
 
 async def long(self, *_):
     print("begun", flush=True)
     while True:
         time.sleep(0.01)
 
-fedsim.server.Server.handle = long
+fedsim.federation.dispatch.Dispatch.handle = long
 from fedsim.cli import main
 main()
 """
