@@ -1,0 +1,57 @@
+"""What the command lines make of mistakes: one message, an exit status, and no traceback."""
+
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.errors import FedsimError
+from fedsim.harmless import say
+
+INTERRUPTED = 130
+
+
+def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Turns the errors of a command of ``program`` into one message and an exit status; a traceback only with --debug.
+
+    A command that reads runs has them in ``run`` or ``runs``.
+    """
+
+    def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(*args: Any, debug: bool, **options: Any) -> None:
+            def complain(message: str) -> None:
+                say(*(traceback.format_exc().split("\n") if debug else [f"{program}: {message}"]), err=True)
+
+            status = 1
+            try:
+                with _reading(options):
+                    status = command(*args, **options) or 0
+            except FedsimError as error:
+                complain(str(error))
+                status = error.exit_status
+            except KeyboardInterrupt:
+                status = INTERRUPTED
+            except MemoryError as error:
+                complain(f"there is not enough memory: {error}".rstrip(": "))
+            except Exception as error:
+                complain(f"{type(error).__name__}: {error} (--debug shows where)")
+            sys.exit(status)
+
+        return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)
+
+    return wrap
+
+
+def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    runs: Collection[Path] = options.get("runs", [options["run"]] if "run" in options else [])
+    if not runs:
+        return nullcontext()
+    from fedsim.records.reading import making_sense
+
+    return making_sense(runs)
