@@ -244,8 +244,8 @@ def study_command(
     "--target",
     "targets",
     multiple=True,
-    type=click.FloatRange(0, 1),
-    help="An accuracy: adds rounds, time and bytes until it was reached; may be repeated.",
+    type=float,
+    help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")

@@ -1,5 +1,6 @@
 """What the command lines make of mistakes: one message, an exit status, and no traceback."""
 
+import errno
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,7 @@ from fedsim.errors import FedsimError
 from fedsim.harmless import say
 
 INTERRUPTED = 130
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a name, whatever there is on the disk
 
 
 def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
@@ -37,6 +39,9 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
                 status = error.exit_status
             except KeyboardInterrupt:
                 status = INTERRUPTED
+            except OSError as error:
+                complain(f"{str(error.filename)!r} cannot be used: {error.strerror}" if error.filename else str(error))
+                status = 2 if error.errno in _NO_NAME else 1
             except MemoryError as error:
                 complain(f"there is not enough memory: {error}".rstrip(": "))
             except Exception as error:

@@ -113,6 +113,7 @@ def test_capacities_that_cannot_be_computed_with(text: str, said: str, tmp_path:
     [
         (lambda a: a | {"y": np.append(a["y"][:-1], 2**31 - 2)}, "has the label 2147483646; allowed are 0 to 99999"),
         (lambda a: a | {"x": np.zeros((60, 0), dtype=np.float32)}, "'x' is of shape (60, 0)"),
+        (lambda a: a | {"x": np.array(3)}, "'x' is of shape ()"),
         (lambda a: a | {"x": np.full((60, 3), 1e300)}, "values that are not finite"),
     ],
 )
