@@ -1,6 +1,5 @@
 """``python -m analysis RUN...``: draw every picture that applies, beside the run folders, never inside them."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,9 @@ from analysis.style import FORMATS, NothingToDrawError, PictureError, run_names,
 from analysis.timeline import draw_timeline
 from analysis.traffic import draw_traffic, draw_traffic_compared
 from analysis.view import MOST_LANES, ORDERS
-from fedsim.errors import FedsimError, nearest
+from fedsim.errors import nearest
 from fedsim.harmless import say
+from fedsim.mistakes import explained
 from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
@@ -44,6 +44,7 @@ Draw = Callable[[], Figure]
 @click.option("--rounds", metavar="A:B", help="Timelines: rounds A to B-1 only, numbered from 0.")
 @click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline, membership: at most so many devices.")
 @click.option("--order", default=ORDERS[0], show_default=True, help=f"Timeline: lanes by {', '.join(ORDERS)}.")
+@explained("analysis")
 def main(
     runs: tuple[Path, ...], out: Path | None, only: str | None, formats: str, rounds: str | None, devices: int, order: str
 ) -> None:
@@ -51,17 +52,12 @@ def main(
 
     Runs of one scenario with several seeds are one line with a band in ``costs``, and one bar in ``traffic-purposes``.
     """
-    try:
-        endings, span, wanted = _formats(formats), _rounds(rounds), _kinds(only)
-        folders = [RunFolder(path) for path in runs]
-        target = _target(folders, out)
-        for kind, name, draw in _pictures(folders, span, devices, order):
-            if kind not in wanted:
-                continue
+    endings, span, wanted = _formats(formats), _rounds(rounds), _kinds(only)
+    folders = [RunFolder(path) for path in runs]
+    target = _target(folders, out)
+    for kind, name, draw in _pictures(folders, span, devices, order):
+        if kind in wanted:
             _draw_one(target / name, draw, endings)
-    except FedsimError as error:
-        say(f"analysis: {error}", err=True)
-        sys.exit(error.exit_status)
 
 
 def _pictures(

@@ -64,14 +64,16 @@ def look_at(
         order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
 
     Raises:
-        PictureError: there is no such order, fewer than one device is asked for, or the span is empty.
-        NothingToDrawError: nobody worked within the span.
+        PictureError: there is no such order, fewer than one device is asked for, or the span ends before it begins.
+        NothingToDrawError: nobody worked within the span, or it is empty.
     """
     if order not in ORDERS:
         raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
     if most < 1:
         raise PictureError(f"the number of devices is {most}; allowed is 1 or more")
     start, end = span or (0.0, activity.end)
+    if 0 <= start == end:
+        raise NothingToDrawError(f"no simulated time passes from {start:g} s to {end:g} s, so there is no timeline to draw")
     if not 0 <= start < end:
         raise PictureError(f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and end after that")
     since = start if start > 0 else -np.inf  # what ends at the very beginning of the run belongs to it

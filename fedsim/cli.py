@@ -9,45 +9,22 @@ import gc
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fedsim import __version__
-from fedsim.errors import FedsimError, SimulationError, place_of
 from fedsim.harmless import say, visible
+from fedsim.mistakes import INTERRUPTED, explained
 
-_INTERRUPTED = 130
 _Handler = Callable[..., object]
 
 
-def _explained(command: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn errors into one message and an exit status; a traceback only with --debug."""
-
-    @wraps(command)
-    def run(*args: Any, debug: bool, **options: Any) -> None:
-        try:
-            status = command(*args, **options) or 0
-        except FedsimError as error:
-            _complain(str(error) + (place_of(error) if isinstance(error, SimulationError) else ""), debug)
-            status = error.exit_status
-        except KeyboardInterrupt:
-            status = _INTERRUPTED
-        except Exception as error:
-            _complain(f"{type(error).__name__}: {error}{place_of(error)} (--debug shows where)", debug)
-            status = 1
-        sys.exit(status)
-
-    return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)
-
-
-def _complain(message: str, debug: bool) -> None:
-    say(*(traceback.format_exc().split("\n") if debug else [f"fedsim: {message}"]), err=True)
+_explained = explained("fedsim")
 
 
 class _Group(click.Group):
@@ -137,7 +114,7 @@ def run_command(
             result = asyncio.run(job.execute())
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
-    return _INTERRUPTED if result.summary["status"] == "interrupted" else 0
+    return INTERRUPTED if result.summary["status"] == "interrupted" else 0
 
 
 class _InterruptOnce:
@@ -247,7 +224,7 @@ def study_command(
     for failure in outcome.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
     if outcome.interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     if not quiet:
         print_to(Console(), compare([out])[:1])
         say(f"written to {out}")
@@ -267,8 +244,8 @@ def study_command(
     "--target",
     "targets",
     multiple=True,
-    type=click.FloatRange(0, 1),
-    help="An accuracy: adds rounds, time and bytes until it was reached; may be repeated.",
+    type=float,
+    help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")

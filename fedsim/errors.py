@@ -12,11 +12,17 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 
+_LONGEST = 2_000  # characters of a message; what a file says may be quoted in it
+
 
 class FedsimError(Exception):
     """The root of all errors that fedsim raises on purpose."""
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 class ScenarioError(FedsimError):

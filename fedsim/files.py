@@ -17,7 +17,10 @@ def regular(path: Path) -> Path:
     Raises:
         OSError: there is nothing, or something else; its ``strerror`` says what.
     """
-    mode = path.stat().st_mode
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # no system has such a path
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
     if not stat.S_ISREG(mode):

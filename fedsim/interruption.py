@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from fedsim.harmless import say
+from fedsim.mistakes import INTERRUPTED
 
 if TYPE_CHECKING:
     from fedsim.runner import Job
 
-INTERRUPTED = 130
 _PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
 _TRAINING_S = 10.0  # with an instant that waits for training, after SIGTERM; after Ctrl-C that is for the user to say
 _LOOK_S = 0.1

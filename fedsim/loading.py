@@ -12,7 +12,7 @@ from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
 from fedsim.harmless import clean
 from fedsim.imports import from_file
 from fedsim.records import folder as files
-from fedsim.records.reading import RunFolder
+from fedsim.records.reading import RunFolder, making_sense
 from fedsim.records.study_folder import read_index
 from fedsim.scenario import Scenario
 from fedsim.units import show_bytes, show_seconds
@@ -121,15 +121,17 @@ class LoadedRun:
     @cached_property
     def events(self) -> "pd.DataFrame":
         """One row a record; ``data`` holds what a kind of record has besides the columns, as a dict."""
-        frame = self._frame(files.EVENTS)
-        parsed: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame["data"]]
-        return frame.assign(data=parsed)
+        with making_sense([self.path]):
+            frame = self._frame(files.EVENTS)
+            parsed: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame["data"]]
+            return frame.assign(data=parsed)
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
         """One row a message; ``payloads`` are its parts, [purpose, bytes] each."""
-        frame = self._frame(files.TRANSFERS)
-        return frame.assign(payloads=[json.loads(text) for text in frame["payloads"]])
+        with making_sense([self.path]):
+            frame = self._frame(files.TRANSFERS)
+            return frame.assign(payloads=[json.loads(text) for text in frame["payloads"]])
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
         """Every model file's tensors, by file name without its ending and tensor name."""
@@ -145,9 +147,10 @@ class LoadedRun:
         Raises:
             FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
         """
-        if kind in _OF_SEVERAL:
-            return _draw(_OF_SEVERAL, kind)([self.folder], **options)
-        return _draw(_OF_ONE | _OF_SEVERAL, kind)(self.folder, **options)
+        of_several = kind in _OF_SEVERAL
+        draw = _draw(_OF_SEVERAL if of_several else _OF_ONE | _OF_SEVERAL, kind)
+        with making_sense([self.path]):
+            return draw([self.folder] if of_several else self.folder, **options)
 
     def __repr__(self) -> str:
         return f"<fedsim run {str(self.path)!r}: {', '.join(f'{key} {value}' for key, value in self._facts().items())}>"
@@ -156,19 +159,8 @@ class LoadedRun:
         return _as_html(f"run {self.path.name}", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        summary = self.summary
-        accuracy, moved = summary["accuracy"], summary["bytes"]
-        best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
-        return {
-            "scenario": str(summary["name"]),
-            "strategy": str(summary["strategy"]),
-            "seed": str(summary["seed"]),
-            "status": f"{summary['status']} ({summary['stopped']})",
-            "rounds": str(summary["rounds"]),
-            "accuracy": best,
-            "simulated time": show_seconds(summary["simulated_s"]),
-            "moved": f"{show_bytes(moved['down'] + moved['up'])}, {show_bytes(moved['wasted'])} of it wasted",
-        }
+        with making_sense([self.path]):
+            return _facts_of(self.summary)
 
     def _frame(self, name: str) -> "pd.DataFrame":
         import pandas as pd
@@ -177,6 +169,21 @@ class LoadedRun:
         whole: Mapping[Any, Any] = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}  # whole numbers, though some lack
         frame: pd.DataFrame = self.folder.table(name).to_pandas(types_mapper=whole.get)
         return frame
+
+
+def _facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
+    accuracy, moved = summary["accuracy"], summary["bytes"]
+    best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
+    return {
+        "scenario": str(summary["name"]),
+        "strategy": str(summary["strategy"]),
+        "seed": str(summary["seed"]),
+        "status": f"{summary['status']} ({summary['stopped']})",
+        "rounds": str(summary["rounds"]),
+        "accuracy": best,
+        "simulated time": show_seconds(summary["simulated_s"]),
+        "moved": f"{show_bytes(moved['down'] + moved['up'])}, {show_bytes(moved['wasted'])} of it wasted",
+    }
 
 
 class LoadedStudy:

@@ -26,7 +26,7 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
-        """Refuse an unknown key with the allowed names and the nearest of them."""
+        """Refuse an unknown key with the allowed names and the nearest of them; nothing is -0.0, which some take for less."""
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
@@ -35,4 +35,5 @@ class Spec(BaseModel):
                         "has the unknown key {key}; allowed are {allowed}{hint}",
                         {"key": repr(key), "allowed": ", ".join(cls.model_fields), "hint": nearest(str(key), cls.model_fields)},
                     )
+            return {key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()}
         return data

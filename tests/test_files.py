@@ -74,6 +74,20 @@ def test_toml_nested_without_end(tmp_path: Path) -> None:
     assert "nested too deeply" in refused(tmp_path / "s.toml", tmp_path / "out", "--set", f"name={DEEP}")
 
 
+def test_whole_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(f"seed = {'9' * 5000}")
+    assert "is not valid TOML" in refused(tmp_path / "s.toml", tmp_path / "out")
+    (tmp_path / "s.toml").write_text("")
+    assert "seed is '999" in refused(tmp_path / "s.toml", tmp_path / "out", "--set", f"seed={'9' * 5000}")
+
+
+def test_a_path_that_no_system_has(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text('base = "a\\u0000b"\n[variants.one]\n')
+    told = CliRunner().invoke(main, ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")])
+    assert told.exit_code == 2
+    assert "cannot be read: embedded null byte" in told.output
+
+
 HEAD = "computation_ms_per_sample,dl_kbps,ul_kbps\n"
 
 
@@ -99,6 +113,7 @@ def test_capacities_that_cannot_be_computed_with(text: str, said: str, tmp_path:
     [
         (lambda a: a | {"y": np.append(a["y"][:-1], 2**31 - 2)}, "has the label 2147483646; allowed are 0 to 99999"),
         (lambda a: a | {"x": np.zeros((60, 0), dtype=np.float32)}, "'x' is of shape (60, 0)"),
+        (lambda a: a | {"x": np.array(3)}, "'x' is of shape ()"),
         (lambda a: a | {"x": np.full((60, 3), 1e300)}, "values that are not finite"),
     ],
 )

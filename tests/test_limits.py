@@ -38,12 +38,15 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
         ("strategy", {"kind": "lcfl", "groups": 10**9}, "less than or equal to 10000"),
         ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10**9}, "less than or equal to 1000000"),
         ("strategy.over_selection", float("inf"), "a finite number"),
+        ("strategy.over_selection", 1e308, "less than or equal to 1000000"),
+        ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
         ("strategy.clients_per_round", 10**30, "allowed are 1 to 24"),
         ("strategy.deadline", "1e300 s", "1e-09 s to 1e+10 s"),
         ("evaluation.fine_tune_epochs", 10**9, "less than or equal to 100000"),
         ("training.batch_size", 2**64, "less than or equal to 1000000000"),
         ("data.partition", {"kind": "ditto", "seed": -1}, "greater than or equal to 0"),
         ("data.partition", {"kind": "class-imbalance", "largest": 2**64}, "less than or equal to 1000000000"),
+        ("data.partition", {"kind": "class-imbalance", "variance": 1e308}, "less than or equal to 1000000"),
         ("stop.simulated_time", "inf s", "1e-09 s to 1e+10 s"),
     ],
 )
@@ -58,6 +61,14 @@ def test_refused(key: str, value: Any, allowed: str) -> None:
         fedsim.Scenario(**sections)
     assert allowed in str(error.value)
     assert key in str(error.value)
+    assert len(str(error.value)) < 3000
+
+
+def test_there_is_no_negative_zero() -> None:
+    source = {"kind": "synthetic", "alpha": -0.0, "beta": -0.0}
+    sections = eventful_world({"kind": "fedavg"}) | {"data": {"source": source, "partition": "synthetic"}}
+    sections.pop("drift")
+    Simulation(fedsim.Scenario(**sections))
 
 
 @pytest.mark.parametrize(

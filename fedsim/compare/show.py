@@ -37,8 +37,11 @@ def compare(
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or is damaged.
-        ScenarioError: there is no such baseline.
+        ScenarioError: there is no such baseline, or a target is none.
     """
+    for target in targets:
+        if not 0.0 <= target <= 1.0:  # so that nan is refused too
+            raise ScenarioError(f"--target is {target}; allowed is an accuracy from 0 to 1, such as 0.8")
     lines = read_lines(paths, baseline)
     wanted = tuple(sorted({*lines.targets, *targets}))
     figures = [[measure(run, wanted, ledger) for run in line.runs] for line in lines.lines]

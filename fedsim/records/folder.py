@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedsim.records.lock import LOCK
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
 SEAL = "summary_sha256"  # of the summary itself, among its entries
+_BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
 
 def refuse_unusable(path: Path) -> None:
@@ -108,6 +109,33 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
     others = {folder / SUMMARY, folder / LOCK, *but}
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in others)
     return {path.relative_to(folder).as_posix(): fingerprint(path) for path in paths}
+
+
+def changes(folder: Path) -> Iterator[str]:
+    """What of a run folder is not as the run left it.
+
+    Each file has the sha256 that the summary states, none is missing and none was added; the summary has its seal. One of a
+    fedsim that did not seal them must only be written as it wrote them.
+    """
+    try:
+        written = regular(folder / SUMMARY).read_bytes()
+        summary = read_json(folder / SUMMARY)
+        is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
+        whole = written == summary_text(summary).encode() and (is_older or summary[SEAL] == seal(summary))
+        stated = dict(summary["files_sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        yield f"{SUMMARY} was changed after the run"
+        return
+    if not whole:
+        yield f"{SUMMARY} was changed after the run"
+    found = fingerprints(folder)
+    for name in sorted(stated.keys() | found.keys()):
+        if name not in found:
+            yield f"{name} is missing"
+        elif name not in stated and not is_part(name):
+            yield f"{name} was added after the run"
+        elif stated.get(name, found[name]) != found[name]:
+            yield f"{name} was changed after the run"
 
 
 def is_part(name: str) -> bool:

@@ -1,13 +1,13 @@
 """Reading a run folder: for the audit, for comparisons, and for pictures. Knows the files, and nothing of the engine."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import RunFolderError
+from fedsim.errors import FedsimError, RunFolderError
 from fedsim.files import read_json, read_toml, regular
 from fedsim.records import folder as files
 
@@ -41,6 +41,28 @@ def as_rows(table: Any) -> Rows:
     """The rows of a table or a batch of ``pyarrow``, as dicts."""
     names = table.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*map(as_list, table.columns), strict=True)]
+
+
+@contextmanager
+def making_sense(paths: Iterable[Path]) -> Iterator[None]:
+    """Says of an error that came of a changed file of a run, or of a run of a study, which file that is.
+
+    What a reader makes of a file depends on so much in it that not all can be looked at beforehand.
+
+    Raises:
+        RunFolderError: there was an error that nobody had foreseen, and a file is not as the run left it.
+    """
+    try:
+        yield
+    except (FedsimError, MemoryError):
+        raise
+    except Exception as error:
+        for path in paths:
+            for run in (path, *sorted(path.glob("runs/*/seed-*"))):
+                if change := next(files.changes(run), None):
+                    reason = f"{change} ({type(error).__name__}: {error})"
+                    raise RunFolderError(f"{str(run)!r} cannot be made sense of: {reason}") from error
+        raise
 
 
 class RunFolder:
@@ -198,6 +220,6 @@ class RunFolder:
 
         try:
             paths = sorted((self.path / files.MODELS).glob("*.safetensors"))
-            return {path.stem: load_file(path) for path in paths}
+            return {path.stem: load_file(regular(path)) for path in paths}
         except (OSError, SafetensorError) as error:
             raise RunFolderError(f"a file in {files.MODELS} of {str(self.path)!r} is damaged: {error}") from None

@@ -72,7 +72,7 @@ class SynchronousParams(StrategyParams):
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"
     selection: SelectionSpec = Random()
-    over_selection: float = Field(default=1.0, ge=1.0)
+    over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
     retry: PositiveSeconds = 60.0
     every: PositiveSeconds | None = None
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import analysis
+import fedsim
 from analysis.__main__ import main
 from fedsim.records.audit import audit
 from fedsim.records.folder import fingerprints
@@ -63,6 +64,15 @@ def test_what_does_not_apply_is_left_out_and_said(unlearned: RunFolder, tmp_path
     assert result.exit_code == 0, result.output
     assert "no accuracy: no round was evaluated" in result.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.svg" for name in PICTURES if name != "accuracy"}
+
+
+def test_a_run_that_takes_no_time_has_no_timeline(tmp_path: Path) -> None:
+    sections = {"learning": "off", "population": {"devices": 10}, "stop": {"rounds": 2}}
+    fedsim.run(fedsim.Scenario(**sections), tmp_path / "run", executor="inline")
+    result = call(tmp_path / "run", "--out", tmp_path / "out", "--format", "png")
+    assert result.exit_code == 0, result.output
+    assert "no timeline: no simulated time passes" in result.stderr
+    assert (tmp_path / "out" / "traffic.png").exists()
 
 
 @pytest.mark.parametrize(

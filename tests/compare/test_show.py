@@ -57,6 +57,13 @@ def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
     assert result.output == "fedsim: --baseline is 'flexclf'; allowed are fedavg, flexcfl (did you mean 'flexcfl'?)\n"
 
 
+@pytest.mark.parametrize("target", ["nan", "inf", "-0.1", "80"])
+def test_a_target_is_an_accuracy(runs: dict[str, Path], target: str) -> None:
+    result = call(*runs.values(), "--target", target)
+    assert result.exit_code == 2
+    assert "allowed is an accuracy from 0 to 1" in result.output
+
+
 def test_files(runs: dict[str, Path], tmp_path: Path) -> None:
     path = runs["fedavg"]
     assert call(path, "--out", tmp_path / "t.csv").output == ""

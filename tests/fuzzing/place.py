@@ -39,6 +39,7 @@ class Witness:
 """
 _UNEXPECTED = "--debug shows where"
 _NOISE = re.compile(r"Traceback \(most recent call last\)|\b\w{0,40}Warning: |Exception ignored in")
+_NO_ROOM = "there is not enough memory"
 _GRACE_S = 20.0  # what a run that was asked to stop has for that
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # what Python itself does not show
 
@@ -101,7 +102,8 @@ class Place:
         """
         outcome = self._carry_out(list(argv), long, terminal)
         self.calls.append((list(argv), outcome))
-        fine = {*allowed, *([130] if outcome.stopped else []), *([1] if excuse and excuse in outcome.text else [])}
+        excused = _NO_ROOM in outcome.text or (excuse and excuse in outcome.text)
+        fine = {*allowed, *([130] if outcome.stopped else []), *([1] if excused else [])}
         for what in self._wrong(argv[0], outcome, fine, terminal):
             self.complain(f"{argv[0]}: {what}")
         if (self.folder / WITNESS).exists():

@@ -1,6 +1,8 @@
 """Tables as Python's lists and dicts: what ``pyarrow`` would give, only sooner."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+import fedsim
+from analysis.__main__ import main as draw
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder, as_list, as_rows
@@ -74,3 +78,53 @@ def test_a_column_of_another_type_is_named(folder: Path, tmp_path: Path) -> None
     pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), tmp_path / "run" / "rounds.parquet")
     with pytest.raises(RunFolderError, match="its column time is string, not double"):
         RunFolder(tmp_path / "run").rows("rounds.parquet")
+
+
+VERBS: list[list[str]] = [
+    ["report", "--out", "r.html"],
+    ["trace", "--out", "t.json"],
+    ["compare"],
+    ["analysis", "--only", "traffic"],
+]
+
+
+def dropped(path: Path) -> None:
+    """A device less."""
+    pq.write_table(pq.read_table(path / "devices.parquet").slice(1), path / "devices.parquet")
+
+
+def emptied(path: Path) -> None:
+    """A summary that says nothing."""
+    (path / "summary.json").write_text("{}")
+
+
+@pytest.mark.parametrize(("change", "name"), [(dropped, "devices.parquet"), (emptied, "summary.json")])
+def test_a_changed_file_that_no_reader_makes_sense_of_is_named(
+    change: Callable[[Path], None], name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "run")
+    change(tmp_path / "run")
+    refused = 0
+    for verb, *words in VERBS:
+        called, words = (draw, ["run", *words]) if verb == "analysis" else (main, [verb, "run", *words])
+        told = CliRunner().invoke(called, words)
+        assert told.exit_code in (0, 2), told.output
+        assert told.exit_code == 0 or name in told.output
+        refused += "was changed after the run" in told.output
+    assert refused
+
+
+def test_a_run_of_which_nothing_can_be_made_in_a_notebook(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    emptied(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"summary\.json was changed after the run"):
+        repr(fedsim.load_run(tmp_path / "run"))
+
+
+def test_a_model_that_is_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "models").mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / "run" / "models" / "x.safetensors")
+    with pytest.raises(RunFolderError, match="it is a pipe or a device"):
+        RunFolder(tmp_path / "run").models()

@@ -32,7 +32,7 @@ class ClassImbalance(Partition):
     kind: Literal["class-imbalance"] = "class-imbalance"
     classes_per_device: int = Field(default=2, ge=1)
     mean: float = 5.0
-    variance: float = Field(default=10.0, gt=0.0)
+    variance: float = Field(default=10.0, gt=0.0, le=1e6)
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:

@@ -75,6 +75,8 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_nam
     x, y = arrays[x_name], arrays[y_name]
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; labels are integers of shape (n,)")
+    if not 2 <= x.ndim <= 4:
+        raise DataError(f"'{path}': '{x_name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
     if len(x) != len(y) or not len(x):
         raise DataError(
             f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
@@ -83,8 +85,6 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_nam
 
 
 def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
-    if not 2 <= x.ndim <= 4:
-        raise DataError(f"'{path}': '{name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
     if 0 in x.shape:
         raise DataError(f"'{path}': '{name}' is of shape {x.shape}; each sample needs one number at least")
     if x.ndim == 3:

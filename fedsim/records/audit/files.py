@@ -8,30 +8,12 @@ from fedsim.records.audit.chain import chain_of
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.digest import models_digest
 
-_BEFORE_SEALS = ("0.1.0",)
-"""Versions of fedsim that wrote summaries without a seal."""
-
 _STATUSES = ("done", "interrupted", "failed")
 
 
 def sealed(evidence: Evidence) -> Iterator[str]:
-    """Each file has the sha256 that the summary states, none is missing and none was added; the summary is as it was written.
-
-    One of a fedsim that did not seal them must only be written as it wrote them.
-    """
-    summary = evidence.summary
-    written = (evidence.run.path / names.SUMMARY).read_bytes()
-    is_older = summary["fedsim"] in _BEFORE_SEALS and names.SEAL not in summary
-    if written != names.summary_text(summary).encode() or not (is_older or summary[names.SEAL] == names.seal(summary)):
-        yield f"{names.SUMMARY} was changed after the run"
-    stated, found = summary["files_sha256"], names.fingerprints(evidence.run.path)
-    for name in sorted(stated.keys() | found.keys()):
-        if name not in found:
-            yield f"{name} is missing"
-        elif name not in stated and not names.is_part(name):
-            yield f"{name} was added after the run"
-        elif stated.get(name, found[name]) != found[name]:
-            yield f"{name} was changed after the run"
+    """Each file has the sha256 that the summary states, none is missing and none was added; the summary is as written."""
+    yield from names.changes(evidence.run.path)
 
 
 def records_intact(evidence: Evidence) -> Iterator[str]:

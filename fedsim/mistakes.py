@@ -1,0 +1,62 @@
+"""What the command lines make of mistakes: one message, an exit status, and no traceback."""
+
+import errno
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.errors import FedsimError, SimulationError, place_of
+from fedsim.harmless import say
+
+INTERRUPTED = 130
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a name, whatever there is on the disk
+
+
+def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Turns the errors of a command of ``program`` into one message and an exit status; a traceback only with --debug.
+
+    A command that reads runs has them in ``run`` or ``runs``.
+    """
+
+    def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(*args: Any, debug: bool, **options: Any) -> None:
+            def complain(message: str) -> None:
+                say(*(traceback.format_exc().split("\n") if debug else [f"{program}: {message}"]), err=True)
+
+            status = 1
+            try:
+                with _reading(options):
+                    status = command(*args, **options) or 0
+            except FedsimError as error:
+                complain(str(error) + (place_of(error) if isinstance(error, SimulationError) else ""))
+                status = error.exit_status
+            except KeyboardInterrupt:
+                status = INTERRUPTED
+            except OSError as error:
+                complain(f"{str(error.filename)!r} cannot be used: {error.strerror}" if error.filename else str(error))
+                status = 2 if error.errno in _NO_NAME else 1
+            except MemoryError as error:
+                complain(f"there is not enough memory: {error}".rstrip(": "))
+            except Exception as error:
+                complain(f"{type(error).__name__}: {error}{place_of(error)} (--debug shows where)")
+            sys.exit(status)
+
+        return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)
+
+    return wrap
+
+
+def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    runs: Collection[Path] = options.get("runs", [options["run"]] if "run" in options else [])
+    if not runs:
+        return nullcontext()
+    from fedsim.records.reading import making_sense
+
+    return making_sense(runs)

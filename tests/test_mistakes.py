@@ -1,0 +1,52 @@
+import errno
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fedsim.cli import main
+from fedsim.errors import DataError
+from fedsim.mistakes import explained
+
+
+def told(error: BaseException, *words: str) -> tuple[int, str]:
+    @click.command()
+    @explained("fedsim")
+    def command() -> None:
+        raise error
+
+    result = CliRunner().invoke(command, list(words))
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (DataError("data is missing"), 2, "fedsim: data is missing\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a.parquet"),
+            1,
+            "fedsim: 'a.parquet' cannot be used: No space left on device\n",
+        ),
+        (OSError("no port"), 1, "fedsim: no port\n"),
+        (MemoryError(), 1, "fedsim: there is not enough memory\n"),
+        (MemoryError("3 GiB"), 1, "fedsim: there is not enough memory: 3 GiB\n"),
+        (ZeroDivisionError("a bug"), 1, "fedsim: ZeroDivisionError: a bug (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_one_message_and_an_exit_status(error: BaseException, status: int, text: str) -> None:
+    assert told(error) == (status, text)
+
+
+def test_debug_shows_where() -> None:
+    assert "Traceback" in told(ZeroDivisionError("a bug"), "--debug")[1]
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    for words in (["report", path], ["audit", path], ["trace", path], ["compare", path, "--out", tmp_path / "x.csv"]):
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == 2
+        assert result.output.endswith("cannot be used: File name too long\n")
