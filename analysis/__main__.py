@@ -23,7 +23,7 @@ from analysis.timeline import draw_timeline
 from analysis.traffic import draw_traffic, draw_traffic_compared
 from analysis.view import MOST_LANES, ORDERS
 from fedsim.errors import FedsimError, nearest
-from fedsim.harmless import say
+from fedsim.output.harmless import say
 from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few

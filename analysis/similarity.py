@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import style
 from analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_seconds
 
 _MOST = 6  # clusterings in one picture
 _NAMED = 40  # with more devices, rows are too thin to be named

@@ -17,9 +17,9 @@ from analysis import style
 from analysis.activity import read_activity
 from analysis.lanes import draw_lanes, label_lanes
 from analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
+from fedsim.language.units import show_seconds
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_seconds
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIP_IN, _FRAME_IN = 1.2, 2.3  # the strip below; title, axis labels and legend together

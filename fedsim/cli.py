@@ -20,7 +20,7 @@ import click
 
 from fedsim import __version__
 from fedsim.errors import FedsimError, SimulationError, place_of
-from fedsim.harmless import say, visible
+from fedsim.output.harmless import say, visible
 
 _INTERRUPTED = 130
 _Handler = Callable[..., object]
@@ -120,11 +120,11 @@ def run_command(
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
-    from fedsim.interruption import end_at_once, end_soon
-    from fedsim.progress import RunProgress, summary_lines
-    from fedsim.runner import Job, make_executor
+    from fedsim.output.progress import RunProgress, summary_lines
+    from fedsim.output.terminal import Console
+    from fedsim.running.interruption import end_at_once, end_soon
+    from fedsim.running.runner import Job, make_executor
     from fedsim.scenario import load
-    from fedsim.terminal import Console
 
     read = load(scenario, changes, seed, allow_code=allow_code)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
@@ -175,7 +175,7 @@ class _InterruptOnce:
 def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool) -> None:
     """Validate SCENARIO, print it with every default, and say what it will cost."""
     from fedsim.forecast import PATIENCE_S, forecast_lines
-    from fedsim.runner import make_executor
+    from fedsim.running.runner import make_executor
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code)
@@ -232,10 +232,10 @@ def study_command(
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
     from fedsim.compare.show import compare, print_to
+    from fedsim.output.terminal import Console
     from fedsim.study.conduct import Conductor
     from fedsim.study.plan import read_study
     from fedsim.study.progress import StudyProgress
-    from fedsim.terminal import Console
 
     conductor = Conductor(read_study(study, changes, allow_code=allow_code), out, workers)
     if dry_run:
@@ -282,7 +282,7 @@ def compare_command(
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.compare.show import as_text, compare, form_of, print_to, write_file
-    from fedsim.terminal import Console
+    from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
     tables = compare(runs, targets, baseline, ledger)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
-from fedsim.harmless import clean
-from fedsim.imports import from_file
+from fedsim.language.imports import from_file
+from fedsim.language.units import show_bytes, show_seconds
+from fedsim.output.harmless import clean
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import read_index
 from fedsim.scenario import Scenario
-from fedsim.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from analysis.report.gather import Shown, Subject
 from analysis.report.markup import Markup, data_block, el, plain, visible
 from analysis.report.timeline import read_timeline
 from analysis.series import Series
+from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fedsim.compare.lines import Lines

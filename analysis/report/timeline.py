@@ -220,7 +220,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
     """What the server's link can carry, bytes/s each way; None where the scenario sets no limit to it."""
     from pydantic import TypeAdapter, ValidationError
 
-    from fedsim.units import BytesPerSecond
+    from fedsim.language.units import BytesPerSecond
 
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}

@@ -18,8 +18,8 @@ ENGINE = (
     "fedsim.federation.server",
     "fedsim.world",
     "fedsim.learning",
-    "fedsim.strategies",
-    "fedsim.runner",
+    "fedsim.strategies.",
+    "fedsim.running.runner",
     "torch",
 )
 PICTURES = ("timeline", "stragglers", "traffic", "accuracy", "fairness")

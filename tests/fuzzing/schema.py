@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from fedsim.language.units import Quantity
 from fedsim.strategies import REGISTRY, params_class
 from fedsim.strategies.base import StrategyParams
-from fedsim.units import Quantity
 from tests.fuzzing import values
 
 Spec = type[BaseModel]

@@ -8,10 +8,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from fedsim.harmless import say
+from fedsim.output.harmless import say
 
 if TYPE_CHECKING:
-    from fedsim.runner import Job
+    from fedsim.running.runner import Job
 
 INTERRUPTED = 130
 _PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
