@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.series import Series, group_by_scenario
+from fedsim.analysis import style
+from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.analysis import style
+from fedsim.analysis.clusterings import Clustering, Matrix, read_clusterings
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
 

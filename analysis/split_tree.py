@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.splits import Node, SplitTree, read_splits
+from fedsim.analysis import style
+from fedsim.analysis.splits import Node, SplitTree, read_splits
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder

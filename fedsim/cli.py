@@ -332,7 +332,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 @_explained
 def report_command(runs: tuple[Path, ...], out: Path | None) -> None:
     """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline."""
-    from analysis.report import write_report
+    from fedsim.analysis.report import write_report
 
     path = write_report(runs, out)
     say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")

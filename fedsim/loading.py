@@ -140,10 +140,10 @@ class LoadedRun:
 
         Args:
             kind: such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
-            options: what the picture takes, see ``analysis``.
+            options: what the picture takes, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
+            FedsimError: there is no such picture, or nothing to draw.
         """
         if kind in _OF_SEVERAL:
             return _draw(_OF_SEVERAL, kind)([self.folder], **options)
@@ -246,10 +246,10 @@ class LoadedStudy:
 
         Args:
             kind: ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
-            options: what the picture takes, see ``analysis``.
+            options: what the picture takes, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
+            FedsimError: there is no such picture, or nothing to draw.
         """
         return _draw(_OF_SEVERAL, kind)([run for line in self._lines.lines for run in line.runs], **options)
 
@@ -286,12 +286,7 @@ def _draw(known: Mapping[str, str], kind: str) -> "Callable[..., Figure]":
     if kind not in known:
         raise FedsimError(f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}")
     module, _, name = known[kind].partition(":")
-    try:
-        draw: Callable[..., Figure] = getattr(import_module(f"analysis.{module}"), name)
-    except ModuleNotFoundError as error:
-        raise FedsimError(
-            f"figures are drawn by the package 'analysis' of fedsim's repository, which cannot be imported here: {error}"
-        ) from None
+    draw: Callable[..., Figure] = getattr(import_module(f"fedsim.analysis.{module}"), name)
     return draw
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import style
-from analysis.activity import Activity, read_activity
-from analysis.moves import NO_GROUP, Membership, read_membership
+from fedsim.analysis import style
+from fedsim.analysis.activity import Activity, read_activity
+from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
 from fedsim.records.folder import DEVICES, ROUNDS
 from fedsim.records.link_load import Curve, link_load, summed, thinned
 from fedsim.records.reading import RunFolder

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import analysis
-from analysis.__main__ import main
+from fedsim import analysis
+from fedsim.analysis.__main__ import main
 from fedsim.records.audit import audit
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
@@ -114,7 +114,7 @@ def test_no_picture_imports_the_engine() -> None:
 
 def test_drawing_loads_nothing_of_the_engine(run: RunFolder, tmp_path: Path) -> None:
     code = (
-        "import sys; from analysis.__main__ import main; "
+        "import sys; from fedsim.analysis.__main__ import main; "
         f"main([{str(run.path)!r}, '--out', {str(tmp_path / 'out')!r}, '--format', 'svg'], standalone_mode=False); "
         "print('loaded', *sys.modules)"
     )
