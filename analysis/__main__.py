@@ -7,23 +7,23 @@ from pathlib import Path
 import click
 from matplotlib.figure import Figure
 
-from analysis.accuracy import draw_accuracy
-from analysis.clusters import draw_clusters
-from analysis.costs import draw_costs
-from analysis.embedding import draw_embedding
-from analysis.fairness import draw_fairness
-from analysis.membership import draw_membership
-from analysis.purposes import draw_purposes_compared
-from analysis.similarity import draw_similarity
-from analysis.split_tree import draw_split_tree
-from analysis.stragglers import draw_stragglers
-from analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
-from analysis.timeline import draw_timeline
-from analysis.traffic import draw_traffic, draw_traffic_compared
-from analysis.view import MOST_LANES, ORDERS
+from fedsim.analysis.accuracy import draw_accuracy
+from fedsim.analysis.clusters import draw_clusters
+from fedsim.analysis.costs import draw_costs
+from fedsim.analysis.embedding import draw_embedding
+from fedsim.analysis.fairness import draw_fairness
+from fedsim.analysis.membership import draw_membership
+from fedsim.analysis.purposes import draw_purposes_compared
+from fedsim.analysis.similarity import draw_similarity
+from fedsim.analysis.split_tree import draw_split_tree
+from fedsim.analysis.stragglers import draw_stragglers
+from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
+from fedsim.analysis.timeline import draw_timeline
+from fedsim.analysis.traffic import draw_traffic, draw_traffic_compared
+from fedsim.analysis.view import MOST_LANES, ORDERS
 from fedsim.errors import nearest
-from fedsim.harmless import say
-from fedsim.mistakes import explained
+from fedsim.output.harmless import say
+from fedsim.output.mistakes import explained
 from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
+from fedsim.analysis import style
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.groupings import Grouping, read_groupings
+from fedsim.analysis import style
+from fedsim.analysis.groupings import Grouping, read_groupings
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
 

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.accuracy import read_curve
-from analysis.series import Series, group_by_scenario
+from fedsim.analysis import style
+from fedsim.analysis.accuracy import read_curve
+from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.records.reading import RunFolder
 
 _POINTS = 400  # of a band: more than pixels are of no use

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from analysis import style
-from analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.analysis import style
+from fedsim.analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_seconds
 
 _PAIRS = 3  # features of so many dimensions are shown pair by pair, of more in their principal components
 _WORDS = {"edc": "EDC features: cosines of each device's update with the leading singular directions of all updates"}

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Affine2DBase, ScaledTranslation
 from numpy.typing import NDArray
 
-from analysis import style
-from analysis.waiting import Clock, read_jain, read_waiting, selections_of_devices, selections_of_groups
+from fedsim.analysis import style
+from fedsim.analysis.waiting import Clock, read_jain, read_waiting, selections_of_devices, selections_of_groups
 from fedsim.records.reading import RunFolder
 
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are compared on the clock of simulated time

@@ -13,8 +13,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from analysis import style
-from analysis.view import View
+from fedsim.analysis import style
+from fedsim.analysis.view import View
 
 _LEAST_LANES = 5  # fewer lanes leave room, rather than to grow fat
 _MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each

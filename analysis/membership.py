@@ -18,9 +18,9 @@ from matplotlib.patheffects import AbstractPathEffect
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from analysis import style
-from analysis.moves import NO_GROUP, Membership, read_membership
-from analysis.view import MOST_LANES
+from fedsim.analysis import style
+from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
+from fedsim.analysis.view import MOST_LANES
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 

@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.series import Series, group_by_scenario
+from fedsim.analysis import style
+from fedsim.analysis.series import Series, group_by_scenario
+from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_bytes
 
 _FIXED = {"model": style.SKY, "update": style.BLUE}  # what nearly every strategy sends looks the same in every picture
 _HUES = (style.GREEN, style.ORANGE, style.PURPLE, style.VERMILLION, style.YELLOW, "#332288", "#882255", "#999933")

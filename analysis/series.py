@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import style
+from fedsim.analysis import style
 from fedsim.records.reading import RunFolder
 
 _APART = ("seed", "name")  # what runs of one series may differ in

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.analysis import style
+from fedsim.analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_seconds
 
 _MOST = 6  # clusterings in one picture
 _NAMED = 40  # with more devices, rows are too thin to be named

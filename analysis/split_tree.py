@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.splits import Node, SplitTree, read_splits
+from fedsim.analysis import style
+from fedsim.analysis.splits import Node, SplitTree, read_splits
+from fedsim.language.units import show_seconds
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_seconds
 
 _LEAF_IN, _LEAST_IN, _MOST_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
 _ACCURACY_IN, _FRAME_IN = 2.0, 1.6

@@ -17,8 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.attempts import OUTCOMES, read_attempts, trained_rounds
+from fedsim.analysis import style
+from fedsim.analysis.attempts import OUTCOMES, read_attempts, trained_rounds
 from fedsim.errors import nearest
 from fedsim.records.reading import RunFolder
 

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.activity import read_activity
-from analysis.lanes import draw_lanes, label_lanes
-from analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
+from fedsim.analysis import style
+from fedsim.analysis.activity import read_activity
+from fedsim.analysis.lanes import draw_lanes, label_lanes
+from fedsim.analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
+from fedsim.language.units import show_seconds
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_seconds
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIP_IN, _FRAME_IN = 1.2, 2.3  # the strip below; title, axis labels and legend together

@@ -19,12 +19,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
-from analysis.activity import read_activity
+from fedsim.analysis import style
+from fedsim.analysis.activity import read_activity
+from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_bytes
 
 _HUES = {
     "down": (style.SKY, style.PURPLE, style.YELLOW, "#882255"),

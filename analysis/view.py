@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.activity import Activity
-from analysis.style import NothingToDrawError, PictureError
+from fedsim.analysis.activity import Activity
+from fedsim.analysis.style import NothingToDrawError, PictureError
 from fedsim.errors import nearest
 
 Order = Literal["speed", "first", "number"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
     from fedsim.loading import load_run, load_study
-    from fedsim.runner import Result, run, run_async
+    from fedsim.running.runner import Result, run, run_async
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
 
@@ -23,9 +23,9 @@ _HOMES = {
     "SimulationError": "errors",
     "load_run": "loading",
     "load_study": "loading",
-    "Result": "runner",
-    "run": "runner",
-    "run_async": "runner",
+    "Result": "running.runner",
+    "run": "running.runner",
+    "run_async": "running.runner",
     "Scenario": "scenario",
     "load": "scenario",
     "Record": "simulation",

@@ -3,9 +3,9 @@
 from typing import Any, get_args
 
 from fedsim.data.spec import DataSpec
-from fedsim.families import Family
 from fedsim.federation.codecs import CODECS
-from fedsim.runner import EXECUTORS
+from fedsim.language.families import Family
+from fedsim.running.runner import EXECUTORS
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.aggregation import AGGREGATIONS

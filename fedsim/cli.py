@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 from fedsim import __version__
-from fedsim.harmless import say, visible
-from fedsim.mistakes import INTERRUPTED, explained
+from fedsim.output.harmless import say, visible
+from fedsim.output.mistakes import INTERRUPTED, explained
 
 _Handler = Callable[..., object]
 
@@ -97,11 +97,11 @@ def run_command(
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
-    from fedsim.interruption import end_at_once, end_soon
-    from fedsim.progress import RunProgress, summary_lines
-    from fedsim.runner import Job, make_executor
+    from fedsim.output.progress import RunProgress, summary_lines
+    from fedsim.output.terminal import Console
+    from fedsim.running.interruption import end_at_once, end_soon
+    from fedsim.running.runner import Job, make_executor
     from fedsim.scenario import load
-    from fedsim.terminal import Console
 
     read = load(scenario, changes, seed, allow_code=allow_code)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
@@ -152,7 +152,7 @@ class _InterruptOnce:
 def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool) -> None:
     """Validate SCENARIO, print it with every default, and say what it will cost."""
     from fedsim.forecast import PATIENCE_S, forecast_lines
-    from fedsim.runner import make_executor
+    from fedsim.running.runner import make_executor
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code)
@@ -209,10 +209,10 @@ def study_command(
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
     from fedsim.compare.show import compare, print_to
+    from fedsim.output.terminal import Console
     from fedsim.study.conduct import Conductor
     from fedsim.study.plan import read_study
     from fedsim.study.progress import StudyProgress
-    from fedsim.terminal import Console
 
     conductor = Conductor(read_study(study, changes, allow_code=allow_code), out, workers)
     if dry_run:
@@ -259,7 +259,7 @@ def compare_command(
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.compare.show import as_text, compare, form_of, print_to, write_file
-    from fedsim.terminal import Console
+    from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
     tables = compare(runs, targets, baseline, ledger)
@@ -309,7 +309,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 @_explained
 def report_command(runs: tuple[Path, ...], out: Path | None) -> None:
     """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline."""
-    from analysis.report import write_report
+    from fedsim.analysis.report import write_report
 
     path = write_report(runs, out)
     say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
-from fedsim.harmless import clean
-from fedsim.imports import from_file
+from fedsim.language.imports import from_file
+from fedsim.language.units import show_bytes, show_seconds
+from fedsim.output.harmless import clean
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, making_sense
 from fedsim.records.study_folder import read_index
 from fedsim.scenario import Scenario
-from fedsim.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,10 +142,10 @@ class LoadedRun:
 
         Args:
             kind: such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
-            options: what the picture takes, see ``analysis``.
+            options: what the picture takes, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
+            FedsimError: there is no such picture, or nothing to draw.
         """
         of_several = kind in _OF_SEVERAL
         draw = _draw(_OF_SEVERAL if of_several else _OF_ONE | _OF_SEVERAL, kind)
@@ -253,10 +253,10 @@ class LoadedStudy:
 
         Args:
             kind: ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
-            options: what the picture takes, see ``analysis``.
+            options: what the picture takes, see ``fedsim.analysis``.
 
         Raises:
-            FedsimError: there is no such picture, nothing to draw, or no ``analysis``.
+            FedsimError: there is no such picture, or nothing to draw.
         """
         return _draw(_OF_SEVERAL, kind)([run for line in self._lines.lines for run in line.runs], **options)
 
@@ -293,12 +293,7 @@ def _draw(known: Mapping[str, str], kind: str) -> "Callable[..., Figure]":
     if kind not in known:
         raise FedsimError(f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}")
     module, _, name = known[kind].partition(":")
-    try:
-        draw: Callable[..., Figure] = getattr(import_module(f"analysis.{module}"), name)
-    except ModuleNotFoundError as error:
-        raise FedsimError(
-            f"figures are drawn by the package 'analysis' of fedsim's repository, which cannot be imported here: {error}"
-        ) from None
+    draw: Callable[..., Figure] = getattr(import_module(f"fedsim.analysis.{module}"), name)
     return draw
 
 

@@ -8,16 +8,16 @@ from fedsim.data.dataset import Raw
 from fedsim.data.partitions.base import Partition, federated
 from fedsim.data.shifts.base import Change, Shift
 from fedsim.data.sources.base import Source
+from fedsim.evaluation.evaluator import Measured
 from fedsim.federation.client import BEST, Client, Done, Order, Setting
 from fedsim.federation.codecs import Codec, Coded
 from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.instrument import Measured
+from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.spec import Spec
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedavg import FedAvg

@@ -17,14 +17,14 @@ from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.evaluation.evaluator import EvaluationSpec
 from fedsim.federation.wire import MessagesSpec
-from fedsim.imports import from_file
-from fedsim.instrument import EvaluationSpec
+from fedsim.language.imports import from_file
+from fedsim.language.spec import Spec
+from fedsim.language.stop import StopSpec
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Simulation
-from fedsim.spec import Spec
-from fedsim.stop import StopSpec
 from fedsim.strategies import params_class
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
@@ -89,7 +89,7 @@ class Scenario(Spec):
 
     def install(self, simulation: Simulation) -> Any:
         """Build this scenario into an empty simulation."""
-        from fedsim.assembly import assemble
+        from fedsim.running.assembly import assemble
 
         return assemble(self, simulation)
 
@@ -105,7 +105,7 @@ def load(path: str | Path, changes: Sequence[str] = (), seed: int | None = None,
         path: a TOML file.
         changes: ``key.path=value`` texts that override it; a value is TOML, or else plain text.
         seed: overrides the file's seed.
-        allow_code: whether code that it names by import path (a strategy, a module) may be imported; see ``fedsim.imports``.
+        allow_code: whether code that it names by import path (a strategy, a module) is imported (``fedsim.language.imports``).
 
     Raises:
         ScenarioError: the file cannot be read, or says something that cannot be run.

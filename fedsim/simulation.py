@@ -25,10 +25,9 @@ from simpy.events import NORMAL, URGENT, Event, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
-from fedsim.units import CLOCK_END_S
+from fedsim.language.units import CLOCK_END_S, TICK_S
 
-_TICKS_PER_SECOND = 2.0**30
-TICK_S = 1 / _TICKS_PER_SECOND
+_TICKS_PER_SECOND = 1 / TICK_S
 _ALL_ON_GRID_S = 2.0**23
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
@@ -384,4 +383,4 @@ class Simulation:
                 env.step()
 
 
-__all__ = ["CLOCK_END_S", "TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
+__all__ = ["TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]

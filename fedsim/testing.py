@@ -29,7 +29,7 @@ from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 
 Sections = dict[str, Any]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import fedsim
 from fedsim.data.sources import Synthetic
-from fedsim.runner import make_executor
+from fedsim.language.units import show_seconds
+from fedsim.running.runner import make_executor
 from fedsim.study.folder import state_of
 from fedsim.study.pool import Ended, Order, Pool
-from fedsim.units import show_seconds
 
 
 @dataclass(frozen=True)

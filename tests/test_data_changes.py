@@ -13,7 +13,7 @@ import pytest
 import fedsim
 from fedsim.errors import CheckpointError, DataError
 from fedsim.executors.threads import Threads
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 from fedsim.simulation import Record
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
 from tests.strategies.clustered import opposite_groups

@@ -13,7 +13,7 @@ from fedsim.checkpoint import store
 from fedsim.executors.inline import Inline
 from fedsim.records import folder as files
 from fedsim.records.study_folder import is_done
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run
 from tests.records.disk import Disk, watched
 

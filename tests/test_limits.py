@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.simulation import CLOCK_END_S, Simulation, on_grid, on_grid_after
+from fedsim.language.units import CLOCK_END_S
+from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.testing import eventful_world, run
 
 TREE = {"kind": "tree", "cells": 2}

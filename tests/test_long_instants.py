@@ -60,11 +60,11 @@ main()
 """
 LONG_TRAINING = """
 import time
-import fedsim.interruption
+import fedsim.running.interruption
 from fedsim.simulation import Simulation
 
 submit, begun = Simulation.submit, []
-fedsim.interruption._TRAINING_S = 1.0
+fedsim.running.interruption._TRAINING_S = 1.0
 
 def slow(self, function, *args):
     def long(*args):
@@ -82,14 +82,14 @@ main()
 """
 LONG_BUILDING = """
 import time
-import fedsim.runner
+import fedsim.running.runner
 
 def long(*_, **__):
     print("begun", flush=True)
     while True:
         time.sleep(0.01)
 
-fedsim.runner.Simulation = long
+fedsim.running.runner.Simulation = long
 from fedsim.cli import main
 main()
 """

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from fedsim.cli import main
 from fedsim.errors import DataError
-from fedsim.mistakes import explained
+from fedsim.output.mistakes import explained
 
 
 def told(error: BaseException, *words: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from fedsim.executors.threads import Threads
 from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 from fedsim.simulation import Simulation
 from fedsim.testing import Delayed
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.federation.server import Server
+from fedsim.running.assembly import Run
 
 
 def world(devices: int, now: float, availability: dict[str, Any] | None = None, **population: Any) -> Run:

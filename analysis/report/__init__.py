@@ -5,6 +5,6 @@ plain English, ``tables`` and ``figures`` have what is read and seen; ``timeline
 page, where the scripts in ``assets`` draw them, handled by ``controls``.
 """
 
-from analysis.report.write import write_report
+from fedsim.analysis.report.write import write_report
 
 __all__ = ["write_report"]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis import style
-from analysis.lanes import MEANING
-from analysis.report.markup import Markup, el, join
-from analysis.report.timeline import MARKS, OUTCOMES, STEPS, TimelineData
+from fedsim.analysis import style
+from fedsim.analysis.lanes import MEANING
+from fedsim.analysis.report.markup import Markup, el, join
+from fedsim.analysis.report.timeline import MARKS, OUTCOMES, STEPS, TimelineData
 
 _BUTTONS = (
     ("out", "\N{MINUS SIGN}", "zoom out (-)"),

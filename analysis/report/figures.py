@@ -9,20 +9,20 @@ from functools import partial
 from matplotlib.figure import Figure
 from PIL import Image
 
-from analysis import style
-from analysis.accuracy import draw_accuracy
-from analysis.clusters import draw_clusters
-from analysis.costs import draw_costs
-from analysis.embedding import draw_embedding
-from analysis.fairness import draw_fairness
-from analysis.membership import draw_membership
-from analysis.purposes import draw_purposes_compared
-from analysis.report.markup import Markup, el
-from analysis.series import Series
-from analysis.similarity import draw_similarity
-from analysis.split_tree import draw_split_tree
-from analysis.stragglers import draw_stragglers
-from analysis.traffic import draw_traffic, draw_traffic_compared
+from fedsim.analysis import style
+from fedsim.analysis.accuracy import draw_accuracy
+from fedsim.analysis.clusters import draw_clusters
+from fedsim.analysis.costs import draw_costs
+from fedsim.analysis.embedding import draw_embedding
+from fedsim.analysis.fairness import draw_fairness
+from fedsim.analysis.membership import draw_membership
+from fedsim.analysis.purposes import draw_purposes_compared
+from fedsim.analysis.report.markup import Markup, el
+from fedsim.analysis.series import Series
+from fedsim.analysis.similarity import draw_similarity
+from fedsim.analysis.split_tree import draw_split_tree
+from fedsim.analysis.stragglers import draw_stragglers
+from fedsim.analysis.traffic import draw_traffic, draw_traffic_compared
 from fedsim.records.reading import RunFolder
 
 _ALMOST_WHITE = 250

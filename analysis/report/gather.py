@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.report.markup import plain
-from analysis.series import Series
+from fedsim.analysis.report.markup import plain
+from fedsim.analysis.series import Series
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 

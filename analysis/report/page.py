@@ -5,10 +5,10 @@ import hashlib
 from importlib import resources
 
 import fedsim
-from analysis import style
-from analysis.report import sections, words
-from analysis.report.gather import Subject
-from analysis.report.markup import Markup, data_block, el, join, plain
+from fedsim.analysis import style
+from fedsim.analysis.report import sections, words
+from fedsim.analysis.report.gather import Subject
+from fedsim.analysis.report.markup import Markup, data_block, el, join, plain
 
 SCRIPTS = ("clock", "columns", "lanes", "curves", "words", "marks", "drawing", "controls", "timeline", "page")
 
@@ -48,7 +48,7 @@ def _frame(title: str, body: Markup) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("analysis.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("fedsim.analysis.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

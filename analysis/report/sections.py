@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from analysis.report import columns, figures, tables, words
-from analysis.report.controls import key, stage
-from analysis.report.gather import Shown, Subject
-from analysis.report.markup import Markup, data_block, el, plain, visible
-from analysis.report.timeline import read_timeline
-from analysis.series import Series
+from fedsim.analysis.report import columns, figures, tables, words
+from fedsim.analysis.report.controls import key, stage
+from fedsim.analysis.report.gather import Shown, Subject
+from fedsim.analysis.report.markup import Markup, data_block, el, plain, visible
+from fedsim.analysis.report.timeline import read_timeline
+from fedsim.analysis.series import Series
+from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fedsim.compare.lines import Lines

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis import style
-from analysis.report.markup import Markup, el, plain
-from analysis.report.words import without_places
+from fedsim.analysis import style
+from fedsim.analysis.report.markup import Markup, el, plain
+from fedsim.analysis.report.words import without_places
+from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
-from fedsim.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fedsim.compare.table import Column, Table

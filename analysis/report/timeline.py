@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import style
-from analysis.activity import Activity, read_activity
-from analysis.moves import NO_GROUP, Membership, read_membership
+from fedsim.analysis import style
+from fedsim.analysis.activity import Activity, read_activity
+from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
 from fedsim.records.folder import DEVICES, ROUNDS
 from fedsim.records.link_load import Curve, link_load, summed, thinned
 from fedsim.records.reading import RunFolder
@@ -220,7 +220,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
     """What the server's link can carry, bytes/s each way; None where the scenario sets no limit to it."""
     from pydantic import TypeAdapter, ValidationError
 
-    from fedsim.units import BytesPerSecond
+    from fedsim.language.units import BytesPerSecond
 
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analysis.report.markup import plain
+from fedsim.analysis.report.markup import plain
 from fedsim.strategies import strategy_name as registered_name
 
 Table = Mapping[str, Any]

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.report.gather import gather
-from analysis.report.page import build
-from analysis.style import PictureError
+from fedsim.analysis.report.gather import gather
+from fedsim.analysis.report.page import build
+from fedsim.analysis.style import PictureError
 from fedsim.errors import RunFolderError
 from fedsim.records.folder import write_text
 from fedsim.records.reading import RunFolder

@@ -10,8 +10,8 @@ from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.simulation import Record
 
 if TYPE_CHECKING:
-    from fedsim.assembly import Run
     from fedsim.records.recorder import Recorder
+    from fedsim.running.assembly import Run
 
 
 class Checkpointer:

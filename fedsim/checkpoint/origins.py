@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fedsim.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from fedsim.assembly import Run
     from fedsim.data.federated import FederatedData
     from fedsim.learning import Learner
+    from fedsim.running.assembly import Run
     from fedsim.scenario import Scenario
 
 Fingerprints = dict[str, str]

@@ -22,8 +22,8 @@ from fedsim.world.network.star import Half, Tier
 from fedsim.world.task import Download, Evaluate, Payload, Task, Train, Upload
 
 if TYPE_CHECKING:
-    from fedsim.assembly import Run
     from fedsim.records.recorder import Recorder
+    from fedsim.running.assembly import Run
 
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls

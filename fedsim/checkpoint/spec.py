@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from fedsim.spec import Spec
-from fedsim.units import PositiveSeconds
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
 
 
 class CheckpointSpec(Spec):

@@ -13,7 +13,7 @@ from fedsim.records.folder import write_text
 from fedsim.records.ledger import Preset
 
 if TYPE_CHECKING:
-    from fedsim.terminal import Console
+    from fedsim.output.terminal import Console
 
 Form = Literal["csv", "markdown"]
 

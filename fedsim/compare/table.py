@@ -9,7 +9,7 @@ from fedsim.compare.lines import Line, Lines
 from fedsim.compare.measures import Measure, Values, measures
 from fedsim.compare.paired import Difference, mean_of, paired_difference
 from fedsim.compare.points import short_key, shown
-from fedsim.harmless import clean
+from fedsim.output.harmless import clean
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fedsim.compare.table import Cell, Column, Estimate, Table
-from fedsim.harmless import clean, for_csv, for_markdown
+from fedsim.output.harmless import clean, for_csv, for_markdown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,7 +15,7 @@ from fedsim.data.pooling import pool_shards
 from fedsim.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import ScenarioError
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 

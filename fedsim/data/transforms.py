@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 Images = NDArray[np.float32]

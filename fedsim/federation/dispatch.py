@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import SimulationError
+from fedsim.evaluation.evaluator import Instrument
 from fedsim.federation.client import BEST, Client, Done, Order
 from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.devices import Devices
 from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
-from fedsim.instrument import Instrument
 from fedsim.simulation import Simulation, Wakeup
 from fedsim.streams import Streams
 from fedsim.world.task import Download, Evaluate, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
-    from fedsim.drift import Drift
     from fedsim.learning import Learner, Ref
+    from fedsim.running.drift import Drift
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
+from fedsim.evaluation.evaluator import Measured, Served
 from fedsim.federation.client import Setting
 from fedsim.federation.contents import Contents, Lazy, payloads
-from fedsim.instrument import Measured, Served
 from fedsim.simulation import on_grid
 from fedsim.streams import Shuffle
 from fedsim.world.task import Cause

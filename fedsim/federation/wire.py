@@ -8,8 +8,8 @@ from pydantic import model_validator
 from fedsim.federation.codecs import Codec, CodecSpec
 from fedsim.federation.codecs.plain import Plain
 from fedsim.federation.contents import Contents
+from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
-from fedsim.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner

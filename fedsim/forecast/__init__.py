@@ -7,7 +7,7 @@ from fedsim.executors.base import Executor
 from fedsim.forecast.learning import measure, steps
 from fedsim.forecast.nominal import nominal_lines
 from fedsim.forecast.trial import Trial
-from fedsim.units import show_bytes, show_seconds
+from fedsim.language.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fedsim.scenario import Scenario

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.assembly import Run
+from fedsim.language.units import show_bytes, show_seconds
+from fedsim.running.assembly import Run
 from fedsim.strategies.synchronous import SynchronousParams
-from fedsim.units import show_bytes, show_seconds
 
 
 def nominal_lines(run: Run) -> list[str]:

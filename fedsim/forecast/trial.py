@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsim.assembly import Run, assemble
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.learning import Off
-from fedsim.progress import share_done
+from fedsim.output.progress import share_done
 from fedsim.records import folder as files
 from fedsim.records.recorder import Recorder
+from fedsim.running.assembly import Run, assemble
 from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams
 from fedsim.training import Training

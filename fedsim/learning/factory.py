@@ -4,7 +4,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 from fedsim.errors import ScenarioError
-from fedsim.imports import find
+from fedsim.language.imports import find
 from fedsim.learning.architecture import Shape
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedsim.imports import refuse_unless_allowed
+from fedsim.language.imports import refuse_unless_allowed
+from fedsim.language.spec import Spec
+from fedsim.language.units import Bytes
 from fedsim.learning.architecture import (
     Architecture,
     Conv2d,
@@ -21,8 +23,6 @@ from fedsim.learning.architecture import (
     Shape,
     dense,
 )
-from fedsim.spec import Spec
-from fedsim.units import Bytes
 
 
 class _Layered(Spec):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 
 
 class TrainingSpec(Spec):

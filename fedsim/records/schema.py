@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fedsim.simulation import Record
+if TYPE_CHECKING:
+    from fedsim.simulation import Record
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 
@@ -112,7 +113,7 @@ Payloads = Sequence[Sequence[Any]]
 Row = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
 
 
-def event_row(record: Record) -> Row:
+def event_row(record: "Record") -> Row:
     """A record as a row of ``EVENTS``. Written out column by column, since every event of every run passes here."""
     time, kind, fields = record
     if kind in _OF_TASKS:

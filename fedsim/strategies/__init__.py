@@ -1,13 +1,13 @@
 """The strategies: a server half and a client half in one file (or small folder) each, found by name.
 
 ``STRATEGIES`` names every one, where it lives, and its title: the name that reports use, and what it does. Nothing is imported
-before it is asked for. One of the user's own is named by its import path, ``package.module:Class``; ``fedsim.imports`` says who
-may name one.
+before it is asked for. One of the user's own is named by its import path, ``package.module:Class``; who may name one stands in
+``fedsim.language.imports``.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.families import Family, with_any_kind
+from fedsim.language.families import Family, with_any_kind
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams

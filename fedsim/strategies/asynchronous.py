@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import Measured
 from fedsim.federation.messages import TaskEnd
-from fedsim.instrument import Measured
-from fedsim.spec import Epochs
+from fedsim.language.spec import Epochs
+from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.base import P, Strategy, StrategyParams
-from fedsim.units import PositiveSeconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

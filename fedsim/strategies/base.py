@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from fedsim.federation.client import Client
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.spec import Epochs
+from fedsim.language.spec import Epochs
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean

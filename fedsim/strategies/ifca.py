@@ -10,7 +10,7 @@ from fedsim.federation.client import BEST, Done, Order
 from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
-from fedsim.spec import Epochs
+from fedsim.language.spec import Epochs
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import Measured
 from fedsim.federation.client import Client, Order, Setting
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.instrument import Measured
-from fedsim.spec import Epochs
+from fedsim.language.spec import Epochs
+from fedsim.language.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import P, Strategy, StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Weighted
@@ -24,7 +25,6 @@ from fedsim.strategies.parts.selection import SelectionSpec
 from fedsim.strategies.parts.selection.random import Random
 from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
 from fedsim.training import Limit
-from fedsim.units import PositiveSeconds, show_seconds
 from fedsim.world.population import DeadlineBase
 
 if TYPE_CHECKING:

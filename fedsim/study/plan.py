@@ -11,7 +11,7 @@ import tomli_w
 
 from fedsim.compare.points import short_key, shown
 from fedsim.errors import ScenarioError
-from fedsim.imports import from_file
+from fedsim.language.imports import from_file
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario, apply_change, read_toml
 from fedsim.study.changes import Tables, changed, spread_out
@@ -91,7 +91,7 @@ def read_study(path: str | Path, changes: Sequence[str] = (), *, allow_code: boo
     Args:
         path: a TOML file.
         changes: ``key.path=value`` texts that override the base.
-        allow_code: whether code that it names by import path may be imported; see ``fedsim.imports``.
+        allow_code: whether code that it names by import path may be imported; see ``fedsim.language.imports``.
 
     Raises:
         ScenarioError: a file cannot be read, or says something that cannot be run; for a run the message names the variant.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from fedsim.harmless import clean
+from fedsim.language.units import show_seconds
+from fedsim.output.harmless import clean
+from fedsim.output.terminal import Console
 from fedsim.study.pool import Ended, Order
-from fedsim.terminal import Console
-from fedsim.units import show_seconds
 
 _LONGEST = 1000  # characters of a line
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.language.spec import Spec
 from fedsim.records.study_folder import UNNAMED
 from fedsim.scenario import explain
-from fedsim.spec import Spec
 from fedsim.study.references import REFERENCES
 
 _MOST_RUNS = 100_000  # beyond this a study is a slip of the pen, and its plan alone would fill the memory

@@ -21,10 +21,10 @@ from typing import Any
 
 from fedsim.errors import CheckpointError, FedsimError
 from fedsim.executors.inline import Inline
-from fedsim.interruption import end_soon
-from fedsim.progress import share_done
+from fedsim.output.progress import share_done
 from fedsim.records.lock import locked
-from fedsim.runner import Job
+from fedsim.running.interruption import end_soon
+from fedsim.running.runner import Job
 from fedsim.scenario import Scenario
 from fedsim.simulation import Record
 

@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError
+from fedsim.language.spec import Spec
+from fedsim.language.units import PerSecond
 from fedsim.simulation import TICK_S
-from fedsim.spec import Spec
 from fedsim.streams import Streams
-from fedsim.units import PerSecond
 from fedsim.world.schedule import Schedule
 
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializeAsAny
 
 from fedsim.errors import DataError, shown
-from fedsim.families import or_own
 from fedsim.files import read_json
-from fedsim.simulation import CLOCK_END_S, on_grid
-from fedsim.spec import Spec
+from fedsim.language.families import or_own
+from fedsim.language.spec import Spec
+from fedsim.language.units import CLOCK_END_S, PositiveSeconds
+from fedsim.simulation import on_grid
 from fedsim.streams import Streams
-from fedsim.units import PositiveSeconds
 from fedsim.world.phases import Phases, Span
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import DataError, shown
 from fedsim.files import regular
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")

@@ -8,10 +8,10 @@ import math
 
 from pydantic import Field
 
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import on_grid
-from fedsim.spec import Spec
 from fedsim.streams import Streams
-from fedsim.units import PositiveSeconds
 from fedsim.world.phases import Phases
 
 _TICKS_PER_SECOND = 1 << 30

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S
-from fedsim.spec import Spec
 from fedsim.streams import Streams
-from fedsim.units import PositiveSeconds
 from fedsim.world.schedule import Schedule
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from fedsim.families import or_own
-from fedsim.spec import Spec
-from fedsim.units import BytesPerSecond, SamplesPerSecond, Seconds
+from fedsim.language.families import or_own
+from fedsim.language.spec import Spec
+from fedsim.language.units import BytesPerSecond, SamplesPerSecond, Seconds
 
 Q = TypeVar("Q")
 

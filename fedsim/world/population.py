@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.sizes import Sizes
-from fedsim.spec import Spec
+from fedsim.language.sizes import Sizes
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 from fedsim.world.arrivals import ArrivalsSpec
 from fedsim.world.availability import AlwaysOn, AvailabilitySpec

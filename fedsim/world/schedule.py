@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import on_grid
-from fedsim.spec import Spec
-from fedsim.units import PositiveSeconds
 
 
 class Schedule(Spec):

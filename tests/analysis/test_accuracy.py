@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedsim
-from analysis.accuracy import draw_accuracy
-from analysis.style import NothingToDrawError, save
+from fedsim.analysis.accuracy import draw_accuracy
+from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.records.reading import RunFolder
 
 

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from analysis.activity import read_activity
+from fedsim.analysis.activity import read_activity
 from fedsim.records.reading import RunFolder
 
 

@@ -6,9 +6,9 @@ import pytest
 from matplotlib.axes import Axes
 
 import fedsim
-from analysis.clusters import draw_clusters
-from analysis.groupings import Grouping, read_groupings
-from analysis.style import NothingToDrawError, save
+from fedsim.analysis.clusters import draw_clusters
+from fedsim.analysis.groupings import Grouping, read_groupings
+from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.records.reading import RunFolder
 
 

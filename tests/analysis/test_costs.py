@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import fedsim
-from analysis.costs import band, draw_costs
-from analysis.series import group_by_scenario
-from analysis.style import NothingToDrawError, save
+from fedsim.analysis.costs import band, draw_costs
+from fedsim.analysis.series import group_by_scenario
+from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.records.reading import RunFolder
 
 

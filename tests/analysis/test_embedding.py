@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.embedding import draw_embedding, principal_components
-from analysis.style import NothingToDrawError, save
+from fedsim.analysis.embedding import draw_embedding, principal_components
+from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.records.reading import RunFolder
 from tests.analysis.test_similarity import with_clusterings
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 import fedsim
-from analysis import style
-from analysis.__main__ import KINDS
-from analysis.report.figures import pictures_of_run
+from fedsim.analysis import style
+from fedsim.analysis.__main__ import KINDS
+from fedsim.analysis.report.figures import pictures_of_run
 from fedsim.cli import main
 from fedsim.records.reading import RunFolder
 from fedsim.strategies import STRATEGIES

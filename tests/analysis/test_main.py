@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import analysis
 import fedsim
-from analysis.__main__ import main
+from fedsim import analysis
+from fedsim.analysis.__main__ import main
 from fedsim.records.audit import audit
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
@@ -19,8 +19,8 @@ ENGINE = (
     "fedsim.federation.server",
     "fedsim.world",
     "fedsim.learning",
-    "fedsim.strategies",
-    "fedsim.runner",
+    "fedsim.strategies.",
+    "fedsim.running.runner",
     "torch",
 )
 PICTURES = ("timeline", "stragglers", "traffic", "accuracy", "fairness")
@@ -124,7 +124,7 @@ def test_no_picture_imports_the_engine() -> None:
 
 def test_drawing_loads_nothing_of_the_engine(run: RunFolder, tmp_path: Path) -> None:
     code = (
-        "import sys; from analysis.__main__ import main; "
+        "import sys; from fedsim.analysis.__main__ import main; "
         f"main([{str(run.path)!r}, '--out', {str(tmp_path / 'out')!r}, '--format', 'svg'], standalone_mode=False); "
         "print('loaded', *sys.modules)"
     )

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from analysis.membership import draw_membership
-from analysis.moves import NO_GROUP, Membership, read_membership
-from analysis.style import NothingToDrawError, PictureError, save
+from fedsim.analysis.membership import draw_membership
+from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
+from fedsim.analysis.style import NothingToDrawError, PictureError, save
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived
 

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fedsim
-from analysis.report import write_report
-from analysis.report.page import SCRIPTS
-from analysis.report.write import default_out
+from fedsim.analysis.report import write_report
+from fedsim.analysis.report.page import SCRIPTS
+from fedsim.analysis.report.write import default_out
 from fedsim.cli import main
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder

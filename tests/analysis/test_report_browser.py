@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from analysis.report import write_report
+from fedsim.analysis.report import write_report
 from fedsim.records.reading import RunFolder
 from tests.analysis.chromium import Page, browser, executable
 

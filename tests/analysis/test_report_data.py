@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from analysis.report.columns import pack
-from analysis.report.timeline import MARKS, OUTCOMES, STEPS, read_timeline
+from fedsim.analysis.report.columns import pack
+from fedsim.analysis.report.timeline import MARKS, OUTCOMES, STEPS, read_timeline
 from fedsim.records.reading import RunFolder
 
 KINDS = [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from analysis.report import words
+from fedsim.analysis.report import words
 from fedsim.catalogue import catalogue
 
 _FILES = sorted((Path(fedsim.__file__).parents[1] / "scenarios").rglob("*.toml"))

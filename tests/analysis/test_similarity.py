@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from analysis.clusterings import Clustering, read_clusterings
-from analysis.similarity import draw_similarity
-from analysis.style import NothingToDrawError, save
+from fedsim.analysis.clusterings import Clustering, read_clusterings
+from fedsim.analysis.similarity import draw_similarity
+from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 

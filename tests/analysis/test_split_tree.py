@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.membership import draw_membership
-from analysis.split_tree import draw_split_tree
-from analysis.splits import read_splits
-from analysis.style import NothingToDrawError, save
+from fedsim.analysis.membership import draw_membership
+from fedsim.analysis.split_tree import draw_split_tree
+from fedsim.analysis.splits import read_splits
+from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 

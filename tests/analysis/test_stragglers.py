@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import fedsim
-from analysis.attempts import read_attempts, trained_rounds
-from analysis.stragglers import MOST_PANELS, draw_stragglers
-from analysis.style import NothingToDrawError, PictureError, save
+from fedsim.analysis.attempts import read_attempts, trained_rounds
+from fedsim.analysis.stragglers import MOST_PANELS, draw_stragglers
+from fedsim.analysis.style import NothingToDrawError, PictureError, save
 from fedsim.records.reading import RunFolder
 
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from analysis import style
+from fedsim.analysis import style
 from fedsim.errors import RunFolderError
 
 

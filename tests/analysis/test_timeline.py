@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.figure import Figure
 
-from analysis import lanes
-from analysis.style import save
-from analysis.timeline import draw_timeline
+from fedsim.analysis import lanes
+from fedsim.analysis.style import save
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.records.reading import RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 import fedsim
-from analysis.style import NothingToDrawError, save
-from analysis.traffic import draw_traffic, draw_traffic_compared, read_parts
+from fedsim.analysis.style import NothingToDrawError, save
+from fedsim.analysis.traffic import draw_traffic, draw_traffic_compared, read_parts
 from fedsim.records.reading import RunFolder
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.activity import Activity, read_activity
-from analysis.style import NothingToDrawError, PictureError
-from analysis.view import look_at, span_of_rounds
+from fedsim.analysis.activity import Activity, read_activity
+from fedsim.analysis.style import NothingToDrawError, PictureError
+from fedsim.analysis.view import look_at, span_of_rounds
 from fedsim.records.reading import RunFolder
 
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.agreement import adjusted_rand_index
+from fedsim.evaluation.agreement import adjusted_rand_index
 from fedsim.strategies.clustering.edc import edc_features
 from fedsim.strategies.clustering.kmeans import kmeans
 from fedsim.streams import Streams

@@ -17,7 +17,7 @@ from typing import Any
 
 import fedsim
 from fedsim.executors.inline import Inline
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 
 WORLD: dict[str, Any] = {
     "name": "curve",

@@ -21,7 +21,7 @@ from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import TrainingSpec
-from fedsim.runner import make_executor
+from fedsim.running.runner import make_executor
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.training import Training

@@ -21,7 +21,7 @@ from typing import Any
 
 import fedsim
 from fedsim.executors.inline import Inline
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
 
 TABLE = Path(__file__).with_suffix(".json")

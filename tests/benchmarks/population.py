@@ -22,7 +22,7 @@ from typing import Any
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.records import folder as files
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 from fedsim.simulation import Record
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "population.toml"

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.compare.lines import read_lines
-from fedsim.harmless import clean, for_csv, for_markdown
+from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.records.reading import RunFolder
 
 

@@ -26,7 +26,7 @@ from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.ray import Ray
 from fedsim.records.audit import audit
-from fedsim.runner import Job, make_executor
+from fedsim.running.runner import Job, make_executor
 from scenarios import grid
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'fedsim-des[ray]'")

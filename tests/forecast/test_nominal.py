@@ -10,7 +10,7 @@ import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.forecast.nominal import expected_maximum, nominal_lines
 from fedsim.forecast.trial import Trial
-from fedsim.units import show_bytes
+from fedsim.language.units import show_bytes
 
 
 @pytest.mark.parametrize("drawn", [1, 2, 4, 6])

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 import fedsim
 from fedsim.executors.inline import Inline
-from fedsim.runner import Job
+from fedsim.running.runner import Job
 from fedsim.testing import eventful_world, run, run_until
 from tests.fuzzing import values
 from tests.fuzzing.files import as_json, as_toml, damage

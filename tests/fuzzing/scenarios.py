@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.__main__ import KINDS
+from fedsim.analysis.__main__ import KINDS
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES as REGISTERED
 from fedsim.study.spec import StudySpec

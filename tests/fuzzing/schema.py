@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from fedsim.families import Family
+from fedsim.language.families import Family
+from fedsim.language.units import Quantity
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.base import StrategyParams
-from fedsim.units import Quantity
 from tests.fuzzing import values
 
 Spec = type[BaseModel]

@@ -104,9 +104,9 @@ def _module(kind: str) -> Any:
 def _load() -> dict[str, Verb]:
     """All that can be called, imported and warm: a child that is forked need not do that again."""
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # read when libraries are loaded
-    import analysis.__main__
-    import analysis.report
     import fedsim
+    import fedsim.analysis.__main__
+    import fedsim.analysis.report
     from fedsim import cli
     from fedsim.errors import FedsimError
     from fedsim.testing import eventful_world, run
@@ -126,7 +126,7 @@ def _load() -> dict[str, Verb]:
                 look()
 
     verbs: dict[str, Verb] = dict.fromkeys(cli.main.commands, cli.main)
-    return verbs | {"load_run": load_run, "analysis": lambda argv: analysis.__main__.main(argv[1:])}
+    return verbs | {"load_run": load_run, "analysis": lambda argv: fedsim.analysis.__main__.main(argv[1:])}
 
 
 _TABLES = ("summary", "scenario", "rounds", "devices", "events", "transfers")

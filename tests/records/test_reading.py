@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
-from analysis.__main__ import main as draw
+from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder, as_list, as_rows

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
 from fedsim.simulation import Record, Simulation
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.federation.devices import Devices
 from fedsim.learning.models import Logistic
 from fedsim.learning.off import Off
 from fedsim.plugin import Contents, Done, Order, Part, Setting, Train
+from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.strategies.cata_fed.client import CataFedClient, most_splits
 from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range

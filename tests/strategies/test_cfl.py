@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
 from fedsim.strategies.cfl.criteria import Thresholds, is_incongruent, lengths
 from fedsim.strategies.clustering.linkage import bipartition
 from fedsim.strategies.clustering.similarity import cosine_matrix

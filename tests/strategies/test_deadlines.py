@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 
 SIZES = {"low": 100, "high": 3000}

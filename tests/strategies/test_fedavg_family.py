@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 
 FEATURES, CLASSES = 6, 3

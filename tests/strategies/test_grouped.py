@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import fedsim
 from fedsim import testing
-from fedsim.assembly import Run
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from tests.strategies.clustered import PAIRED, Sections, groups_of, moves, of_kind, opposite_groups, ran, world
 from tests.test_runs import networks, refused_for_its_deadline

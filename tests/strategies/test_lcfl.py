@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.agreement import adjusted_rand_index
 from fedsim.errors import SimulationError
+from fedsim.evaluation.agreement import adjusted_rand_index
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
 from fedsim.records.audit import audit

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.assembly import Run
+from fedsim.running.assembly import Run
 from fedsim.simulation import Record, Simulation
 from fedsim.strategies.clustering.greedy import threshold
 from fedsim.strategies.rfedavg.clusters import cluster_gradients

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.output.terminal import Console
 from fedsim.study.pool import Ended, Order
 from fedsim.study.progress import StudyProgress
-from fedsim.terminal import Console
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fedsim
-from analysis.report.gather import gather
+from fedsim.analysis.report.gather import gather
 from fedsim.cli import main
 from fedsim.compare.study import write_tables
 from fedsim.records.study_folder import read_index

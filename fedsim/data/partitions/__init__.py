@@ -18,7 +18,7 @@ from fedsim.data.partitions.power_law import PowerLaw
 from fedsim.data.partitions.rotations import Rotations
 from fedsim.data.partitions.synthetic import SyntheticSizes
 from fedsim.data.sources import by_name
-from fedsim.families import or_own
+from fedsim.language.families import or_own
 
 Known = (
     Iid

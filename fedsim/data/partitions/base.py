@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsim.data.dataset import Dataset, Normalise
 from fedsim.data.federated import FederatedData, Index, Shard
 from fedsim.errors import ScenarioError
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 

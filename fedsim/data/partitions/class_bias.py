@@ -10,7 +10,7 @@ from fedsim.data.dataset import Dataset
 from fedsim.data.federated import FederatedData, Index
 from fedsim.data.partitions.base import Partition, deal_test_alike, federated, require_classes
 from fedsim.errors import ScenarioError
-from fedsim.sizes import Sizes, UniformSizes
+from fedsim.language.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
 
 _MOST_SAMPLES = 100_000_000  # places of a sample in an index

@@ -11,7 +11,7 @@ from fedsim.data.shifts.rotation import Rotation
 from fedsim.data.shifts.swap_all import SwapAll
 from fedsim.data.shifts.swap_part import SwapPart
 from fedsim.data.sources import by_name
-from fedsim.families import or_own
+from fedsim.language.families import or_own
 
 ShiftSpec = Annotated[
     SerializeAsAny[Annotated[SwapAll | SwapPart | Incremental | LabelPermutation | Rotation, Field(discriminator="kind")]],

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import NO_GROUP, FederatedData, Shard
 from fedsim.data.shifts.occasions import EVERY_ROUND, Occasions
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 

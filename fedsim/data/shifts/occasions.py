@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsim.spec import Spec
-from fedsim.units import PositiveSeconds, Seconds
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds, Seconds
 
 
 class Occasions(Spec):

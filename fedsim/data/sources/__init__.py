@@ -11,7 +11,7 @@ from fedsim.data.sources.emnist import Emnist
 from fedsim.data.sources.mnist import Fashion, Mnist
 from fedsim.data.sources.npz import Npz
 from fedsim.data.sources.synthetic import Synthetic
-from fedsim.families import or_own
+from fedsim.language.families import or_own
 
 
 def by_name(value: object) -> object:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.dataset import Raw
 from fedsim.errors import DataError
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 
 
 class Source(Spec):

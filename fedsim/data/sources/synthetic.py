@@ -9,7 +9,7 @@ from pydantic import Field
 from fedsim.data.dataset import Dataset
 from fedsim.data.federated import Pool
 from fedsim.errors import ScenarioError
-from fedsim.spec import Spec
+from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 _MOST_NUMBERS = 1_000_000_000  # 4 GB of samples

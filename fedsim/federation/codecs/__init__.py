@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import SerializeAsAny
 
-from fedsim.families import Family
+from fedsim.language.families import Family
+from fedsim.language.spec import Spec
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
-from fedsim.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

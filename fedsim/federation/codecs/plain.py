@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import model_validator
 
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.language.units import Bytes
 from fedsim.learning.refs import Ref
-from fedsim.units import Bytes
 
 _BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 

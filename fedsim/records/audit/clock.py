@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from fedsim.language.units import TICK_S
 from fedsim.records.audit.columns import Floats
-from fedsim.simulation import TICK_S
 
 
 def grain_s(times: Floats) -> Floats:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
+from fedsim.language.units import BytesPerSecond
 from fedsim.records import folder as files
 from fedsim.records.audit.capacity import SLACK, overfull, slack_s
 from fedsim.records.audit.columns import NOTHING, Floats, Ints
 from fedsim.records.audit.evidence import Evidence
-from fedsim.units import BytesPerSecond
 
 _WAYS = ("down", "up")
 

@@ -5,9 +5,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.spec import Epochs
+from fedsim.language.spec import Epochs
+from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.strategies.synchronous import AggregatingParams
-from fedsim.units import PositiveSeconds, Seconds
 
 
 class CataFedParams(AggregatingParams):

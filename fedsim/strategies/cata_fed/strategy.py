@@ -8,13 +8,13 @@ from fedsim.errors import ScenarioError
 from fedsim.federation.contents import Contents
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
+from fedsim.language.units import show_seconds
 from fedsim.strategies.cata_fed.client import CataFedClient
 from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range
 from fedsim.strategies.cata_fed.params import CataFedParams
 from fedsim.strategies.cata_fed.selection import at_random, cut_groups, fairest_group, in_turn
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import SynchronousParams, Verdict
-from fedsim.units import show_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

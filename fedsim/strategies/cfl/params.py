@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.spec import Epochs
+from fedsim.language.spec import Epochs
 from fedsim.strategies.grouped import GroupedParams
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.spec import Epochs, Iterations
+from fedsim.language.spec import Epochs, Iterations
 from fedsim.strategies.migrating import MigratingParams
 
 

@@ -5,12 +5,12 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.spec import Epochs, Iterations
+from fedsim.language.spec import Epochs, Iterations
+from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.clustering.medoids import Start
 from fedsim.strategies.grouped import GroupedParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.units import PositiveSeconds
 
 Measure = Literal["lcfl", "diff-norm", "grad-cos"]
 

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.synchronous import AggregatingParams
-from fedsim.units import PositiveSeconds
 
 
 class TiFLParams(AggregatingParams):

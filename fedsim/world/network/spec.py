@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.families import or_own
 from fedsim.files import read_json
+from fedsim.language.families import or_own
+from fedsim.language.spec import Spec
+from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import Simulation
-from fedsim.spec import Spec
 from fedsim.streams import Streams
-from fedsim.units import BytesPerSecond, Seconds
 from fedsim.world.distributions import Choice, Constant, LogNormal, RateDistribution, TimeDistribution, Uniform
 from fedsim.world.network.base import Network
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.data.dataset import Dataset, Raw, pooled
 from fedsim.data.partitions import ClassBias, ClassImbalance
-from fedsim.sizes import LongTailSizes, UniformSizes
+from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.streams import Streams
 from tests.data.conftest import grey_images
 from tests.data.partitions.conftest import all_test, all_train, assert_each_once, label_table

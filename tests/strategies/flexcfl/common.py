@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.assembly import Run
+from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.training import Training
 from tests.strategies.clustered import Sections, weights

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import SerializeAsAny
 
-from fedsim.families import Family
-from fedsim.spec import Spec
+from fedsim.language.families import Family
+from fedsim.language.spec import Spec
 
 _HERE = "fedsim.strategies.parts.deadline"
 DEADLINES = Family(

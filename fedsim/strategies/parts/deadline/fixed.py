@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
+from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline
-from fedsim.units import PositiveSeconds
 
 
 class Fixed(Deadline):

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline
-from fedsim.units import PositiveSeconds
 
 
 class Quantile(Deadline):

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import SerializeAsAny
 
-from fedsim.families import Family
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.spec import Spec
+from fedsim.language.families import Family
+from fedsim.language.spec import Spec
 
 _HERE = "fedsim.strategies.parts.selection"
 SELECTIONS = Family(

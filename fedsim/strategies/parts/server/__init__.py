@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import SerializeAsAny
 
-from fedsim.families import Family
 from fedsim.federation.server import Server
-from fedsim.spec import Spec
+from fedsim.language.families import Family
+from fedsim.language.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from fedsim.agreement import adjusted_rand_index, normalised_mutual_information, purity
 from fedsim.errors import SimulationError
+from fedsim.evaluation.agreement import adjusted_rand_index, normalised_mutual_information, purity
 
 Measure = Callable[[list[int], list[int]], float]
 MEASURES: list[Measure] = [purity, adjusted_rand_index, normalised_mutual_information]

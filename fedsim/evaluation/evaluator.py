@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.agreement import adjusted_rand_index, normalised_mutual_information, purity
-from fedsim.spec import Spec
-from fedsim.stop import StopSpec
+from fedsim.evaluation.agreement import adjusted_rand_index, normalised_mutual_information, purity
+from fedsim.language.spec import Spec
+from fedsim.language.stop import StopSpec
 from fedsim.training import Training
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from fedsim.errors import FedsimError, SimulationError, place_of
-from fedsim.harmless import say
+from fedsim.output.harmless import say
 
 INTERRUPTED = 130
 _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a name, whatever there is on the disk

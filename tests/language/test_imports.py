@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
-from fedsim.imports import find
+from fedsim.language.imports import find
 from fedsim.plugin import Strategy
 
 Sections = dict[str, Any]

@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, ValidatorFunctionWrapHandler, WrapValidato
 from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.imports import find
-from fedsim.spec import Spec
+from fedsim.language.imports import find
+from fedsim.language.spec import Spec
 
 S = TypeVar("S", bound=Spec)
 

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from fedsim.language.units import show_seconds
+from fedsim.output.terminal import Console
 from fedsim.simulation import Record
-from fedsim.terminal import Console
-from fedsim.units import show_seconds
 
 if TYPE_CHECKING:
-    from fedsim.stop import StopSpec
+    from fedsim.language.stop import StopSpec
 
 _TOTAL = 1000  # steps of the bar
 _PLAIN_EVERY_S = 5.0
@@ -95,7 +95,7 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """What a run came to, for people."""
-    from fedsim.units import show_bytes
+    from fedsim.language.units import show_bytes
 
     moved, accuracy = summary["bytes"], summary["accuracy"]
     total = moved["down"] + moved["up"]

@@ -24,7 +24,7 @@ from fedsim.records.recorder import Recorder
 from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
-    from fedsim.assembly import Run
+    from fedsim.running.assembly import Run
     from fedsim.scenario import Scenario
 
 EXECUTORS = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.progress import summary_lines
+from fedsim.output.progress import summary_lines
 from fedsim.strategies.fedavg import FedAvg
 
 
@@ -68,7 +68,10 @@ GONE = {"departures": {"kind": "exponential", "mean_stay": "50 ms"}}
             "no round was to be tested (evaluation.every = 50, ",
         ),
         ({"evaluation": {"from_round": 50}, "stop": {"simulated_time": "40 s"}}, "evaluation.from_round = 50"),
-        ({"strategy": {"kind": "tests.test_instrument:Modelless", "clients_per_round": 4}}, "the strategy has no model"),
+        (
+            {"strategy": {"kind": "tests.evaluation.test_evaluator:Modelless", "clients_per_round": 4}},
+            "the strategy has no model",
+        ),
         ({"strategy": TOO_LATE}, "no device ever got a group"),
         ({"population": GONE, "stop": {"rounds": 1}}, "no device that has a model was there"),
         ({"data": without_tests}, "no device that was tested has test samples"),

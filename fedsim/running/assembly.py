@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.drift import Drift
+from fedsim.evaluation.evaluator import Instrument, World
 from fedsim.federation.client import Setting
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
-from fedsim.instrument import Instrument, World
 from fedsim.learning import Off
+from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
-from fedsim.harmless import say, visible
+from fedsim.output.harmless import say, visible
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 EVIL = "\x1b]0;owned\x07\x9b8m\x9d\u202eevil\u2066\u200b\u00ad\ufeff[red]x[/red][/]\ttab"
 FILE = EVIL.replace("/", "")

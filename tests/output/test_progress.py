@@ -5,15 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsim.progress import RunProgress
+from fedsim.language.stop import StopSpec
+from fedsim.output.progress import RunProgress
 from fedsim.simulation import Record
-from fedsim.stop import StopSpec
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_it_says_what_is_saved(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("fedsim.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fedsim.output.progress.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
     progress = RunProgress(StopSpec(rounds=100), Console(file=shown, force_terminal=terminal, width=200))
     for rounds in (5, 10, 15):

@@ -2,8 +2,8 @@
 
 from pydantic import model_validator
 
-from fedsim.spec import Spec
-from fedsim.units import Seconds
+from fedsim.language.spec import Spec
+from fedsim.language.units import Seconds
 
 
 class StopSpec(Spec):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.simulation import CLOCK_END_S
-from fedsim.units import (
+from fedsim.language.units import (
+    CLOCK_END_S,
     Bytes,
     BytesPerSecond,
     PerSecond,

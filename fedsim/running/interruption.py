@@ -8,11 +8,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from fedsim.harmless import say
-from fedsim.mistakes import INTERRUPTED
+from fedsim.output.harmless import say
+from fedsim.output.mistakes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedsim.runner import Job
+    from fedsim.running.runner import Job
 
 _PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
 _TRAINING_S = 10.0  # with an instant that waits for training, after SIGTERM; after Ctrl-C that is for the user to say

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.assembly import Run
 from fedsim.plugin import Contents, Device, SynchronousClient
 from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
 from tests.strategies.clustered import PAIRED, ROTATED, Sections, of_kind, played, ran, weights, world
@@ -34,7 +34,7 @@ def shifts(run: RunFolder) -> list[tuple[float, int, int]]:
 
 
 class HeardParams(FedAvgParams):
-    kind: str = "tests.test_drift:Heard"  # type: ignore[assignment]
+    kind: str = "tests.running.test_drift:Heard"  # type: ignore[assignment]
 
 
 class HeardClient(SynchronousClient[HeardParams]):

@@ -1,0 +1,1 @@
+"""What people see: harmless text, tables and progress on a terminal."""

@@ -1,0 +1,1 @@
+"""A scenario becomes a simulation, and the simulation a result."""
