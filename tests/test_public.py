@@ -71,7 +71,7 @@ def test_arrows_run_one_way() -> None:
         "federation": {"federation", "instrument", "world", "learning", "simulation", "training"},
         "strategies": {"strategies", "federation", "instrument", "learning", "training", "world"},
         "checkpoint": {"checkpoint", "federation", "learning", "records", "world", "simulation", "training"},
-        "compare": {"compare", "records", "harmless", "terminal"},
+        "compare": {"compare", "records", "scenario", "harmless", "terminal"},
         "study": {
             "study",
             "compare",

@@ -33,6 +33,7 @@ _STRATEGIES = {
     "lcfl": "LCFL",
     "local": "Local training",
     "rfedavg": "RFedAvg",
+    "scaffold": "SCAFFOLD",
     "tifl": "TiFL",
 }
 
