@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from fedsim import __version__
+from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
 
@@ -54,6 +55,9 @@ _allow_code = click.option(
     callback=_search_here,
     help="Import the code that the file names (a strategy or module of your own); say it only of files that you trust.",
 )
+_address = click.option(
+    "--address", metavar="HOST:PORT", help="The Ray cluster to use, or 'auto'; by default Ray is started here."
+)
 _run_folder = click.argument("run", type=click.Path(path_type=Path))
 
 
@@ -79,7 +83,7 @@ def main() -> None:
     "--executor", default="threads", show_default=True, help="Where the learning is computed: inline, threads or ray."
 )
 @click.option("--workers", type=int, help="Threads or processes; by default one a core. No influence on the result.")
-@click.option("--address", metavar="HOST:PORT", help="The Ray cluster to use, or 'auto'; by default Ray is started here.")
+@_address
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
 @_allow_code
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -198,14 +202,37 @@ def data_fetch_command(name: str, root: Path) -> None:
 @main.command("study")
 @click.argument("study", type=click.Path(dir_okay=False))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The study's folder, new or begun before.")
+@click.option(
+    "--executor", default="processes", show_default=True, help="Where the runs are done: processes or ray. No influence either."
+)
 @click.option("--workers", type=int, help="Runs at a time; by default one a core. No influence on the results.")
+@_address
 @_changes
+@click.option("--size", help="The size in which the study is run, of those that it has; by default the first.")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Run the seeds 1 to N instead of those that it says.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Run some of it: KEY is variant, part, seed or a key of the grid; several values of a KEY are alternatives.",
+)
 @_allow_code
 @click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_explained
 def study_command(
-    study: str, out: Path, workers: int | None, changes: tuple[str, ...], allow_code: bool, dry_run: bool, quiet: bool
+    study: str,
+    out: Path,
+    executor: str,
+    workers: int | None,
+    address: str | None,
+    changes: tuple[str, ...],
+    size: str | None,
+    seeds: int | None,
+    only: tuple[str, ...],
+    allow_code: bool,
+    dry_run: bool,
+    quiet: bool,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
     from fedsim.compare.show import compare, print_to
@@ -214,9 +241,10 @@ def study_command(
     from fedsim.study.plan import read_study
     from fedsim.study.progress import StudyProgress
 
-    conductor = Conductor(read_study(study, changes, allow_code=allow_code), out, workers)
+    read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
+    conductor = Conductor(read, out, workers, executor, address, only)
     if dry_run:
-        for run, state in zip(conductor.study.runs, conductor.states, strict=True):
+        for run, state in conductor.wanted_runs:
             say(f"{state:<6}  {run.folder}")
         return 0
     with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, _InterruptOnce(conductor.interrupt):
@@ -248,6 +276,11 @@ def study_command(
     help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
+@click.option(
+    "--published",
+    type=click.Path(dir_okay=False),
+    help="A file of published figures: shows them beside those of the one study.",
+)
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
 @click.option(
@@ -255,14 +288,25 @@ def study_command(
 )
 @_explained
 def compare_command(
-    runs: tuple[Path, ...], ledger: Any, targets: tuple[float, ...], baseline: str | None, form: Any, out: Path | None
+    runs: tuple[Path, ...],
+    ledger: Any,
+    targets: tuple[float, ...],
+    baseline: str | None,
+    published: str | None,
+    form: Any,
+    out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.compare.show import as_text, compare, form_of, print_to, write_file
+    from fedsim.compare.show import as_text, compare, compare_published, form_of, print_to, write_file
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
-    tables = compare(runs, targets, baseline, ledger)
+    if published is None:
+        tables = compare(runs, targets, baseline, ledger)
+    elif len(runs) == 1:
+        tables = compare_published(runs[0], published)
+    else:
+        raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
     if chosen is None:
         print_to(Console(), tables)
     elif out is None:

@@ -49,6 +49,7 @@ TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
 COMPUTE = Measure("compute", "device-s", "cost", is_cost=True)
 WASTED_TRAFFIC = Measure("wasted traffic", "bytes", "wasted")
 WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
+DROPPED = Measure("dropped updates", "0-1", "wasted")
 JAIN = Measure("Jain's index of selections", "0-1", "fairness and groups")
 MOVES = Measure("migrations", "", "fairness and groups")
 PURITY = Measure("mean purity of groups", "0-1", "fairness and groups")
@@ -60,7 +61,7 @@ def measures(targets: Sequence[float] = ()) -> list[Measure]:
     return [
         *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE),
         *(measure for target in targets for measure in _of_target(target)),
-        *(WASTED_TRAFFIC, WASTED_COMPUTE, JAIN, MOVES, PURITY, LAST_PURITY),
+        *(WASTED_TRAFFIC, WASTED_COMPUTE, DROPPED, JAIN, MOVES, PURITY, LAST_PURITY),
     ]
 
 
@@ -99,7 +100,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "str
 
 def _of_run(run: RunFolder, ledger: Preset) -> Values:
     summary, moved = run.summary, run.summary["bytes"]
-    work = read_work(run)
+    work, selected = read_work(run), sum(row["selected"] or 0 for row in run.rounds)
     accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
     purities = [row["purity"] for row in run.rounds if row["purity"] is not None]
     return {
@@ -113,6 +114,7 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
         COMPUTE.name: work.seconds,
         WASTED_TRAFFIC.name: moved["wasted"],
         WASTED_COMPUTE.name: work.wasted,
+        DROPPED.name: 1 - sum(row["valid"] or 0 for row in run.rounds) / selected if selected else None,
         JAIN.name: jain_index(row["selected"] for row in run.devices),
         MOVES.name: work.moves,
         PURITY.name: math.fsum(purities) / len(purities) if purities else None,

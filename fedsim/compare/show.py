@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedsim.compare.lines import read_lines
 from fedsim.compare.measures import measure
-from fedsim.compare.table import Table, compare_figures, differences
+from fedsim.compare.table import Table, compare_figures, differences, in_one
 from fedsim.compare.text import to_csv, to_markdown, to_terminal
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.records.folder import write_text
@@ -49,6 +49,18 @@ def compare(
     return [compare_figures(lines, figures, wanted), *apart]
 
 
+def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
+    """Put what the study in a folder measured beside the published ``figures``.
+
+    Raises:
+        RunFolderError: the folder is that of no study, or damaged, or a run does not have a figure.
+        ScenarioError: the file of published figures is wrong, or of another study.
+    """
+    from fedsim.compare.published import beside_published, read_published  # loads what reads scenarios
+
+    return beside_published(path, read_published(figures))
+
+
 def print_to(console: "Console", tables: Sequence[Table]) -> None:
     """Print tables for people; without a terminal, at their full width."""
     if not console.is_terminal:
@@ -58,8 +70,12 @@ def print_to(console: "Console", tables: Sequence[Table]) -> None:
 
 
 def as_text(tables: Sequence[Table], form: Form) -> str:
-    """Tables as CSV (the first alone) or Markdown."""
-    return to_csv(tables[0]) if form == "csv" else "\n".join(to_markdown(table) for table in tables)
+    """Tables as CSV (the first alone, but all with titles that have its columns) or Markdown."""
+    return (
+        to_csv(in_one(tables) if tables and tables[0].title else tables[0])
+        if form == "csv"
+        else "\n".join(to_markdown(table) for table in tables)
+    )
 
 
 def form_of(path: Path, said: Form | None) -> Form:

@@ -1,19 +1,21 @@
 """The tables of a study, written beside its runs."""
 
+import html
 from pathlib import Path
 
 from fedsim.compare.lines import read_lines
 from fedsim.compare.measures import measure
 from fedsim.compare.table import compare_figures, differences, pair_up, runs_one_by_one
 from fedsim.compare.text import to_csv, to_markdown
+from fedsim.output.harmless import for_markdown
 from fedsim.records.folder import write_text
-from fedsim.records.study_folder import read_index
+from fedsim.records.study_folder import PUBLISHED, read_index
 
-COMPARE, MARKDOWN, PAIRED, RUNS = "compare.csv", "compare.md", "paired.csv", "runs.csv"
+COMPARE, MARKDOWN, PAIRED, RUNS, REPORT = "compare.csv", "compare.md", "paired.csv", "runs.csv", "published.md"
 
 
 def write_tables(path: Path) -> None:
-    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at ``path``.
+    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at ``path``, and ``published.md``.
 
     They depend on its runs alone, never on when or in which order these were made.
 
@@ -29,3 +31,13 @@ def write_tables(path: Path) -> None:
     write_text(path / PAIRED, to_csv(pair_up(lines, figures, targets, study.seeds)))
     together = (compare_figures(lines, figures, targets), differences(lines, figures, targets))
     write_text(path / MARKDOWN, "\n".join(to_markdown(*pair) for pair in zip(together, (study.name, ""), strict=True)))
+    if (path / PUBLISHED).is_file():
+        from fedsim.compare.published import beside_published, read_published
+
+        published = read_published(path / PUBLISHED)
+        parts = (
+            f"# {for_markdown(study.name)}\n",
+            f"{html.escape(published.about.strip(), quote=False)}\n",
+            *map(to_markdown, beside_published(path, published)),
+        )
+        write_text(path / REPORT, "\n".join(parts))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedsim.compare.lines import Line, Lines
@@ -52,10 +52,12 @@ class Table:
     Attributes:
         columns: those that say which row it is first.
         notes: what a reader should know.
+        title: of all of it.
     """
 
     columns: tuple[Column, ...]
     notes: tuple[str, ...] = ()
+    title: str = ""
 
 
 Figures = Sequence[Sequence[Values]]
@@ -76,6 +78,15 @@ def compare_figures(lines: Lines, figures: Figures, targets: Sequence[float]) ->
         columns.append(Column(one.head, cells, one.topic, over_seeds=not lines.are_runs, unit=one.unit))
     columns += _ratios(lines, figures, targets)
     return Table(tuple(columns), tuple(_notes(lines)))
+
+
+def in_one(tables: Sequence[Table]) -> Table:
+    """The tables that have the columns of the first one as one table, which says first out of which each row is."""
+    heads = [column.head for column in tables[0].columns]
+    same = [table for table in tables if [column.head for column in table.columns] == heads]
+    titles = Column("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    parts = zip(*(table.columns for table in same), strict=True)
+    return Table((titles, *(replace(part[0], cells=tuple(cell for one in part for cell in one.cells)) for part in parts)))
 
 
 def runs_one_by_one(lines: Lines, figures: Figures, targets: Sequence[float]) -> Table:
@@ -150,10 +161,11 @@ def _pairs(above: tuple[Line, Sequence[Values]], below: tuple[Line, Sequence[Val
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    return _estimate(paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
+    return estimate(paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
 
 
-def _estimate(difference: Difference) -> Estimate:
+def estimate(difference: Difference) -> Estimate:
+    """A mean with its interval, where it has one."""
     low, high = (edge if math.isfinite(edge) else None for edge in (difference.low, difference.high))
     return Estimate(difference.mean, low, high)
 
@@ -176,7 +188,7 @@ def _mean(values: Sequence[float | int | None]) -> Cell:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    return known[0] if len(known) == 1 else _estimate(mean_of(known))
+    return known[0] if len(known) == 1 else estimate(mean_of(known))
 
 
 def _ratio(one: Measure, pairs: Sequence[tuple[float, float]]) -> float | None:

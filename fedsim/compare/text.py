@@ -25,8 +25,9 @@ def to_csv(table: Table) -> str:
 
 
 def to_markdown(table: Table, title: str = "") -> str:
-    """A table for each topic; columns in which no row has anything are left out."""
+    """A table for each topic, below the ``title`` of the page; columns in which no row has anything are left out."""
     lines = [f"# {_escaped(title)}", ""] if title else []
+    lines += [f"## {_escaped(table.title)}", ""] if table.title else []
     for topic, columns in _by_topic(table):
         lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
         lines.append("| " + " | ".join(_escaped(column.head) for column in columns) + " |")
@@ -43,7 +44,7 @@ def to_terminal(table: Table) -> "list[RenderableType]":
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
     for topic, columns in _by_topic(table):
         drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         for column in columns:

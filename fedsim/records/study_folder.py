@@ -13,7 +13,7 @@ grow. ``index.json`` is written before the first run begins, and again whenever 
         {
           "name": "flexcfl",
           "label": "flexcfl, share=0.3",                       # for people; different for each
-          "point": {"population.stragglers.share": 0.3},       # the grid's keys and their values here
+          "point": {"population.stragglers.share": 0.3},       # the grid's keys and their values here; "size" and "part" first
           "changes": {"strategy.kind": "flexcfl"},             # what else it changes of the base
           "reference": false,                                  # whether it is a line to compare with, made out of the base
           "runs": [{"seed": 1, "folder": "runs/flexcfl,share=0.3/seed-1"}]
@@ -32,7 +32,7 @@ from fedsim.errors import RunFolderError
 from fedsim.files import read_json, regular
 from fedsim.records import folder as files
 
-STUDY, INDEX, RUNS = "study.toml", "index.json", "runs"
+STUDY, INDEX, RUNS, PUBLISHED = "study.toml", "index.json", "runs", "published.toml"
 UNNAMED = "unnamed study"  # what a study is called whose file does not say
 
 _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system
@@ -62,7 +62,7 @@ class IndexedVariant(_Entry):
     Attributes:
         name: as the study file calls it.
         label: its name and its place in the grid, for people; different for each.
-        point: the grid's dotted keys and their values here; empty without a grid.
+        point: the ``size`` and the ``part``, where the study has such, and the grid's keys and their values here.
         changes: what else it changes of the base, by dotted key; empty for a reference.
         reference: whether it is a line to compare with, made out of the base.
         runs: one a seed.

@@ -17,8 +17,25 @@ A study file is a base scenario, the variants of it, and the seeds that each is 
     [grid]                                    # every variant with every combination
     "population.stragglers.share" = [0.0, 0.3]
 
+Where not every variant meets the same grid, a study says what is run part by part, and in which sizes; changes that go together
+in the grid have names. Runs of the same scenario are one run::
+
+    published = "published.toml"              # what papers say of it, see ``fedsim.compare.published``
+
+    [sets.data]                               # for the grid: changes by name
+    mnist = { "data.source" = "mnist" }
+    cifar = { "data.source" = "cifar10", "training.lr" = 0.01 }
+    [sizes.small]
+    [sizes.full]                              # --size full
+    base = "full.toml"
+    changes = { "stop.rounds" = 300 }         # as the base says it: parts and variants have the last word
+    [parts.deadline]
+    variants = ["fedavg"]                     # or a table: what each changes here besides
+    changes = { "strategy.deadline" = "9 s" }
+    grid = { data = ["mnist", "cifar"] }
+
 ``spec`` is what such a file may say, ``changes`` how a variant alters the base, ``references`` the lines to compare with, and
-``plan`` puts them together into the runs of a study. ``pool`` carries runs out in ``worker`` processes, ``folder`` is what a
-study leaves on disk, with the ``index`` that others read it by, ``conduct`` does all of it in order, and ``progress`` shows how
-far it is.
+``plan`` puts them together into the runs of a study. ``pool`` carries runs out in ``worker`` processes, ``cluster`` on Ray;
+``folder`` is what a study leaves on disk, with the ``index`` that others read it by, ``conduct`` does all of it in order, and
+``progress`` shows how far it is.
 """

@@ -6,6 +6,7 @@
     index.json                       what its runs are: to compare and show them, see ``fedsim.records.study_folder``
     runs/VARIANT/seed-N/             run folders
     compare.csv, compare.md          the variants side by side
+    published.toml, published.md     what papers say of it, and both side by side, if the study names such figures
     paired.csv                       each variant against the baseline, seed by seed
     runs.csv                         the runs side by side
 """
@@ -15,11 +16,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
+import tomli_w
+
 from fedsim.errors import RunFolderError
 from fedsim.files import regular, toml
 from fedsim.records import folder as files
 from fedsim.records import lock
-from fedsim.records.study_folder import RUNS, STUDY, is_done, write_index
+from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, is_done, write_index
 from fedsim.study.changes import first_difference
 from fedsim.study.index import index_of
 from fedsim.study.plan import Study
@@ -90,6 +93,8 @@ def _difference(before: str, now: str) -> str:
 def write_study(path: Path, study: Study) -> None:
     """Write what the study is, and what its runs are."""
     files.write_text(path / STUDY, study.to_toml())
+    if study.spec.published is not None:
+        files.write_text(path / PUBLISHED, tomli_w.dumps(study.spec.published))
     write_index(path, index_of(study))
 
 

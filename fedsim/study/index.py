@@ -12,27 +12,24 @@ from fedsim.study.plan import Study, Variant
 def index_of(study: Study) -> StudyIndex:
     """What the folder of a study says of its runs."""
     spec = study.spec
-    runs: dict[str, list[IndexedRun]] = {variant.folder: [] for variant in study.variants}
-    for run in study.runs:
-        runs[run.variant.folder].append(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()))
     return StudyIndex(
         format=1,
         name=spec.name,
         baseline=spec.baseline,
         targets=tuple(spec.target),
         seeds=tuple(spec.seeds),
-        variants=tuple(_entry(study, variant, runs[variant.folder]) for variant in study.variants),
+        variants=tuple(_entry(study, variant) for variant in study.variants),
     )
 
 
-def _entry(study: Study, variant: Variant, runs: list[IndexedRun]) -> IndexedVariant:
+def _entry(study: Study, variant: Variant) -> IndexedVariant:
     return IndexedVariant(
         name=variant.name,
         label=variant.label,
         point={key: _plain(value) for key, value in variant.point},
-        changes=_plain(flat(spread_out(study.spec.variants.get(variant.name, {})))),
+        changes=_plain(flat(spread_out(variant.changes))),
         reference=variant.name in study.spec.references,
-        runs=tuple(runs),
+        runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[variant.folder]),
     )
 
 

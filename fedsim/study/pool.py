@@ -59,6 +59,11 @@ class Ended:
     accuracy: float | None = None
     wall_s: float = 0.0
 
+    @classmethod
+    def told(cls, order: Order, news: Mapping[str, Any]) -> "Ended":
+        """As a worker says it."""
+        return cls(order, news["status"], news.get("error", ""), news.get("accuracy"), news.get("wall_s", 0.0))
+
 
 class Listener(Protocol):
     """Who is told how it goes; ``place`` is that of the order in the list."""
@@ -134,7 +139,7 @@ class Pool:
 
     def _ending(self, order: Order, hand: "_Hand", news: Mapping[str, Any] | None) -> Ended:
         if news is not None:
-            return Ended(order, news["status"], news.get("error", ""), news.get("accuracy"), news.get("wall_s", 0.0))
+            return Ended.told(order, news)
         reason = hand.exit_reason()
         if self._interrupted:  # it was told so before it could listen
             return Ended(order, "interrupted")

@@ -1,6 +1,7 @@
 """What a study file may say."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
@@ -19,28 +20,81 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+Changes = dict[str, Any]
+"""Tables as in a scenario, or dotted keys."""
+
+SIZE, PART = "size", "part"  # places in the grid that are no keys of a scenario
+
+
+class Size(Spec):
+    """A way to run the same study, large or small.
+
+    Attributes:
+        base: the scenario that runs start from, if not the study's.
+        changes: to the base, before a part's or a variant's own.
+        sets: instead of those of the study that have the same names.
+    """
+
+    base: Changes | None = None
+    changes: Changes = Field(default={})
+    sets: dict[str, dict[str, Changes]] = Field(default={})
+
+
+class Part(Spec):
+    """A figure, say: some of the variants, in a world of their own.
+
+    Attributes:
+        base: the scenario that its runs start from, if not the size's or the study's.
+        changes: to the base, before the variants' own.
+        variants: names of those that are run, all by default; or by name, what each changes here besides.
+        grid: of its own, besides the study's.
+        sizes: in which it is run; by default in all.
+    """
+
+    base: Changes | None = None
+    changes: Changes = Field(default={})
+    variants: dict[str, Changes] | None = None
+    grid: dict[str, list[Any]] = Field(default={})
+    sizes: list[str] | None = None
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _listed(cls, variants: Any) -> Any:
+        return {name: {} for name in variants} if isinstance(variants, list) else variants
+
+
 class StudySpec(Spec):
     """A base scenario, what is varied, and the seeds: the same worlds for every variant.
 
     Attributes:
         name: for people; it goes into reports, never into a path or a command.
-        base: the scenario file that all runs start from, relative to the study file; or its tables.
+        base: the tables of the scenario that all runs start from; in a file also the path of one, relative to the study file.
         seeds: one run of every variant for each.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario, or dotted keys.
-        grid: dotted key -> values; every variant is run with every combination.
+        grid: dotted key -> values; every variant is run with every combination. The name of one of the ``sets`` -> names in it.
+        sets: changes that go together, by name, for the grid.
+        parts: what is run, if not every variant at every point of the grid.
+        sizes: ways to run it.
+        size: the one in which it is run; by default the first.
         references: lines to compare with, added as variants of these names (``REFERENCES``).
         baseline: the variant that the others are compared with, seed by seed; None: they are not.
         target: accuracies (0..1), one or several: what it costs to reach each is compared.
+        published: what papers say of these figures, see ``fedsim.compare.published``; tables, or in a file the path of one.
     """
 
     name: str = Field(default=UNNAMED, max_length=200)
-    base: str | dict[str, Any]
+    base: Changes
     seeds: list[int] = Field(default=[1], min_length=1)
-    variants: dict[str, dict[str, Any]] = Field(default={})
+    variants: dict[str, Changes] = Field(default={})
     grid: dict[str, list[Any]] = Field(default={})
+    sets: dict[str, dict[str, Changes]] = Field(default={})
+    parts: dict[str, Part] = Field(default={})
+    sizes: dict[str, Size] = Field(default={})
+    size: str | None = None
     references: list[str] = Field(default=[])
     baseline: str | None = None
     target: Annotated[list[float], BeforeValidator(_listed)] = Field(default=[])
+    published: dict[str, Any] | None = None
 
     def __init__(self, **tables: Any) -> None:
         try:
@@ -81,6 +135,14 @@ class StudySpec(Spec):
                 raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
         return grid
 
+    @field_validator("sizes", "parts")
+    @classmethod
+    def _called(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            if not name.strip() or len(name) > 60:
+                raise ValueError(f"a name has {len(name)} characters; allowed are 1 to 60, not all of them blank")
+        return named
+
     @field_validator("references")
     @classmethod
     def _known(cls, references: list[str]) -> list[str]:
@@ -106,18 +168,36 @@ class StudySpec(Spec):
         twice = [name for name in self.references if name in self.variants]
         if twice:
             raise ValueError(f"{twice[0]!r} is both a variant and one of the references; give the variant another name")
-        if self.baseline is not None and self.baseline not in self.names:
-            raise ValueError(
-                f"'baseline' is {self.baseline!r}; allowed are {', '.join(self.names)}{nearest(self.baseline, self.names)}"
-            )
-        runs = len(self.names) * len(self.seeds)
-        for values in self.grid.values():
-            runs *= len(values)
+        if self.baseline is not None:
+            _refuse_unknown("'baseline'", self.baseline, self.names)
+        if self.size is not None:
+            _refuse_unknown("size", self.size, self.sizes)
+        for name, part in self.parts.items():
+            for variant in part.variants or {}:
+                _refuse_unknown(f"a variant of the part {name!r}", variant, self.names)
+            for size in part.sizes or ():
+                _refuse_unknown(f"a size of the part {name!r}", size, self.sizes)
+            self._several(part.grid)
+        for key, values in ((key, values) for grid in self._grids for key, values in grid.items() if key in self.sets):
+            for value in values:
+                _refuse_unknown(f"a value of {key!r} in a grid", value, self.sets[key])
+        runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds)
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
         return self
 
-    def tables(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """The study as the tables of a file that needs no other: with ``base`` in place of its path."""
-        said = self.model_dump(exclude_unset=True, mode="python")
-        return said | {"base": dict(base)}
+    @property
+    def _grids(self) -> list[dict[str, list[Any]]]:
+        """The grid of each part."""
+        return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
+
+    @property
+    def chosen_size(self) -> tuple[str, Size] | None:
+        """The size in which it is run, with its name."""
+        name = self.size or next(iter(self.sizes), None)
+        return None if name is None else (name, self.sizes[name])
+
+
+def _refuse_unknown(what: str, name: Any, allowed: Collection[str]) -> None:
+    if name not in allowed:
+        raise ValueError(f"{what} is {name!r}; allowed are {', '.join(allowed)}{nearest(str(name), allowed)}")

@@ -58,8 +58,7 @@ class Worker:
             text = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
             self._say(event="ended", status="failed", error=text)
         else:
-            shown = {key: summary[key] for key in ("status", "wall_s")} if summary else {"status": "interrupted"}
-            self._say(event="ended", accuracy=summary["accuracy"]["best"] if summary else None, **shown)
+            self._say(event="ended", **outcome_of(summary))
         finally:
             self._job = None
             gc.collect()  # a run's objects point at each other
@@ -87,6 +86,13 @@ class Worker:
             with locked(folder):
                 shutil.rmtree(folder)
         return Job(scenario, folder, Inline())
+
+
+def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """How a run has ended, out of its summary; None for one that was not begun."""
+    if summary is None:
+        return {"status": "interrupted"}
+    return {"status": summary["status"], "accuracy": summary["accuracy"]["best"], "wall_s": summary["wall_s"]}
 
 
 class _News:

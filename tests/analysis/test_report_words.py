@@ -12,7 +12,7 @@ from fedsim.analysis.report import words
 from fedsim.catalogue import catalogue
 
 _FILES = sorted((Path(fedsim.__file__).parents[1] / "scenarios").rglob("*.toml"))
-SCENARIOS = [path for path in _FILES if "base" not in tomllib.loads(path.read_text())]  # others are studies
+SCENARIOS = [path for path in _FILES if not {"base", "tables"} & set(tomllib.loads(path.read_text()))]  # no studies, no papers
 
 
 def described(scenario: fedsim.Scenario) -> str:

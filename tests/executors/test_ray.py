@@ -25,9 +25,7 @@ from fedsim.executors import ray as ray_executor
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.ray import Ray
-from fedsim.records.audit import audit
 from fedsim.running.runner import Job, make_executor
-from scenarios import grid
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'fedsim-des[ray]'")
 Sections = dict[str, Any]
@@ -197,15 +195,6 @@ class TestOneMachine:
         other.close()
         assert all(future.cancelled() for future in waiting)
         assert ray.submit(_add, 2, 2).result(timeout=60) == 4
-
-    def test_a_study(self, ray: Ray, small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        Path("small.toml").write_text(tomli_w.dumps(small | {"stop": {"rounds": 2}}))
-        jobs = [grid.Job(Path("small.toml"), (), seed, Path("runs", str(seed))) for seed in (1, 2, 3)]
-        grid.run_all(jobs, 1, "auto")
-        for job in jobs:
-            assert not any(audit(job.folder).values())
-        assert {path.name for path in Path("runs").iterdir()} == {"1", "2", "3"}
 
     def test_nothing_listens_beyond_the_loopback_interface(self, ray: Ray) -> None:
         ray.submit(_add, 0, 0).result()

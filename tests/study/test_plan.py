@@ -1,5 +1,7 @@
 """Study files: what they may say, and the runs that follow from them."""
 
+import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,94 @@ def test_folders_have_harmless_names_that_differ() -> None:
 def test_variants_that_would_share_a_folder_are_refused(tables: dict[str, Any], tmp_path: Path) -> None:
     tables["variants"] = {"fedavg": {}, "FedAvg": {}}  # one folder on some systems
     assert "would share a folder" in refused(tables, tmp_path)
+
+
+SIZED: dict[str, Any] = {
+    "variants": {"fedavg": {}, "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1}}},
+    "sets": {"links": {"slow": {"network.server.up": "1 Mbit/s"}, "usual": {}}},
+    "sizes": {
+        "small": {},
+        "full": {"changes": {"stop.rounds": 9}, "sets": {"links": {"slow": {"network.server.up": "1 kbit/s"}}}},
+    },
+    "parts": {
+        "steps": {"variants": ["fedprox"], "grid": {"training.lr": [0.1, 0.2]}},
+        "links": {
+            "changes": {"training.lr": 0.2},
+            "variants": {"fedavg": {"training.l2": 0.5}, "fedprox": {}},
+            "grid": {"links": ["usual", "slow"]},
+        },
+        "long": {"sizes": ["full"]},
+    },
+}
+
+
+def test_parts_and_sizes(tables: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "other.toml", tables["base"] | {"name": "other", "seed": 9})
+    tables |= deepcopy(SIZED) | {"seeds": [1]}
+    tables["sizes"]["full"]["base"] = "other.toml"
+    path = write(tmp_path / "s.toml", tables)
+    study = read_study(path)
+    assert [variant.label for variant in study.variants] == [
+        "fedprox, size=small, part=steps, lr=0.1", "fedprox, size=small, part=steps, lr=0.2",
+        "fedavg, size=small, part=links, links=usual", "fedprox, size=small, part=links, links=usual",
+        "fedavg, size=small, part=links, links=slow", "fedprox, size=small, part=links, links=slow",
+    ]  # fmt: skip
+    first, second, third, fourth, fifth, _ = (study.runs_of[variant.folder][0] for variant in study.variants)
+    assert (first.scenario.training.lr, second.scenario.training.lr) == (0.1, 0.2)
+    assert fourth is second  # one scenario, one run
+    assert len(study.runs) == 5
+    assert (third.scenario.training.lr, third.scenario.training.l2) == (0.2, 0.5)
+    assert fifth.scenario.network.model_dump()["server"]["up"] == "1 Mbit/s"
+    full = read_study(path, size="full", seeds=2)
+    assert {dict(variant.point)["part"] for variant in full.variants} == {"steps", "links", "long"}
+    assert {(run.scenario.name, run.scenario.stop.rounds) for run in full.runs} == {("other", 9)}
+    assert [run.scenario.seed for run in full.runs] == sorted(seed for seed in (1, 2) for _ in range(len(full.runs) // 2))
+    slow = full.runs_of["fedprox,size=full,part=links,links=slow"][0]
+    assert slow.scenario.network.model_dump()["server"]["up"] == "1 kbit/s"
+    again = read_study(write(tmp_path / "again.toml", tomllib.loads(full.to_toml())))
+    assert again.runs == full.runs
+
+
+def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
+    study = read_study(write(tmp_path / "s.toml", tables | SIZED))
+
+    def labels(*wanted: str) -> set[str]:
+        return {run.label for run in study.runs if run.folder in study.only(wanted)}
+
+    assert len(labels()) == len(study.runs) == 10
+    assert labels("part=steps", "seed=2", "lr=0.2") == {"fedprox, size=small, part=steps, lr=0.2, seed 2"}
+    assert labels("variant=fedavg", "links=usual", "links=slow", "seed=1") == {
+        f"fedavg, size=small, part=links, links={links}, seed 1" for links in ("usual", "slow")
+    }
+    shared = labels("part=links", "variant=fedprox", "links=usual", "seed=1")
+    assert shared == {"fedprox, size=small, part=steps, lr=0.2, seed 1"}  # the run that two parts share
+    for text, says in (
+        ("prat=steps", "--only names 'prat'; allowed are variant, seed, size, part"),
+        ("part=step", "--only part is 'step'; allowed are steps, links (did you mean 'steps'?)"),
+        ("part", "--only part is ''; allowed are steps, links"),
+    ):
+        with pytest.raises(ScenarioError) as raised:
+            study.only([text])
+        assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"size": "ful"}, "size is 'ful'; allowed are small, full (did you mean 'full'?)"),
+        ({"parts": {"a": {"variants": ["fedagv"]}}}, "a variant of the part 'a' is 'fedagv'; allowed are fedavg, fedprox"),
+        ({"parts": {"a": {"sizes": ["smal"]}}}, "a size of the part 'a' is 'smal'; allowed are small, full"),
+        ({"parts": {"a": {"grid": {"links": ["fast"]}}}}, "a value of 'links' in a grid is 'fast'; allowed are slow, usual"),
+        ({"parts": {"a": {"grid": {"training.lr": []}}}}, "'training.lr' has the values []"),
+        ({"parts": {"a": {"grid": {"training.lr": [float(n) for n in range(60_000)]}}}}, "at most 100000 are allowed"),
+        ({"parts": {"a": {"varians": []}}}, "did you mean 'variants'?"),
+        ({"parts": {"a": {"changes": {"training.lrr": 1}}}}, "training has the unknown key 'lrr'"),
+        ({"parts": {"a": {"base": "nowhere.toml"}}}, "cannot be read: No such file"),
+        ({"published": "nowhere.toml"}, "cannot be read: No such file"),
+        ({"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
+    ],
+)
+def test_what_is_wrong_in_parts_and_sizes_is_named(
+    tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    assert says in refused(tables | SIZED | change, tmp_path)

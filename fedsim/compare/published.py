@@ -1,0 +1,309 @@
+"""What papers say beside what a study measured, and a verdict on each claim. A file of published figures::
+
+about = "..."                                    # what a reader has to know
+judged = { size = "full" }                       # tolerances hold there alone; everywhere if it is not said
+[titles]
+flexcfl = "FlexCFL"                              # variants as the paper calls them
+[measures]                                       # see ``fedsim.compare.readings``
+best = { title = "best accuracy %", scale = 100, tolerance = 1.5 }
+[[tables]]
+title = "Table 3: {data}"
+at = { part = "clusters", data = ["mnist", "cifar"] }    # a table for each
+measures = ["best"]
+rows = ["fedavg", { name = "slow", variant = "fedavg", at = { share = 0.2 }, title = "FedAvg, 20 %" }]
+published.mnist = { fedavg = 89.4, slow = [88.2] }       # a figure, or one a measure (nan: none), or by measure
+claims = [{ says = "{above} is better than {below}", pairs = [["fedavg", "slow"]], measure = "best", by = 0.5 }]
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from fedsim.compare.lines import Line, read_lines
+from fedsim.compare.paired import mean_of, paired_difference
+from fedsim.compare.points import short_key
+from fedsim.compare.readings import Reading
+from fedsim.compare.table import Cell, Column, Table, estimate
+from fedsim.errors import ScenarioError, nearest
+from fedsim.language.spec import Spec
+from fedsim.records.reading import RunFolder
+from fedsim.scenario import explain, read_toml
+
+_CLAIMS = (
+    "Each claim says that a difference, seed by seed in the same worlds, is above 0. It holds if the whole 95 % interval is "
+    "above 0, holds in part if only the mean is, and does not hold otherwise."
+)
+
+
+class Row(Spec):
+    """A row of a table.
+
+    Attributes:
+        name: for the table's figures and claims.
+        variant: of the study; by default that of this name.
+        at: its place in the grid, besides the table's.
+        title: by default the variant's.
+    """
+
+    name: str
+    variant: str = ""
+    at: dict[str, Any] = Field(default={})
+    title: str = ""
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What says which line of the study it is."""
+        return {"variant": self.variant or self.name, **self.at}
+
+
+class Claims(Spec):
+    """Sentences of the kind "A is more than B".
+
+    Attributes:
+        says: the sentence, with ``{above}`` and ``{below}`` for the rows' titles.
+        pairs: names of two rows each, A and B.
+        measure: by default the table's first.
+        by: A is more than B by at least so much.
+    """
+
+    says: str
+    pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+    measure: str = ""
+    by: float = 0.0
+
+
+class Figures(Spec):
+    """A published table, or a figure read as one; see the module. ``tolerance``: of a row, instead of its measures' own."""
+
+    title: str
+    at: dict[str, Any] = Field(default={})
+    measures: list[str] = Field(min_length=1)
+    rows: list[Annotated[Row, BeforeValidator(lambda row: {"name": row} if isinstance(row, str) else row)]]
+    published: dict[str, Any] = Field(default={})
+    tolerance: dict[str, float] = Field(default={})
+    claims: list[Claims] = Field(default=[])
+    note: str = ""
+
+    def apart(self) -> "list[Figures]":
+        """A table for each of the values that ``at`` lists."""
+        keys = [key for key, values in self.at.items() if isinstance(values, list)]
+        if not keys:
+            return [self]
+        found = []
+        for values in product(*(self.at[key] for key in keys)):
+            point = dict(zip(keys, map(str, values), strict=True))
+            title, published = self.title, self.published
+            for key, value in point.items():
+                title, published = title.replace(f"{{{key}}}", value), published.get(value, {})
+            at = self.at | dict(zip(keys, values, strict=True))
+            found.append(self.model_copy(update={"title": title, "published": published, "at": at}))
+        return found
+
+    def figure(self, row: str, name: str) -> float | None:
+        """What was published."""
+        said = self.published.get(row)
+        if isinstance(said, Mapping):
+            said = said.get(name)
+        elif isinstance(said, list):
+            place = self.measures.index(name)
+            said = said[place] if place < len(said) else None
+        elif name != self.measures[0]:
+            said = None
+        return None if said is None or math.isnan(said) else float(said)
+
+
+class Published(Spec):
+    """A file of published figures; see the module."""
+
+    about: str = ""
+    judged: dict[str, Any] = Field(default={})
+    titles: dict[str, str] = Field(default={})
+    measures: dict[str, Reading]
+    tables: list[Figures] = Field(min_length=1)
+
+    def __init__(self, **tables: Any) -> None:
+        try:
+            super().__init__(**tables)
+        except ValidationError as error:
+            raise ScenarioError(f"the published figures: {explain(error, tables, 'all')}") from None
+
+    @model_validator(mode="after")
+    def _names_what_there_is(self) -> "Published":
+        for several in self.tables:
+            for key in [key for key, values in several.at.items() if isinstance(values, list)][:1]:
+                _refuse_unknown(several, f"value of {key!r}", several.published, [*map(str, several.at[key])])
+        for table in (one for several in self.tables for one in several.apart()):
+            rows = [row.name for row in table.rows]
+            _refuse_unknown(
+                table, "measure", [*table.measures, *(claim.measure for claim in table.claims if claim.measure)], self.measures
+            )
+            said = [
+                *table.published,
+                *table.tolerance,
+                *(name for claim in table.claims for pair in claim.pairs for name in pair),
+            ]
+            _refuse_unknown(table, "row", said, rows)
+            for figures in table.published.values():
+                _refuse_unknown(table, "measure", figures if isinstance(figures, Mapping) else (), table.measures)
+        return self
+
+
+def _refuse_unknown(table: Figures, what: str, names: Any, allowed: Any) -> None:
+    for name in names:
+        if name not in allowed:
+            raise ValueError(
+                f"table {table.title!r} has no {what} {name!r}; allowed are {', '.join(allowed)}{nearest(name, allowed)}"
+            )
+
+
+def read_published(path: str | Path) -> Published:
+    """Read a file of published figures.
+
+    Raises:
+        ScenarioError: it cannot be read, or says what it may not.
+    """
+    return Published(**read_toml(path, "published figures"))
+
+
+def beside_published(folder: str | Path, published: Published) -> list[Table]:
+    """The tables of a paper with what the study in ``folder`` measured, those alone that are of its size; then all claims.
+
+    A table has the seeds with which all of its rows were run.
+
+    Raises:
+        ScenarioError: a table's row is none of the study's.
+        RunFolderError: the study, or a run, is damaged, or does not have a figure.
+    """
+    lines = read_lines([folder]).lines
+    tables, claims = [], []
+    for table in (one for several in published.tables for one in several.apart()):
+        if any(_is_at(line, table.at) for line in lines):
+            measured = _Measured(table, published, lines)
+            tables.append(measured.table())
+            claims += measured.claims()
+    if claims:
+        heads = ("table", "claim", "difference", "95 % interval", "verdict")
+        tables.append(Table(tuple(map(Column, heads, zip(*claims, strict=True))), (_CLAIMS,), "Claims"))
+    return tables
+
+
+def _is_at(line: Line, where: Mapping[str, Any]) -> bool:
+    point = dict(line.point)
+    known = {**{short_key(key, point): value for key, value in point.items()}, **point, "variant": line.name}
+    return all(key in known and known[key] == value for key, value in where.items())
+
+
+class _Seen(NamedTuple):
+    title: str
+    runs: dict[int, RunFolder]
+
+
+class _Measured:
+    """A table with the runs of its rows."""
+
+    def __init__(self, table: Figures, published: Published, lines: Sequence[Line]) -> None:
+        self._table, self._published, self._lines = table, published, lines
+        self._judged = all(_judged_at(table, lines, key, value) for key, value in published.judged.items())
+        self._rows = {
+            row.name: _Seen(row.title or published.titles.get(row.where["variant"], row.name), self._runs(row.where))
+            for row in table.rows
+        }
+        self._seeds = sorted(set.intersection(*(set(row.runs) for row in self._rows.values())))
+        self._values: dict[str, dict[str, list[float]]] = {}
+
+    def _runs(self, where: Mapping[str, Any]) -> dict[int, RunFolder]:
+        found = [line for line in self._lines if _is_at(line, {**self._table.at, **where})]
+        if len(found) != 1:
+            said = ", ".join(f"{key}={value}" for key, value in {**self._table.at, **where}.items())
+            count = len(found) or "no"
+            raise ScenarioError(f"table {self._table.title!r}: the study has {count} variants with {said}; a row must be one")
+        return {int(run.summary["seed"]): run for run in found[0].runs}
+
+    def values(self, name: str) -> dict[str, list[float]]:
+        """By row: a measure seed by seed."""
+        if name not in self._values:
+            one, best = self._published.measures[name], 0.0
+            if one.below_best is not None:
+                peak = one.model_copy(update={"take": "max", "below_best": None})
+                best = max(mean_of([peak.of(row.runs[seed]) for seed in self._seeds]).mean for row in self._rows.values())
+            self._values[name] = {row.name: self._of(one, row, best) for row in self._table.rows}
+        return self._values[name]
+
+    def _of(self, one: Reading, row: Row, best: float) -> list[float]:
+        own = [one.of(self._rows[row.name].runs[seed], best) for seed in self._seeds]
+        if not one.over and not one.minus:
+            return own
+        runs = self._runs({**row.where, **(one.over or one.minus)})
+        others = [one.of(runs[seed], best) if seed in runs else math.nan for seed in self._seeds]
+        return [a / b if one.over else a - b for a, b in zip(own, others, strict=True)]
+
+    def table(self) -> Table:
+        """Published, measured, how far apart, and whether that is within the tolerance."""
+        rows: list[tuple[Cell, ...]] = []
+        judged: list[bool] = []
+        for row in self._table.rows if self._seeds else ():
+            for name in self._table.measures:
+                one, said, ours = (
+                    self._published.measures[name],
+                    self._table.figure(row.name, name),
+                    self.values(name)[row.name],
+                )
+                tolerance = (
+                    self._table.tolerance.get(row.name, one.tolerance) if self._judged and one.tolerance is not None else None
+                )
+                mean = mean_of(ours)
+                apart = None if said is None else mean.mean - said
+                within = None if apart is None or tolerance is None else abs(apart) <= tolerance
+                judged += [] if within is None else [within]
+                verdict = None if within is None else "yes" if within else "no"
+                rows.append(
+                    (
+                        self._rows[row.name].title,
+                        one.title,
+                        said,
+                        estimate(mean),
+                        apart,
+                        tolerance if within is not None else None,
+                        verdict,
+                    )
+                )
+        seeds = f"Seeds {', '.join(map(str, self._seeds))}." if self._seeds else "Its runs have not been made."
+        notes = [seeds, *([self._table.note] if self._table.note else [])]
+        if judged:
+            notes.append(f"{sum(judged)} of {len(judged)} figures are within the tolerance.")
+        heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
+        cells = list(zip(*rows, strict=True)) or [()] * len(heads)
+        columns = (
+            Column(head, own, over_seeds=head == "ours", signed=head == "difference")
+            for head, own in zip(heads, cells, strict=True)
+        )
+        return Table(tuple(columns), tuple(notes), self._table.title)
+
+    def claims(self) -> list[tuple[Cell, ...]]:
+        """Each claim: out of which table, what it says, the difference, its interval and the verdict."""
+        rows: list[tuple[Cell, ...]] = []
+        for claim in self._table.claims if self._seeds else ():
+            values = self.values(claim.measure or self._table.measures[0])
+            for above, below in claim.pairs:
+                difference = paired_difference(values[above], [value + claim.by for value in values[below]])
+                one_seed = difference.pairs < 2
+                text = claim.says.format(above=self._rows[above].title, below=self._rows[below].title)
+                interval = "none: one seed" if one_seed else f"{difference.low:.3g} to {difference.high:.3g}"
+                rows.append(
+                    (
+                        self._table.title,
+                        text,
+                        difference.mean,
+                        interval,
+                        "not judged: one seed" if one_seed else difference.verdict,
+                    )
+                )
+        return rows
+
+
+def _judged_at(table: Figures, lines: Sequence[Line], key: str, value: Any) -> bool:
+    return any(_is_at(line, {**table.at, key: value}) for line in lines)

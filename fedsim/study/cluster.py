@@ -1,0 +1,120 @@
+"""Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does it on this machine.
+
+All nodes see the study's folder at the same path. A run whose worker or node is lost is begun again elsewhere, from its newest
+checkpoint: each worker looks for itself how far the run is.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import FedsimError
+from fedsim.executors.ray import Ray
+from fedsim.records.lock import locked
+from fedsim.records.reading import RunFolder
+from fedsim.study.folder import state_of
+from fedsim.study.pool import Ended, Listener, Order
+from fedsim.study.worker import Worker, outcome_of
+
+_LISTEN_EVERY_S = 0.25
+_LOCK_WAIT_S = 15.0  # a worker that was lost may take so long to be gone
+
+
+class Cluster:
+    """Carries out orders on Ray; see ``fedsim.study.pool.Pool``.
+
+    Args:
+        executor: the cluster.
+        listener: is told how it goes.
+    """
+
+    def __init__(self, executor: Ray, listener: Listener) -> None:
+        import ray
+
+        self._ray, self._executor, self._listener = ray, executor, listener
+        head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        self._board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=head).remote()
+        self._interrupted = False
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Begin no further run, and let those under way save themselves. Safe in a signal's handler."""
+        self._interrupted = True
+
+    def run(self, orders: Sequence[Order]) -> list[Ended]:
+        """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
+        ended: dict[int, Ended] = {}
+        places: dict[Future[Mapping[str, Any]], int] = {
+            self._executor.submit(_carry_out, self._board, place, order.scenario, order.folder): place
+            for place, order in enumerate(orders)
+        }
+        while places:
+            done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
+            for place, news in self._ray.get(self._board.taken_down.remote(self._interrupted)):
+                if place not in ended:
+                    self._tell(place, news)
+            for future in done:
+                place = places.pop(future)
+                ended[place] = _ending(orders[place], future)
+                self._listener.ended(place, ended[place])
+        return [ended[place] for place in range(len(orders))]
+
+    def _tell(self, place: int, news: Mapping[str, Any]) -> None:
+        if news["event"] == "progress":
+            self._listener.progress(place, news["share"])
+        else:
+            self._listener.note(place, news["text"])
+
+
+class _Board:
+    """An actor, on which workers pin their news and see whether to stop."""
+
+    def __init__(self) -> None:
+        self._news: list[tuple[int, Mapping[str, Any]]] = []
+        self._stop = False
+
+    def pin(self, place: int, news: Mapping[str, Any]) -> bool:
+        """Leave news of a run; returns whether to stop."""
+        if news:
+            self._news.append((place, news))
+        return self._stop
+
+    def taken_down(self, stop: bool) -> list[tuple[int, Mapping[str, Any]]]:
+        """All news since the last call; from now on workers are asked to ``stop``."""
+        self._stop, news, self._news = stop, self._news, []
+        return news
+
+
+def _ending(order: Order, future: "Future[Mapping[str, Any]]") -> Ended:
+    try:
+        news = future.result()
+    except FedsimError as error:
+        return Ended(order, "failed", str(error))
+    return Ended.told(order, news)
+
+
+def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> Mapping[str, Any]:
+    """On a worker of the cluster: do one run, from where it was left, and return how it ended."""
+    import ray
+
+    ending: dict[str, Any] = {}
+
+    def say(**news: Any) -> None:
+        if news.get("event") == "ended":
+            ending.update(news)
+        elif ray.get(board.pin.remote(place, news)):
+            worker.stop(signal.SIGINT)
+
+    worker = Worker(say)
+    say()
+    if folder.exists():
+        with locked(folder, _LOCK_WAIT_S):
+            pass
+    state = state_of(folder, scenario)
+    if state == "done":  # by a worker that was lost before it could say so
+        return outcome_of(RunFolder(folder).summary)
+    worker.carry_out({"scenario": scenario, "folder": str(folder), "how": state})
+    return ending

@@ -1,0 +1,230 @@
+"""Published figures beside a study's own: what is read off its runs, and what is said of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tomli_w
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.cli import main
+from fedsim.compare.published import Published, beside_published
+from fedsim.compare.readings import Reading
+from fedsim.compare.table import Table
+from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.records import folder as files
+from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
+
+Column = Sequence[float | None]
+
+
+def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] = (), seed: int = 1) -> RunFolder:
+    """A run folder with these accuracies, and events of these kinds in these rounds."""
+    folder.mkdir(parents=True)
+    (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
+    columns = {"round": range(len(accuracy)), "time": [10.0 * (at + 1) for at in range(len(accuracy))], "accuracy": accuracy}
+    pq.write_table(pa.table(columns), folder / files.ROUNDS)
+    schema = pa.schema([("kind", pa.string()), ("round", pa.int64())])
+    rows = [{"kind": kind, "round": number} for kind, number in events]
+    pq.write_table(pa.Table.from_pylist(rows, schema), folder / files.EVENTS)
+    return RunFolder(folder)
+
+
+def write_study(place: Path, runs: Mapping[tuple[str, str], Sequence[Column]]) -> Path:
+    """The folder of a study: accuracies by variant and ``size.data``, seed by seed."""
+    variants = []
+    for (name, data), columns in runs.items():
+        folders = [f"runs/{name}-{data}/seed-{seed}" for seed in range(1, len(columns) + 1)]
+        for seed, (folder, accuracy) in enumerate(zip(folders, columns, strict=True), 1):
+            write_run(place / folder, accuracy, seed=seed)
+        indexed = tuple(IndexedRun(seed=seed, folder=folder) for seed, folder in enumerate(folders, 1))
+        point = {"size": "full", "world.data": data}
+        variants.append(
+            IndexedVariant(name=name, label=f"{name}{data}", point=point, changes={}, reference=False, runs=indexed)
+        )
+    index = StudyIndex(format=1, name="s", baseline=None, targets=(), seeds=(1, 2), variants=tuple(variants))
+    write_index(place, index)
+    return place
+
+
+PAPER: dict[str, Any] = {
+    "titles": {"ours": "Ours", "fedavg": "FedAvg"},
+    "measures": {
+        "best": {"title": "best %", "scale": 100, "tolerance": 1.5},
+        "lead": {"title": "points over FedAvg", "scale": 100, "minus": {"variant": "fedavg"}},
+        "times": {"title": "best / FedAvg", "over": {"variant": "fedavg"}},
+    },
+    "tables": [
+        {
+            "title": "Table 1: {data}",
+            "at": {"data": ["mnist", "cifar"]},
+            "measures": ["best", "lead", "times"],
+            "rows": ["ours", "fedavg", {"name": "same", "variant": "ours", "title": "Ours | again"}],
+            "published": {"mnist": {"ours": [90.0, 9.0], "fedavg": 75.0, "same": {"times": 2.0}}},
+            "tolerance": {"fedavg": 7.0},
+            "claims": [{"says": "{above} beats {below}", "pairs": [["ours", "fedavg"], ["fedavg", "ours"]], "by": 5.0}],
+            "note": "A note.",
+        }
+    ],
+}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    mnist = {("ours", "mnist"): ([0.5, 0.91], [0.9, 0.2]), ("fedavg", "mnist"): ([0.8, None], [0.84])}
+    cifar = {("ours", "cifar"): ([0.4],), ("fedavg", "cifar"): ([0.2], [0.3])}
+    return write_study(tmp_path / "study", mnist | cifar)
+
+
+def rows_of(table: Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.cells for column in table.columns), strict=True))
+
+
+def test_measured_beside_published_with_verdicts(study: Path) -> None:
+    mnist, cifar, claims = beside_published(study, Published(**PAPER))
+    assert [table.title for table in (mnist, cifar, claims)] == ["Table 1: mnist", "Table 1: cifar", "Claims"]
+    ours, lead, times, fedavg, *_ = rows_of(mnist)
+    assert ours[:3] == ("Ours", "best %", 90.0)
+    assert (ours[3].mean, ours[4], ours[5], ours[6]) == pytest.approx((90.5, 0.5, 1.5, "yes"))
+    half = 12.706204736432095 * 0.5  # t(0.975, 1), and the standard error of 91 and 90
+    assert (ours[3].low, ours[3].high) == pytest.approx((90.5 - half, 90.5 + half))
+    assert (lead[3].mean, lead[4], lead[5], lead[6]) == pytest.approx((8.5, -0.5, None, None))  # no tolerance: not judged
+    assert times[2:5:2] == (None, None)
+    assert times[3].mean == pytest.approx((0.91 / 0.8 + 0.9 / 0.84) / 2)
+    assert (fedavg[3].mean, fedavg[5], fedavg[6]) == pytest.approx((82.0, 7.0, "yes"))  # the row's own tolerance
+    assert rows_of(mnist)[-1][:3] == ("Ours | again", "best / FedAvg", 2.0)
+    assert mnist.notes == ("Seeds 1, 2.", "A note.", "2 of 2 figures are within the tolerance.")
+    assert cifar.notes == ("Seeds 1.", "A note.")  # the seeds with which all its rows were run
+    first, second, third, _ = rows_of(claims)
+    assert first[:2] == ("Table 1: mnist", "Ours beats FedAvg")
+    assert first[2] == pytest.approx(3.5)  # 11 and 6, less 5
+    assert first[4] == "holds in part"
+    assert (second[1], second[4]) == ("FedAvg beats Ours", "does not hold")
+    assert third[3:] == ("none: one seed", "not judged: one seed")
+
+
+def test_another_size_than_the_published_one_is_not_judged(study: Path) -> None:
+    (mnist, *_) = beside_published(study, Published(**PAPER | {"judged": {"size": "huge"}}))
+    assert {row[6] for row in rows_of(mnist)} == {None}
+    judged, *_ = beside_published(study, Published(**PAPER | {"judged": {"size": "full"}}))
+    assert {row[6] for row in rows_of(judged)} == {None, "yes"}
+
+
+def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(study: Path) -> None:
+    table = PAPER["tables"][0]
+    elsewhere = table | {"at": {"data": "femnist"}, "published": {}}
+    assert beside_published(study, Published(**PAPER | {"tables": [elsewhere]})) == []
+    typo = table | {"rows": ["ours", "fedagv"], "published": {}, "tolerance": {}, "claims": []}
+    with pytest.raises(ScenarioError, match="no variants with data=mnist, variant=fedagv"):
+        beside_published(study, Published(**PAPER | {"tables": [typo]}))
+    nowhere = table | {"at": {}, "published": {}}
+    with pytest.raises(ScenarioError, match="2 variants with variant=ours; a row must be one"):
+        beside_published(study, Published(**PAPER | {"tables": [nowhere]}))
+
+
+def test_runs_that_have_not_been_made_are_said(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
+    (mnist,) = beside_published(study, Published(**PAPER))
+    assert mnist.notes[0] == "Its runs have not been made."
+    assert rows_of(mnist) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"measures": {"x": {"title": "x", "take": "maximum"}}}, "measures.x.take is 'maximum'; allowed are max, mean"),
+        ({"measures": {"x": {"title": "x", "take": "rounds to"}}}, "needs 'target' or 'below_best'"),
+        ({"measures": {"x": {"title": "x", "take": "count"}}}, "needs 'event'"),
+        ({"measures": {"x": {"title": "x", "figure": "trafic"}}}, "did you mean 'traffic'?"),
+        ({"tables": [PAPER["tables"][0] | {"measures": ["bets"]}]}, "no measure 'bets'; allowed are best, lead, times (did"),
+        (
+            {"tables": [PAPER["tables"][0] | {"published": {"minst": {}}}]},
+            "no value of 'data' 'minst'; allowed are mnist, cifar",
+        ),
+        ({"tables": [PAPER["tables"][0] | {"published": {"mnist": {"our": 1.0}}}]}, "no row 'our'; allowed are ours"),
+        ({"tables": [PAPER["tables"][0] | {"tolerance": {"our": 1.0}}]}, "no row 'our'"),
+        ({"tabels": []}, "the published figures: all has the unknown key 'tabels'"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        Published(**PAPER | change)
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, words)])
+
+
+def test_the_command_line(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "paper.toml").write_text(tomli_w.dumps(PAPER))
+    text = call(study, "--published", tmp_path / "paper.toml", "--markdown")
+    assert text.exit_code == 0, text.output
+    assert "## Table 1: mnist" in text.output
+    assert r"| Ours \| again | best % |" in text.output
+    assert "Table 1: cifar" in call(study, "--published", tmp_path / "paper.toml").output
+    lines = call(study, "--published", tmp_path / "paper.toml", "--csv").output.splitlines()
+    assert lines[0] == "table,row,measure,published,ours,ours low,ours high,difference,tolerance,within"
+    assert lines[1].startswith("Table 1: mnist,Ours,best %,90,90.5,")
+    assert len(lines) == 1 + 2 * 9
+    for words in ((study, study, "--published", tmp_path / "paper.toml"), (study, "--published", tmp_path / "none.toml")):
+        refused = call(*words)
+        assert refused.exit_code == 2
+        assert "Traceback" not in refused.output
+
+
+ACCURACY = [0.1, None, 0.3, 0.5, 0.4, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ({}, 60.0),
+        ({"take": "mean"}, 38.0),
+        ({"take": "mean", "first": 2}, 20.0),
+        ({"take": "mean", "last": 50}, 50.0),  # of five tests the last two
+        ({"take": "median"}, 40.0),
+        ({"take": "variance"}, float(np.var([10, 30, 50, 40, 60], ddof=1))),
+        ({"take": "last"}, 60.0),
+        ({"take": "after", "rounds": 4}, 50.0),
+        ({"take": "rounds to", "target": 30.0}, 3.0),
+        ({"take": "rounds to", "target": 61.0}, 6.0),  # never: all of them
+        ({"take": "time to", "target": 30.0}, 30.0),
+        ({"take": "missed", "target": 30.0}, 0.0),
+        ({"take": "missed", "target": 61.0}, 1.0),
+        ({"take": "rounds to", "below_best": 35.0}, 4.0),  # 85 less 35
+        ({"take": "count", "event": "split"}, 2.0),
+        ({"take": "rounds before", "event": "split"}, 3.0),
+        ({"take": "rounds before", "event": "split", "number": 2}, 5.0),
+        ({"take": "rounds before", "event": "split", "number": 3}, 6.0),
+        ({"take": "before", "event": "split"}, 30.0),
+        ({"take": "before", "event": "other"}, 60.0),
+    ],
+)
+def test_readings(said: dict[str, Any], value: float, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ACCURACY, [("split", 3), ("assign", 4), ("split", 5)])
+    assert Reading(title="x", scale=100, **said).of(run, best=85.0) == pytest.approx(value)
+
+
+def test_what_a_run_does_not_have_is_an_error_that_names_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ACCURACY, [("split", 0)])
+    for said in ({"take": "after", "rounds": 2}, {"take": "after", "rounds": 7}, {"take": "before", "event": "split"}):
+        with pytest.raises(RunFolderError, match="has no 'what it is'"):
+            Reading(title="what it is", **said).of(run)
+
+
+def test_figures_of_all_comparisons_are_readings_too(runs: dict[str, Path]) -> None:
+    run = RunFolder(runs["fedavg"])
+    rounds = fedsim.load_run(runs["fedavg"]).rounds
+    dropped = Reading(title="x", figure="dropped updates", scale=100).of(run)
+    assert dropped == pytest.approx(100 * (1 - rounds["valid"].sum() / rounds["selected"].sum()))
+    assert 0 < dropped < 100
+    assert Reading(title="x", figure="traffic", ledger="paper").of(run) == run.summary["bytes"]["paper"]

@@ -1,0 +1,112 @@
+"""The studies of papers: valid scenarios, in the published settings, and published figures of rows that there are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.compare.published import beside_published, read_published
+from fedsim.scenario import Scenario
+from fedsim.study.folder import write_study
+from fedsim.study.plan import Study, read_study
+
+HERE = Path(__file__).resolve().parents[2] / "scenarios"
+PAPERS = sorted(path.parent.name for path in HERE.glob("*/published.toml"))
+RUNS = {  # of one seed: each scenario once, however many tables show it
+    "ccs": {"small": 16, "full": 16},
+    "cfl": {"small": 8, "full": 4},
+    "flexcfl": {"small": 116, "full": 20},
+    "lcfl": {"small": 12, "full": 16},
+    "stragglers": {"small": 63, "full": 63},
+}
+
+
+def read(paper: str, size: str) -> Study:
+    return read_study(HERE / paper / "study.toml", size=size, seeds=1)
+
+
+def scenarios(study: Study, **where: Any) -> dict[str, Scenario]:
+    """By variant: the scenarios at a point."""
+    at = [variant for variant in study.variants if where.items() <= dict(variant.point).items()]
+    return {variant.name: study.runs_of[variant.folder][0].scenario for variant in at}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: Path) -> None:
+    published, shown = read_published(HERE / paper / "published.toml"), set()
+    for size, runs in RUNS[paper].items():
+        study = read(paper, size)
+        assert len(study.runs) == runs
+        (tmp_path / size).mkdir()
+        write_study(tmp_path / size, study)
+        tables = beside_published(tmp_path / size, published)
+        shown |= {table.title for table in tables}
+        assert {table.notes[0] for table in tables} == {"Its runs have not been made."}
+    assert shown == {table.title for several in published.tables for table in several.apart()}
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_ccs(size: str) -> None:
+    for classes in (10, 5, 2, 1):
+        for name, scenario in scenarios(read("ccs", size), **{"data.partition.classes_per_device": classes}).items():
+            params: Any = scenario.strategy
+            assert params.weights == {"fedavg": "uniform-by-data", "optimal": "optimal"}.get(name, "rfedavg")
+            assert params.clustering == ("kmeans" if name == "kmeans" else "ccs")
+            assert scenario.data.partition.model_dump()["classes_per_device"] == classes
+            assert (scenario.stop.rounds, scenario.evaluation.every) == (300, 5)  # what the measures' titles say
+
+
+@pytest.mark.parametrize(("size", "rounds", "schedule"), [("small", 25, [5, 10, 15]), ("full", 200, [50, 100, 150])])
+def test_cfl(size: str, rounds: int, schedule: list[int]) -> None:
+    for name, scenario in scenarios(read("cfl", size)).items():
+        params: Any = scenario.strategy
+        assert (scenario.stop.rounds, scenario.population.devices) == (rounds, 20)
+        assert params.local_epochs == (1 if size == "small" else 3)
+        if name == "fedavg":
+            assert params.clients_per_round == 20
+        else:
+            assert params.split == ("complete" if name == "cfl-complete" else "single")
+            assert params.split_rounds == (schedule if name == "cfl-scheduled" else None)
+
+
+@pytest.mark.parametrize(
+    ("part", "lr", "epochs", "rounds", "participation", "groups"),
+    [
+        ("rotated-mnist-full", 0.02, 10, 60, 1.0, 4),
+        ("femnist-full", 0.03, 5, 100, 0.3, 10),
+        ("rotated-cifar10", 0.03, 5, 200, 0.1, 2),
+    ],
+)
+def test_lcfl_in_full(part: str, lr: float, epochs: int, rounds: int, participation: float, groups: int) -> None:
+    for name, scenario in scenarios(read("lcfl", "full"), part=part).items():
+        params = scenario.strategy.model_dump()
+        assert (scenario.training.lr, scenario.training.batch_size, scenario.stop.rounds) == (lr, 20, rounds)
+        assert params["local_epochs"] == epochs
+        assert scenario.evaluation.every == (5 if name in ("ifca", "fedavg", "local") else 1)  # figures need each round
+        assert params.get("groups", groups) == groups
+        if params["kind"] == "lcfl":
+            assert params["participation"] == participation
+        elif name != "local":
+            assert params["clients_per_round"] == round(participation * scenario.population.devices)
+
+
+def test_flexcfl() -> None:
+    study = read("flexcfl", "small")
+    for name, scenario in scenarios(study, part="swap-all").items():
+        params = scenario.strategy.model_dump()
+        assert (params["clients_per_round"], params["local_epochs"], params.get("groups", 3)) == (20, 10, 3)
+        assert scenario.drift.model_dump()["among"] == ("all" if name == "fedavg" else "selected")  # type: ignore[union-attr]
+    assert {one.strategy.model_dump().get("groups", 5) for one in scenarios(study, part="no-shift-fashion").values()} == {5}
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_stragglers(size: str) -> None:
+    study = read("stragglers", size)
+    (free,) = scenarios(study, part="no-deadline", data="mnist").values()
+    assert free.strategy.model_dump()["relative_deadline"] is None
+    shared = scenarios(study, part="bias", data="cifar", **{"data.partition.classes_per_device": 1})
+    assert shared["fedavg"] is scenarios(study, part="clusters", data="cifar")["fedavg"]
+    for run in study.runs:
+        params = run.scenario.strategy.model_dump()
+        assert (params["clients_per_round"], params["local_epochs"]) == (10 if size == "small" else 40, 5)
+        assert params.get("smallest_part", 10 if size == "small" else 100) == (10 if size == "small" else 100)
