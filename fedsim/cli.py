@@ -235,8 +235,9 @@ def study_command(
     quiet: bool,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
-    from fedsim.compare.show import compare, print_to
+    from fedsim.compare.show import compare, compare_published, print_to
     from fedsim.output.terminal import Console
+    from fedsim.records.study_folder import PUBLISHED
     from fedsim.study.conduct import Conductor
     from fedsim.study.plan import read_study
     from fedsim.study.progress import StudyProgress
@@ -254,7 +255,8 @@ def study_command(
     if outcome.interrupted:
         return INTERRUPTED
     if not quiet:
-        print_to(Console(), compare([out])[:1])
+        figures = out / PUBLISHED
+        print_to(Console(), compare([out])[:1] if read.spec.published is None else compare_published(out, figures))
         say(f"written to {out}")
     return 1 if outcome.failed else 0
 

@@ -19,16 +19,16 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fedsim.compare.lines import Line, read_lines
+from fedsim.compare.lines import Line
 from fedsim.compare.paired import mean_of, paired_difference
 from fedsim.compare.points import short_key
 from fedsim.compare.readings import Reading
 from fedsim.compare.table import Cell, Column, Table, estimate
-from fedsim.errors import ScenarioError, nearest
+from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.records.reading import RunFolder
 from fedsim.scenario import explain, read_toml
@@ -60,6 +60,11 @@ class Row(Spec):
         return {"variant": self.variant or self.name, **self.at}
 
 
+def _named(row: Any) -> Any:
+    """A name stands for a row of this name."""
+    return {"name": row} if isinstance(row, str) else row
+
+
 class Claims(Spec):
     """Sentences of the kind "A is more than B".
 
@@ -82,7 +87,7 @@ class Figures(Spec):
     title: str
     at: dict[str, Any] = Field(default={})
     measures: list[str] = Field(min_length=1)
-    rows: list[Annotated[Row, BeforeValidator(lambda row: {"name": row} if isinstance(row, str) else row)]]
+    rows: list[Annotated[Row, BeforeValidator(_named)]] = Field(min_length=1)
     published: dict[str, Any] = Field(default={})
     tolerance: dict[str, float] = Field(default={})
     claims: list[Claims] = Field(default=[])
@@ -138,6 +143,8 @@ class Published(Spec):
                 _refuse_unknown(several, f"value of {key!r}", several.published, [*map(str, several.at[key])])
         for table in (one for several in self.tables for one in several.apart()):
             rows = [row.name for row in table.rows]
+            if len(set(rows)) < len(rows):
+                raise ValueError(f"table {table.title!r} has two rows of one name; give one of them a 'name' and a 'variant'")
             _refuse_unknown(
                 table, "measure", [*table.measures, *(claim.measure for claim in table.claims if claim.measure)], self.measures
             )
@@ -169,16 +176,19 @@ def read_published(path: str | Path) -> Published:
     return Published(**read_toml(path, "published figures"))
 
 
-def beside_published(folder: str | Path, published: Published) -> list[Table]:
-    """The tables of a paper with what the study in ``folder`` measured, those alone that are of its size; then all claims.
+def beside_published(lines: Sequence[Line], published: Published) -> list[Table]:
+    """The tables of a paper with what a study measured, those alone that are of its size; then all claims.
 
     A table has the seeds with which all of its rows were run.
 
+    Args:
+        lines: the study's variants.
+        published: the paper's figures.
+
     Raises:
         ScenarioError: a table's row is none of the study's.
-        RunFolderError: the study, or a run, is damaged, or does not have a figure.
+        RunFolderError: a run is damaged, or does not have a figure.
     """
-    lines = read_lines([folder]).lines
     tables, claims = [], []
     for table in (one for several in published.tables for one in several.apart()):
         if any(_is_at(line, table.at) for line in lines):
@@ -197,28 +207,28 @@ def _is_at(line: Line, where: Mapping[str, Any]) -> bool:
     return all(key in known and known[key] == value for key, value in where.items())
 
 
-class _Seen(NamedTuple):
-    title: str
-    runs: dict[int, RunFolder]
-
-
 class _Measured:
     """A table with the runs of its rows."""
 
     def __init__(self, table: Figures, published: Published, lines: Sequence[Line]) -> None:
-        self._table, self._published, self._lines = table, published, lines
-        self._judged = all(_judged_at(table, lines, key, value) for key, value in published.judged.items())
-        self._rows = {
-            row.name: _Seen(row.title or published.titles.get(row.where["variant"], row.name), self._runs(row.where))
-            for row in table.rows
-        }
-        self._seeds = sorted(set.intersection(*(set(row.runs) for row in self._rows.values())))
+        self._table, self._measures, self._lines = table, published.measures, lines
+        self._judged = all(
+            any(_is_at(line, {**table.at, key: value}) for line in lines) for key, value in published.judged.items()
+        )
+        self._titles = {row.name: row.title or published.titles.get(row.variant or row.name, row.name) for row in table.rows}
+        wanted = [row.where for row in table.rows]
+        for name in table.measures:
+            one = self._measures[name]
+            wanted += [{**row.where, **(one.over or one.minus)} for row in table.rows]
+        self._seeds = sorted(set.intersection(*(set(self._runs(where)) for where in wanted)))
         self._values: dict[str, dict[str, list[float]]] = {}
 
     def _runs(self, where: Mapping[str, Any]) -> dict[int, RunFolder]:
-        found = [line for line in self._lines if _is_at(line, {**self._table.at, **where})]
+        """By seed: the runs of the one variant that is there."""
+        where = {**self._table.at, **where}
+        found = [line for line in self._lines if _is_at(line, where)]
         if len(found) != 1:
-            said = ", ".join(f"{key}={value}" for key, value in {**self._table.at, **where}.items())
+            said = ", ".join(f"{key}={value}" for key, value in where.items())
             count = len(found) or "no"
             raise ScenarioError(f"table {self._table.title!r}: the study has {count} variants with {said}; a row must be one")
         return {int(run.summary["seed"]): run for run in found[0].runs}
@@ -226,62 +236,52 @@ class _Measured:
     def values(self, name: str) -> dict[str, list[float]]:
         """By row: a measure seed by seed."""
         if name not in self._values:
-            one, best = self._published.measures[name], 0.0
+            one, best = self._measures[name], 0.0
             if one.below_best is not None:
                 peak = one.model_copy(update={"take": "max", "below_best": None})
-                best = max(mean_of([peak.of(row.runs[seed]) for seed in self._seeds]).mean for row in self._rows.values())
-            self._values[name] = {row.name: self._of(one, row, best) for row in self._table.rows}
+                best = max(math.fsum(self._of(peak, row.where, 0.0)) / len(self._seeds) for row in self._table.rows)
+            self._values[name] = {row.name: self._compared(one, row, best) for row in self._table.rows}
         return self._values[name]
 
-    def _of(self, one: Reading, row: Row, best: float) -> list[float]:
-        own = [one.of(self._rows[row.name].runs[seed], best) for seed in self._seeds]
+    def _of(self, one: Reading, where: Mapping[str, Any], best: float) -> list[float]:
+        runs = self._runs(where)
+        return [one.of(runs[seed], best) for seed in self._seeds]
+
+    def _compared(self, one: Reading, row: Row, best: float) -> list[float]:
+        own = self._of(one, row.where, best)
         if not one.over and not one.minus:
             return own
-        runs = self._runs({**row.where, **(one.over or one.minus)})
-        others = [one.of(runs[seed], best) if seed in runs else math.nan for seed in self._seeds]
-        return [a / b if one.over else a - b for a, b in zip(own, others, strict=True)]
+        other = self._of(one, {**row.where, **(one.over or one.minus)}, best)
+        if one.over and 0 in other:
+            raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
+        return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
 
     def table(self) -> Table:
         """Published, measured, how far apart, and whether that is within the tolerance."""
-        rows: list[tuple[Cell, ...]] = []
-        judged: list[bool] = []
-        for row in self._table.rows if self._seeds else ():
-            for name in self._table.measures:
-                one, said, ours = (
-                    self._published.measures[name],
-                    self._table.figure(row.name, name),
-                    self.values(name)[row.name],
-                )
-                tolerance = (
-                    self._table.tolerance.get(row.name, one.tolerance) if self._judged and one.tolerance is not None else None
-                )
-                mean = mean_of(ours)
-                apart = None if said is None else mean.mean - said
-                within = None if apart is None or tolerance is None else abs(apart) <= tolerance
-                judged += [] if within is None else [within]
-                verdict = None if within is None else "yes" if within else "no"
-                rows.append(
-                    (
-                        self._rows[row.name].title,
-                        one.title,
-                        said,
-                        estimate(mean),
-                        apart,
-                        tolerance if within is not None else None,
-                        verdict,
-                    )
-                )
-        seeds = f"Seeds {', '.join(map(str, self._seeds))}." if self._seeds else "Its runs have not been made."
-        notes = [seeds, *([self._table.note] if self._table.note else [])]
-        if judged:
-            notes.append(f"{sum(judged)} of {len(judged)} figures are within the tolerance.")
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
+        rows = [self._row(row, name) for row in self._table.rows for name in self._table.measures] if self._seeds else []
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
-        columns = (
-            Column(head, own, over_seeds=head == "ours", signed=head == "difference")
-            for head, own in zip(heads, cells, strict=True)
+        notes = [f"Seeds {', '.join(map(str, self._seeds))}." if self._seeds else "Its runs have not been made."]
+        notes += [self._table.note] if self._table.note else []
+        verdicts = [verdict for verdict in cells[-1] if verdict is not None]
+        if verdicts:
+            notes.append(f"{verdicts.count('yes')} of {len(verdicts)} figures are within the tolerance.")
+        columns = zip(heads, cells, strict=True)
+        return Table(
+            tuple(Column(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in columns),
+            tuple(notes),
+            self._table.title,
         )
-        return Table(tuple(columns), tuple(notes), self._table.title)
+
+    def _row(self, row: Row, name: str) -> tuple[Cell, ...]:
+        one, said, ours = self._measures[name], self._table.figure(row.name, name), mean_of(self.values(name)[row.name])
+        start = (self._titles[row.name], one.title, said, estimate(ours))
+        if said is None:
+            return (*start, None, None, None)
+        apart, tolerance = ours.mean - said, self._table.tolerance.get(row.name, one.tolerance)
+        if tolerance is None or one.tolerance is None or not self._judged:
+            return (*start, apart, None, None)
+        return (*start, apart, tolerance, "yes" if abs(apart) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
         """Each claim: out of which table, what it says, the difference, its interval and the verdict."""
@@ -289,21 +289,10 @@ class _Measured:
         for claim in self._table.claims if self._seeds else ():
             values = self.values(claim.measure or self._table.measures[0])
             for above, below in claim.pairs:
-                difference = paired_difference(values[above], [value + claim.by for value in values[below]])
-                one_seed = difference.pairs < 2
-                text = claim.says.format(above=self._rows[above].title, below=self._rows[below].title)
-                interval = "none: one seed" if one_seed else f"{difference.low:.3g} to {difference.high:.3g}"
-                rows.append(
-                    (
-                        self._table.title,
-                        text,
-                        difference.mean,
-                        interval,
-                        "not judged: one seed" if one_seed else difference.verdict,
-                    )
-                )
+                found = paired_difference(values[above], [value + claim.by for value in values[below]])
+                interval, verdict = f"{found.low:.3g} to {found.high:.3g}", str(found.verdict)
+                if found.pairs < 2:
+                    interval, verdict = "none: one seed", "not judged: one seed"
+                text = claim.says.replace("{above}", self._titles[above]).replace("{below}", self._titles[below])
+                rows.append((self._table.title, text, found.mean, interval, verdict))
         return rows
-
-
-def _judged_at(table: Figures, lines: Sequence[Line], key: str, value: Any) -> bool:
-    return any(_is_at(line, {**table.at, key: value}) for line in lines)

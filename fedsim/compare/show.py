@@ -58,7 +58,7 @@ def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
     """
     from fedsim.compare.published import beside_published, read_published  # loads what reads scenarios
 
-    return beside_published(path, read_published(figures))
+    return beside_published(read_lines([path]).lines, read_published(figures))
 
 
 def print_to(console: "Console", tables: Sequence[Table]) -> None:

@@ -38,6 +38,6 @@ def write_tables(path: Path) -> None:
         parts = (
             f"# {for_markdown(study.name)}\n",
             f"{html.escape(published.about.strip(), quote=False)}\n",
-            *map(to_markdown, beside_published(path, published)),
+            *map(to_markdown, beside_published(lines.lines, published)),
         )
         write_text(path / REPORT, "\n".join(parts))

@@ -10,16 +10,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import FedsimError
 from fedsim.executors.ray import Ray
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
 from fedsim.study.folder import state_of
 from fedsim.study.pool import Ended, Listener, Order
-from fedsim.study.worker import Worker, outcome_of
+from fedsim.study.worker import Worker, failure, outcome_of
 
 _LISTEN_EVERY_S = 0.25
-_LOCK_WAIT_S = 15.0  # a worker that was lost may take so long to be gone
+_LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost
 
 
 class Cluster:
@@ -90,10 +89,9 @@ class _Board:
 
 def _ending(order: Order, future: "Future[Mapping[str, Any]]") -> Ended:
     try:
-        news = future.result()
-    except FedsimError as error:
-        return Ended(order, "failed", str(error))
-    return Ended.told(order, news)
+        return Ended.told(order, future.result())
+    except Exception as error:
+        return Ended(order, "failed", failure(error))
 
 
 def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> Mapping[str, Any]:

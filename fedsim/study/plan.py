@@ -9,8 +9,9 @@ from typing import Any
 
 import tomli_w
 
+from fedsim.compare.lines import Line
 from fedsim.compare.points import short_key, shown
-from fedsim.compare.published import Published
+from fedsim.compare.published import Published, beside_published
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.imports import from_file
 from fedsim.records.study_folder import RUNS
@@ -170,9 +171,9 @@ def plan(spec: StudySpec) -> Study:
     Raises:
         ScenarioError: one of them cannot be run; the message names the variant.
     """
-    if spec.published is not None:
-        Published(**spec.published)
     variants = tuple(_variants(spec))
+    if spec.published is not None:  # a row that is none of the study's is refused here
+        beside_published([Line(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published))
     tables = [_tables_of(variant, spec) for variant in variants]
     _refuse_clashes(variants)
     first: dict[str, PlannedRun] = {}

@@ -55,8 +55,7 @@ class Worker:
         try:
             summary = self._run(order)
         except Exception as error:
-            text = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
-            self._say(event="ended", status="failed", error=text)
+            self._say(event="ended", status="failed", error=failure(error))
         else:
             self._say(event="ended", **outcome_of(summary))
         finally:
@@ -86,6 +85,11 @@ class Worker:
             with locked(folder):
                 shutil.rmtree(folder)
         return Job(scenario, folder, Inline())
+
+
+def failure(error: Exception) -> str:
+    """What went wrong, for people."""
+    return str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:

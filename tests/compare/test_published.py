@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.cli import main
+from fedsim.compare.lines import read_lines
 from fedsim.compare.published import Published, beside_published
 from fedsim.compare.readings import Reading
 from fedsim.compare.table import Table
@@ -88,7 +89,7 @@ def rows_of(table: Table) -> list[tuple[Any, ...]]:
 
 
 def test_measured_beside_published_with_verdicts(study: Path) -> None:
-    mnist, cifar, claims = beside_published(study, Published(**PAPER))
+    mnist, cifar, claims = beside_published(read_lines([study]).lines, Published(**PAPER))
     assert [table.title for table in (mnist, cifar, claims)] == ["Table 1: mnist", "Table 1: cifar", "Claims"]
     ours, lead, times, fedavg, *_ = rows_of(mnist)
     assert ours[:3] == ("Ours", "best %", 90.0)
@@ -111,27 +112,40 @@ def test_measured_beside_published_with_verdicts(study: Path) -> None:
 
 
 def test_another_size_than_the_published_one_is_not_judged(study: Path) -> None:
-    (mnist, *_) = beside_published(study, Published(**PAPER | {"judged": {"size": "huge"}}))
+    (mnist, *_) = beside_published(read_lines([study]).lines, Published(**PAPER | {"judged": {"size": "huge"}}))
     assert {row[6] for row in rows_of(mnist)} == {None}
-    judged, *_ = beside_published(study, Published(**PAPER | {"judged": {"size": "full"}}))
+    judged, *_ = beside_published(read_lines([study]).lines, Published(**PAPER | {"judged": {"size": "full"}}))
     assert {row[6] for row in rows_of(judged)} == {None, "yes"}
 
 
 def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(study: Path) -> None:
     table = PAPER["tables"][0]
     elsewhere = table | {"at": {"data": "femnist"}, "published": {}}
-    assert beside_published(study, Published(**PAPER | {"tables": [elsewhere]})) == []
+    assert beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [elsewhere]})) == []
     typo = table | {"rows": ["ours", "fedagv"], "published": {}, "tolerance": {}, "claims": []}
     with pytest.raises(ScenarioError, match="no variants with data=mnist, variant=fedagv"):
-        beside_published(study, Published(**PAPER | {"tables": [typo]}))
+        beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [typo]}))
     nowhere = table | {"at": {}, "published": {}}
     with pytest.raises(ScenarioError, match="2 variants with variant=ours; a row must be one"):
-        beside_published(study, Published(**PAPER | {"tables": [nowhere]}))
+        beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [nowhere]}))
+
+
+def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> None:
+    """Even if it is no row: a seed without it is left out."""
+    runs = {("ours", "mnist"): ([0.5], [0.6]), ("fedavg", "mnist"): ([0.25],)}
+    lines = read_lines([write_study(tmp_path / "s", runs)]).lines
+    alone = PAPER["tables"][0] | {"rows": ["ours"], "published": {}, "tolerance": {}, "claims": []}
+    (mnist,) = beside_published(lines, Published(**PAPER | {"tables": [alone]}))
+    assert mnist.notes[0] == "Seeds 1."
+    assert [row[3].mean for row in rows_of(mnist)] == pytest.approx([50.0, 25.0, 2.0])
+    nothing = read_lines([write_study(tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)})]).lines
+    with pytest.raises(RunFolderError, match="it would be divided by 0"):
+        beside_published(nothing, Published(**PAPER | {"tables": [alone]}))
 
 
 def test_runs_that_have_not_been_made_are_said(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
-    (mnist,) = beside_published(study, Published(**PAPER))
+    (mnist,) = beside_published(read_lines([study]).lines, Published(**PAPER))
     assert mnist.notes[0] == "Its runs have not been made."
     assert rows_of(mnist) == []
 
@@ -150,6 +164,8 @@ def test_runs_that_have_not_been_made_are_said(tmp_path: Path) -> None:
         ),
         ({"tables": [PAPER["tables"][0] | {"published": {"mnist": {"our": 1.0}}}]}, "no row 'our'; allowed are ours"),
         ({"tables": [PAPER["tables"][0] | {"tolerance": {"our": 1.0}}]}, "no row 'our'"),
+        ({"tables": [PAPER["tables"][0] | {"rows": ["ours", "ours"]}]}, "two rows of one name"),
+        ({"tables": [PAPER["tables"][0] | {"rows": []}]}, "rows is []"),
         ({"tabels": []}, "the published figures: all has the unknown key 'tabels'"),
     ],
 )

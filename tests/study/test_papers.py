@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.compare.lines import read_lines
 from fedsim.compare.published import beside_published, read_published
 from fedsim.scenario import Scenario
 from fedsim.study.folder import write_study
@@ -39,7 +40,7 @@ def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: P
         assert len(study.runs) == runs
         (tmp_path / size).mkdir()
         write_study(tmp_path / size, study)
-        tables = beside_published(tmp_path / size, published)
+        tables = beside_published(read_lines([tmp_path / size]).lines, published)
         shown |= {table.title for table in tables}
         assert {table.notes[0] for table in tables} == {"Its runs have not been made."}
     assert shown == {table.title for several in published.tables for table in several.apart()}

@@ -148,6 +148,9 @@ SIZED: dict[str, Any] = {
 }
 
 
+OF_NOBODY = {"measures": {"best": {"title": "best"}}, "tables": [{"title": "T", "measures": ["best"], "rows": ["fedagv"]}]}
+
+
 def test_parts_and_sizes(tables: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "other.toml", tables["base"] | {"name": "other", "seed": 9})
     tables |= deepcopy(SIZED) | {"seeds": [1]}
@@ -212,6 +215,7 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
         ({"parts": {"a": {"base": "nowhere.toml"}}}, "cannot be read: No such file"),
         ({"published": "nowhere.toml"}, "cannot be read: No such file"),
         ({"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
+        ({"published": OF_NOBODY}, "table 'T': the study has no variants with variant=fedagv; a row must be one"),
     ],
 )
 def test_what_is_wrong_in_parts_and_sizes_is_named(

@@ -286,6 +286,30 @@ def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables
     assert (index.seeds, index.targets, index.baseline, index.name) == ((1, 2, 3), (0.2, 0.3), "fedprox", "<b>renamed</b>")
 
 
+def test_published_figures_come_beside_those_of_some_of_a_study(
+    study_file: Path, tables: dict[str, Any], finished: Path, tmp_path: Path
+) -> None:
+    table = {"title": "Table 1", "measures": ["rounds"], "rows": ["fedavg"], "published": {"fedavg": 2}}
+    other = {"title": "Table 2", "measures": ["rounds"], "rows": ["fedprox"]}
+    paper = {"about": "<b>About</b>", "measures": {"rounds": {"title": "rounds", "figure": "rounds", "tolerance": 0.5}}}
+    write(tmp_path / "paper.toml", paper | {"tables": [table, other]})
+    write(study_file, tables | {"published": "paper.toml"})
+    done = call("study", study_file, "--out", tmp_path / "out", "--only", "variant=fedavg", "--workers", "1")
+    assert done.exit_code == 0, done.output
+    assert "2 runs to do, 0 are there" in done.stderr
+    assert "Table 1" in done.stdout
+    assert set(summaries(tmp_path / "out")) == {"runs/fedavg/seed-1", "runs/fedavg/seed-2"}
+    report = (tmp_path / "out" / "published.md").read_text()
+    assert report.startswith("# small\n\n&lt;b&gt;About&lt;/b&gt;\n\n## Table 1\n")
+    assert "| fedavg | rounds | 2 | 3 | +1 | 0.5 | no |" in report
+    assert "Seeds 1, 2.\n\n0 of 1 figures are within the tolerance.\n" in report
+    assert "Its runs have not been made." in report.partition("## Table 2")[2]
+    again = call("study", tmp_path / "out" / "study.toml", "--out", tmp_path / "out", "--workers", "1", "--quiet")
+    assert again.exit_code == 0, again.output
+    assert "Its runs have not been made." not in (tmp_path / "out" / "published.md").read_text()
+    assert tables_of(tmp_path / "out") == tables_of(finished)
+
+
 def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)
