@@ -21,6 +21,7 @@ from fedsim.compare.table import Table
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
+from fedsim.records.schema import EVENTS, ROUNDS
 from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 
 Column = Sequence[float | None]
@@ -31,10 +32,10 @@ def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] 
     folder.mkdir(parents=True)
     (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
     columns = {"round": range(len(accuracy)), "time": [10.0 * (at + 1) for at in range(len(accuracy))], "accuracy": accuracy}
-    pq.write_table(pa.table(columns), folder / files.ROUNDS)
-    schema = pa.schema([("kind", pa.string()), ("round", pa.int64())])
-    rows = [{"kind": kind, "round": number} for kind, number in events]
-    pq.write_table(pa.Table.from_pylist(rows, schema), folder / files.EVENTS)
+    rounds = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    pq.write_table(pa.Table.from_pylist(rounds, ROUNDS), folder / files.ROUNDS)
+    rows = [{"time": 0.0, "kind": kind, "round": number} for kind, number in events]
+    pq.write_table(pa.Table.from_pylist(rows, EVENTS), folder / files.EVENTS)
     return RunFolder(folder)
 
 
