@@ -90,14 +90,14 @@ class Trainer:
         """Positions of the jobs that are done together, the longest work first.
 
         Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal term
-        and one width of batches, of like length, that the solver takes for good company, and no more rows than ``_MOST_ROWS``.
+        and one width of batches, of like length and one kind of hint from the solver, and no more rows than ``_MOST_ROWS``.
         """
         size = self.training.batch_size
         steps = [job.steps(size) for job in jobs]
-        company = [self.solver.company(job.count, job.width(size), step) for job, step in zip(jobs, steps, strict=True)]
+        hints = [self.solver.batch_hint(job.count, job.width(size), step) for job, step in zip(jobs, steps, strict=True)]
 
         def alike(at: int) -> tuple[float, float, int, str]:
-            return jobs[at].recipe.lr, jobs[at].recipe.training.mu, jobs[at].width(size), company[at].kind
+            return jobs[at].recipe.lr, jobs[at].recipe.training.mu, jobs[at].width(size), hints[at].kind
 
         order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
         chunks: list[list[int]] = []
@@ -105,7 +105,7 @@ class Trainer:
             rest = list(group)
             while rest:
                 long = [at for at in rest if steps[at] * _MOST_UNEQUAL >= steps[rest[0]]]
-                most = min(_MOST_ROWS // width, *(company[at].most for at in long))
+                most = min(_MOST_ROWS // width, *(hints[at].most for at in long))
                 chunks += _evenly(long, max(1, most))
                 rest = rest[len(long) :]
         return sorted(chunks, key=lambda chunk: (-steps[chunk[0]], chunk[0]))

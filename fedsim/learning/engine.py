@@ -24,9 +24,9 @@ from fedsim.learning.initial import initial_weights
 from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
 from fedsim.learning.objectives import Chooser
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
+from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.base import Solver
-from fedsim.learning.solvers.module import Module
-from fedsim.learning.solvers.modules import module_of
+from fedsim.learning.solvers.reference import Reference
 from fedsim.learning.spec import TrainingSpec
 from fedsim.learning.testing import TestSets, apply, apply_each, judge, judge_each
 from fedsim.simulation import Simulation
@@ -91,14 +91,9 @@ class Learning:
         if isinstance(self._model, ModuleModel):
             from fedsim.learning.factory import build
 
-            return Module(build(self._model, self._streams.word("strategy/init") >> 1), device)
+            return pick(build(self._model, self._streams.word("strategy/init") >> 1), device, self._training.solver)
         assert self._architecture is not None
-        if device.type != "cpu":
-            return Module(module_of(self._architecture), device)
-        from fedsim.learning.solvers.chain import Chain  # with numba, which nothing above needs
-        from fedsim.learning.solvers.dense import Dense
-
-        return Dense(self._architecture) if self._architecture.is_dense else Chain(self._architecture)
+        return pick(self._architecture, device, self._training.solver)
 
     # Names.
 
@@ -221,7 +216,7 @@ class Learning:
         if self._architecture is not None:
             shapes = self._architecture.tensors
         else:
-            assert isinstance(self._solver, Module)
+            assert isinstance(self._solver, Reference)
             shapes = self._solver.tensors
         ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
         parts = np.split(weights, ends)

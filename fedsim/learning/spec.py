@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from fedsim.language.spec import Spec
+from fedsim.learning.solvers import Choice
 
 
 class TrainingSpec(Spec):
@@ -20,6 +21,8 @@ class TrainingSpec(Spec):
         lr_decay: the learning rate of round r is lr lr_decay^r.
         init: ``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases
             too). A module of the user's own initialises itself.
+        solver: ``fast``: the fastest way that there is for the model; ``reference``: plain torch, with the same results up to
+            rounding.
         device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
     """
 
@@ -30,6 +33,7 @@ class TrainingSpec(Spec):
     l2: float = Field(default=0.0, ge=0.0)
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     init: Literal["glorot", "torch"] = "glorot"
+    solver: Choice = "fast"
     device: str = "cpu"
 
     @field_validator("device")

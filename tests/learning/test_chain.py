@@ -1,4 +1,4 @@
-"""Chains in closed form against autograd, and equality bit for bit whatever the company."""
+"""Chains in closed form against autograd, and equality bit for bit whoever else trains."""
 
 import pickle
 import threading
@@ -26,12 +26,13 @@ from fedsim.learning.architecture import (
     dense,
 )
 from fedsim.learning.models import CNN5, CataCNN, FemnistCNN, MnistCNN, ModelSpec
+from fedsim.learning.solvers import winograd
 from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread
-from fedsim.learning.solvers.chain import Chain, toom_cook, winograd
-from fedsim.learning.solvers.chain.dropout import Dropout as KeyedMask
+from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
-from fedsim.learning.solvers.module import Module
+from fedsim.learning.solvers.layers import Dropout as KeyedMask
 from fedsim.learning.solvers.modules import load_weights, module_of
+from fedsim.learning.solvers.reference import Reference
 from tests.learning.small import PULLS, RULES, plain_sgd, pulled, solve_of
 
 PRECISIONS = pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def _drawn(data: st.DataObject) -> Architecture:
 
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
 @pytest.mark.parametrize("name", ["no convolution", "3x3 of many channels", "dropout between", "strides"])
-def test_a_result_does_not_depend_on_company_thread_or_memory_bit_for_bit(name: str, rule: Descent) -> None:
+def test_a_result_does_not_depend_on_others_thread_or_memory_bit_for_bit(name: str, rule: Descent) -> None:
     architecture = _architecture(name)
     solves = [
         pulled(solve_of(_start(architecture, at), n, architecture.input, CLASSES, seed=at), PULLS[at % 4])
@@ -240,8 +241,8 @@ def test_no_steps_give_the_start_back() -> None:
     architecture = _architecture("3x3 of many channels")
     idle = solve_of(_start(architecture, 1), 9, architecture.input, CLASSES, seed=1, epochs=0)
     busy = solve_of(_start(architecture, 2), 9, architecture.input, CLASSES, seed=2)
-    for company in ([idle], [idle, busy]):
-        solved = Chain(architecture).solve(company, Descent(0.1))[0]
+    for together in ([idle], [idle, busy]):
+        solved = Chain(architecture).solve(together, Descent(0.1))[0]
         assert solved.weights.tobytes() == idle.weights.tobytes()
         assert np.isnan(solved.train_loss)
 
@@ -276,9 +277,9 @@ def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(rule: De
 def test_dropout_has_the_masks_of_modules(shape: Shape, rate: float) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 1
     for place, key in ((0, 5), (3, step_key(1 << 63, 7)), (2, -1)):
-        keyed, ours = KeyedDropout(rate, place).train(), KeyedMask(rate, place, torch.float32)
+        keyed, ours = KeyedDropout(rate, place).train(), KeyedMask(rate, place)
         keyed.key.fill_(key)
-        ours.key = key
+        ours.begin_step(key)
         channels_last = x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else x.clone()
         found = ours.forward(channels_last)
         assert torch.equal(found.permute(0, 3, 1, 2) if x.ndim == 4 else found, keyed(x))
@@ -291,7 +292,7 @@ def test_a_model_is_applied_as_by_modules(model: ModelSpec) -> None:
     draw, weights = torch.Generator().manual_seed(1), [_start(architecture, at) for at in range(2)]
     xs = [torch.randn(n, *shape, generator=draw) for n in (37, 1, 5)]
     ys = [torch.randint(CLASSES, (len(x),), generator=draw) for x in xs]
-    ours, theirs = Chain(architecture), Module(module_of(architecture), CPU)
+    ours, theirs = Chain(architecture), Reference(module_of(architecture), CPU)
     for x in xs:
         found, expected = ours.outputs(weights[0], x), theirs.outputs(weights[0], x)
         assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
@@ -306,7 +307,7 @@ def test_a_model_is_applied_as_by_modules(model: ModelSpec) -> None:
 
 @pytest.mark.parametrize(("outputs", "taps"), [(4, 3), (4, 5), (2, 3), (1, 2)])
 def test_toom_cook_is_a_correlation_exactly(outputs: int, taps: int) -> None:
-    values, kernels, signals = toom_cook.matrices(outputs, taps)
+    values, kernels, signals = winograd.matrices(outputs, taps)
     signal = [Fraction(number) for number in (3, -1, 4, 1, -5, 9, 2, -6)[: outputs + taps - 1]]
     kernel = [Fraction(number) for number in (2, 7, -1, 8, 3)[:taps]]
     products = [
@@ -315,4 +316,4 @@ def test_toom_cook_is_a_correlation_exactly(outputs: int, taps: int) -> None:
     ]
     found = [sum(map(mul, row, products), Fraction(0)) for row in values]
     assert found == [sum(map(mul, kernel, signal[at:]), Fraction(0)) for at in range(outputs)]
-    assert [row[toom_cook.ONE] for row in values] == [1] * outputs
+    assert [row[winograd.ONE] for row in values] == [1] * outputs

@@ -59,7 +59,7 @@ def test_closed_form_is_autograd(
 )
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=["plain", "everything"])
 @pytest.mark.parametrize("way", [*WAYS, None])
-def test_a_result_does_not_depend_on_the_company_bit_for_bit(
+def test_a_result_does_not_depend_on_the_others_bit_for_bit(
     way: Way | None, features: int, widths: tuple[int, ...], rule: Descent
 ) -> None:
     architecture = Architecture((features,), dense(features, *widths))
@@ -83,10 +83,10 @@ def test_a_result_does_not_depend_on_the_company_bit_for_bit(
     sizes=st.lists(st.integers(1, 150), min_size=2, max_size=8),
     batch_size=st.integers(1, 12),
     way=st.sampled_from([*WAYS, None]),
-    company=st.randoms(use_true_random=False),
+    order_of=st.randoms(use_true_random=False),
 )
-def test_any_shape_any_company(
-    features: int, widths: list[int], sizes: list[int], batch_size: int, way: Way | None, company: object
+def test_any_shape_any_others(
+    features: int, widths: list[int], sizes: list[int], batch_size: int, way: Way | None, order_of: object
 ) -> None:
     architecture = Architecture((features,), dense(features, *widths))
     solver = Dense(architecture, way=way)
@@ -95,7 +95,7 @@ def test_any_shape_any_company(
         for at, n in enumerate(sizes)
     ]
     order = list(range(len(solves)))
-    company.shuffle(order)  # type: ignore[attr-defined]
+    order_of.shuffle(order)  # type: ignore[attr-defined]
     together = solver.solve([solves[at] for at in order], Descent(0.1))
     for at, solved in zip(order, together, strict=True):
         assert solved.weights.tobytes() == solver.solve([solves[at]], Descent(0.1))[0].weights.tobytes()
@@ -103,7 +103,7 @@ def test_any_shape_any_company(
 
 @pytest.mark.parametrize("widths", [(2,), (7,), (40, 7)], ids=str)
 @pytest.mark.parametrize("way", WAYS)
-def test_batches_of_one_sample_do_not_depend_on_the_company_either(way: Way, widths: tuple[int, ...]) -> None:
+def test_batches_of_one_sample_do_not_depend_on_the_others_either(way: Way, widths: tuple[int, ...]) -> None:
     architecture = Architecture((61,), dense(61, *widths))
     solver = Dense(architecture, way=way)
     solves = [solve_of(_start(architecture, at), n, (61,), widths[-1], seed=at, batch_size=1) for at, n in enumerate(RAGGED)]
@@ -187,8 +187,8 @@ def test_no_steps_give_the_start_back(way: Way) -> None:
         solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
         solve_of(_start(architecture, 2), 9, (61,), 7, seed=2),
     )
-    for company in ([idle], [idle, busy]):
-        solved = solver.solve(company, Descent(0.1))[0]
+    for together in ([idle], [idle, busy]):
+        solved = solver.solve(together, Descent(0.1))[0]
         assert solved.weights.tobytes() == idle.weights.tobytes()
         assert np.isnan(solved.train_loss)
 

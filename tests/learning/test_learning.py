@@ -136,7 +136,7 @@ def test_a_full_batch_on_chosen_samples_is_all_of_these() -> None:
 
 
 @pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[33])], ids=lambda model: model.kind)
-def test_full_batches_of_any_size_do_not_depend_on_the_company_bit_for_bit(model: ModelSpec) -> None:
+def test_full_batches_of_any_size_do_not_depend_on_the_others_bit_for_bit(model: ModelSpec) -> None:
     sizes = [1, 2, 3, 31, 60, 63, 64, 65, 66, 100, 127, 128, 129, 200, 257, 400, 64, 128]
     data = federation(sizes, shape=(61,), classes=7)
     together, apart = (learning(data, model, batch_size=10)[0] for _ in range(2))

@@ -10,8 +10,9 @@ from torch import nn
 from fedsim.learning.models import CNN5, MnistCNN
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
-from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import flat_weights, load_weights, module_of
+from fedsim.learning.solvers.reference import Reference
+from fedsim.learning.solvers.stacked import Stacked
 from tests.learning.small import PULLS, Dropping, Quadratic, plain_sgd, pulled, solve_of
 
 EVERYTHING = Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, mu=0.3)
@@ -32,10 +33,10 @@ def _weights(module: nn.Module, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("rule", [Descent(0.1), EVERYTHING], ids=["plain", "everything"])
 def test_one_at_a_time_is_a_plain_loop(rule: Descent, pull: str) -> None:
     module = Dropping(6, 3, rate=0.0)
-    solver = Module(module, CPU)
+    solver = Reference(module, CPU)
     for seed, samples in enumerate((23, 4, 10)):
         solve = pulled(solve_of(_weights(module, seed), samples, (6,), 3, seed=seed), pull)
-        solved = solver.solve_one(solve, rule)
+        solved = solver.solve([solve], rule)[0]
         load_weights(list(module.parameters()), solve.weights)
         expected, loss = plain_sgd(module, solve, rule, ["front.0.weight", "back.weight"])
         assert np.allclose(solved.weights, expected, rtol=1e-5, atol=1e-6)
@@ -45,31 +46,31 @@ def test_one_at_a_time_is_a_plain_loop(rule: Descent, pull: str) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_stacked_under_vmap_is_one_at_a_time(rate: float) -> None:
     module = Dropping(6, 3, rate)
-    solver = Module(module, CPU)
+    solver = Reference(module, CPU)
     works = [solve_of(_weights(module, at), n, (6,), 3, seed=at) for at, n in enumerate((23, 4, 10, 31))]
     solves = [pulled(solve, pull) for solve, pull in zip(works, PULLS, strict=True)]
     for rule in (Descent(0.1), EVERYTHING):
-        for one, stacked in zip(solver.solve(solves, rule), solver.solve_stacked(solves, rule), strict=True):
+        for one, stacked in zip(solver.solve(solves, rule), Stacked(module, CPU).solve(solves, rule), strict=True):
             assert np.allclose(one.weights, stacked.weights, rtol=1e-4, atol=1e-6)
             assert one.train_loss == pytest.approx(stacked.train_loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("solve", ["solve", "solve_stacked"])
-def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(solve: str) -> None:
+@pytest.mark.parametrize("kind", [Reference, Stacked])
+def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(kind: type[Reference]) -> None:
     module = Dropping(6, 3)
     none = solve_of(_weights(module, 1), 23, (6,), 3, seed=1)
     same = replace(none, anchor=none.weights.copy(), linear=np.zeros_like(none.weights))
     for rule in (Descent(0.1), EVERYTHING):
-        plain, drawn = (getattr(Module(module, CPU), solve)([work], rule)[0] for work in (none, same))
+        plain, drawn = (kind(module, CPU).solve([work], rule)[0] for work in (none, same))
         assert drawn.weights.tobytes() == plain.weights.tobytes()
 
 
-@pytest.mark.parametrize("solve", ["solve", "solve_stacked"])
+@pytest.mark.parametrize("kind", [Reference, Stacked])
 @pytest.mark.parametrize("pull", PULLS)
-def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(pull: str, solve: str) -> None:
+def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(pull: str, kind: type[Reference]) -> None:
     work = pulled(solve_of(np.array([3.0], np.float32), 10, (1,), 2, seed=1, epochs=200), pull)
     work.x[:] = 1.25
-    (solved,) = getattr(Module(Quadratic(), CPU), solve)([work], Descent(0.1, mu=0.5))
+    (solved,) = kind(Quadratic(), CPU).solve([work], Descent(0.1, mu=0.5))
     anchor = 3.0 if work.anchor is None else work.anchor[0]
     linear = 0.0 if work.linear is None else work.linear[0]
     assert solved.weights[0] == pytest.approx((1.25 + 0.5 * anchor - linear) / 1.5, abs=1e-5)
@@ -79,7 +80,7 @@ def test_convolutions_are_a_plain_loop() -> None:
     architecture = CNN5().architecture((1, 12, 12), 4)
     module = module_of(architecture)
     solve = solve_of(_weights(module, 0) / 4, 13, (1, 12, 12), 4, seed=3)
-    solved = Module(module, CPU).solve_one(solve, Descent(0.05))
+    solved = Reference(module, CPU).solve([solve], Descent(0.05))[0]
     load_weights(list(module.parameters()), solve.weights)
     expected, _ = plain_sgd(module, solve, Descent(0.05))
     assert np.abs(solved.weights - expected).max() < 1e-5
@@ -89,12 +90,12 @@ def test_dropout_is_the_same_in_any_order_and_leaves_the_global_generator_alone(
     module = module_of(MnistCNN().architecture((1, 8, 8), 3))
     solves = [solve_of(_weights(module, at) / 3, n, (1, 8, 8), 3, seed=at) for at, n in enumerate((12, 25))]
     before = torch.random.get_rng_state()
-    first = Module(module, CPU).solve(solves, Descent(0.1))
-    again = Module(module, CPU).solve(solves[::-1], Descent(0.1))[::-1]
+    first = Reference(module, CPU).solve(solves, Descent(0.1))
+    again = Reference(module, CPU).solve(solves[::-1], Descent(0.1))[::-1]
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(a.weights.tobytes() == b.weights.tobytes() for a, b in zip(first, again, strict=True))
     other_key = type(solves[0])(solves[0].weights, solves[0].x, solves[0].y, solves[0].batches, key=77)
-    assert Module(module, CPU).solve_one(other_key, Descent(0.1)).weights.tobytes() != first[0].weights.tobytes()
+    assert Reference(module, CPU).solve([other_key], Descent(0.1))[0].weights.tobytes() != first[0].weights.tobytes()
 
 
 def test_dropout_keeps_the_mean_and_the_rate() -> None:
@@ -122,7 +123,7 @@ def test_two_layers_have_different_masks_and_channels_fall_as_a_whole() -> None:
 
 def test_dropout_is_off_when_a_model_is_applied() -> None:
     module = Dropping(6, 3)
-    solver, x = Module(module, CPU), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    solver, x = Reference(module, CPU), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     weights = flat_weights(list(module.parameters()))
     assert torch.equal(solver.outputs(weights, x), solver.outputs(weights, x))
     assert torch.allclose(solver.outputs(weights, x), module.eval()(x), atol=1e-6)

@@ -33,6 +33,60 @@ class Descent:
         return self.weight_decay + self.mu + (2.0 * self.l2 if kernel else 0.0)
 
 
+class Step:
+    """A parameter (or a stack of them, of which a step may concern the first few) with the state that its rule keeps.
+
+    Args:
+        parameter: where it starts; trained in place.
+        descent: the rule.
+        shrinkage: the factor of the parameter itself in its gradient (``Descent.shrinkage``).
+        constant: its part of ``LocalSolve.constant``, in its shape.
+    """
+
+    def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float, constant: Tensor | None) -> None:
+        self.parameter = parameter
+        self.descent = descent
+        self.shrinkage = shrinkage
+        self.constant = constant
+        self.start = parameter.detach().clone() if descent.mu else None
+        self.velocity = torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
+
+    def descend(self, gradient: Tensor) -> None:
+        """One step; of a stack, the first ``len(gradient)`` members."""
+        descent, first = self.descent, slice(len(gradient)) if gradient.ndim else ...
+        weight = self.parameter[first]
+        if self.shrinkage:
+            gradient = gradient.add(weight, alpha=self.shrinkage)
+        if self.start is not None:
+            gradient = gradient.sub(self.start[first], alpha=descent.mu)
+        if self.constant is not None:
+            gradient = gradient.add(self.constant[first])
+        if self.velocity is not None:
+            gradient = self.velocity[first].mul_(descent.momentum).add_(gradient)
+        weight.sub_(gradient, alpha=descent.lr)
+
+    def descend_product(self, left: Tensor, right: Tensor) -> None:
+        """One step of a matrix along the gradient ``left`` @ ``right``, which is added where it is made."""
+        descent, weight = self.descent, self.parameter
+        if self.velocity is not None:
+            self.velocity.addmm_(left, right, beta=descent.momentum)
+            if self.shrinkage:
+                self.velocity.add_(weight, alpha=self.shrinkage)
+            if self.start is not None:
+                self.velocity.sub_(self.start, alpha=descent.mu)
+            if self.constant is not None:
+                self.velocity.add_(self.constant)
+            weight.sub_(self.velocity, alpha=descent.lr)
+            return
+        keep = 1.0 - descent.lr * self.shrinkage
+        if self.start is not None:
+            weight.mul_(keep).add_(self.start, alpha=descent.lr * descent.mu)
+            keep = 1.0
+        weight.addmm_(left, right, beta=keep, alpha=-descent.lr)
+        if self.constant is not None:
+            weight.sub_(self.constant, alpha=descent.lr)
+
+
 @dataclass(frozen=True)
 class LocalSolve:
     """One device's work.
@@ -95,8 +149,8 @@ def kernel_norm(weights: Weights, tensors: Sequence[tuple[str, tuple[int, ...]]]
     return total
 
 
-class Company(NamedTuple):
-    """With whom a solve goes well together: those of the same kind, and ``most`` of them at once (memory and cache)."""
+class BatchHint(NamedTuple):
+    """Which solves are best sent to a worker in one batch: those of one ``kind``, at most so many (memory and cache)."""
 
     kind: str
     most: int
@@ -111,8 +165,8 @@ class Solver(Protocol):
 
     device: torch.device
 
-    def company(self, samples: int, width: int, steps: int) -> Company:
-        """The best company for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
+    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
+        """The hint for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; the batches of all have one width. Each result is the same, bit for bit, whoever else is among them."""

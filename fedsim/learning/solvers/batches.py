@@ -36,7 +36,7 @@ class Batches:
 def width(samples: int, batch_size: int) -> int:
     """How many rows a batch array has, for a device with so many samples.
 
-    A function of the device alone, never of who trains beside it: otherwise its result would depend on its company.
+    A function of the device alone, never of who trains beside it: otherwise its result would depend on them.
     """
     return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
 

@@ -50,13 +50,15 @@ class KeyedDropout(nn.Module):
         """``x`` with zeros, the rest scaled up; unchanged in evaluation."""
         if not self.training or self.rate == 0.0:
             return x
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.per_channel else tuple(x.shape)
-        count = torch.Size(shape).numel()
-        word = torch.arange(1, count + 1, device=x.device).view(shape) * _STEP + (self.key + self.salt)
+        shape = torch.Size((*x.shape[:2], *(1 for _ in x.shape[2:]))) if self.per_channel else x.shape
+        return x * self.factors(shape, x.dtype, x.device)
+
+    def factors(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What elements are multiplied with: 0, or what makes up for the zeros."""
+        word = torch.arange(1, shape.numel() + 1, device=device).view(shape) * _STEP + (self.key + self.salt)
         word = _mixed(_mixed(word) + self.key)
         keep = ((word >> 40) & 0xFFFFFF) >= round(self.rate * (1 << 24))
-        scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
-        return x * (keep.to(x.dtype) * scale)
+        return keep.to(dtype) * (0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate))
 
 
 def _mixed(word: Tensor) -> Tensor:

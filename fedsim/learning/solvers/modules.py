@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import nn
 
 from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
@@ -33,10 +34,10 @@ def _layer(layer: Layer) -> nn.Module:
             return nn.Flatten()
 
 
-def flat_weights(parameters: Sequence[torch.Tensor]) -> Weights:
-    """Parameters as one vector, float32 [d], each in row-major order."""
+def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:
+    """Parameters as one vector [d], each in row-major order."""
     with torch.no_grad():
-        return torch.cat([parameter.reshape(-1) for parameter in parameters]).cpu().numpy().astype(np.float32, copy=False)
+        return torch.cat([parameter.reshape(-1) for parameter in parameters]).cpu().numpy().astype(dtype, copy=False)
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:

@@ -1,19 +1,100 @@
 """Chains of plain layers on a CPU, without autograd: one device at a time, whose weights and activations stay in the cache."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.learning.architecture import Architecture
+from fedsim.learning import architecture as described
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Company, Descent, LocalSolve, Solved, kernel_norm, mean_of
-from fedsim.learning.solvers.chain.network import Network
-from fedsim.learning.solvers.chain.room import Room
+from fedsim.learning.solvers import layers
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, kernel_norm, mean_of
 from fedsim.learning.solvers.dropout import step_key
+from fedsim.learning.solvers.winograd import Winograd
+
+_TRAINED = (layers.Linear, Winograd, layers.Conv2d)
+
+
+class Network:
+    """The layers of an architecture, and memory for their work.
+
+    Args:
+        architecture: what it is made of.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, architecture: described.Architecture, dtype: torch.dtype) -> None:
+        self._layers: list[layers.Layer] = list(_layers(architecture, dtype))
+        trained = [(at, layer.trained) for at, layer in enumerate(self._layers) if isinstance(layer, _TRAINED)]
+        self._kernels = [kernel for _, kernel in trained]
+        self._sizes = [kernel.size for kernel in self._kernels]
+        self._lowest = trained[0][0]
+        self._dropouts = [layer for layer in self._layers if isinstance(layer, layers.Dropout)]
+
+    def load(self, weights: Tensor) -> None:
+        """Take the parameters of a flat model, [d]."""
+        for kernel, own in zip(self._kernels, torch.split(weights, self._sizes), strict=True):
+            kernel.load(own)
+
+    def store(self, weights: Tensor) -> None:
+        """Write the parameters into a flat model, [d]."""
+        for kernel, own in zip(self._kernels, torch.split(weights, self._sizes), strict=True):
+            kernel.store(own)
+
+    def begin(self, descent: Descent, constant: Tensor | None) -> None:
+        """Start training from the parameters there are; ``constant`` is that of ``LocalSolve``."""
+        parts = [None] * len(self._sizes) if constant is None else torch.split(constant, self._sizes)
+        for kernel, own in zip(self._kernels, parts, strict=True):
+            kernel.begin(descent, own)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Logits of samples, channels last, without dropout; writes over ``x``."""
+        for layer in self._layers:
+            if not isinstance(layer, layers.Dropout):
+                x = layer.forward(x)
+        return x
+
+    def forward(self, x: Tensor, key: int) -> Tensor:
+        """Logits of a batch, channels last, for a step of training with that key; writes over ``x``."""
+        for dropout in self._dropouts:
+            dropout.begin_step(key)
+        for layer in self._layers:
+            x = layer.forward(x)
+        return x
+
+    def backward(self, error: Tensor) -> None:
+        """One SGD step of all parameters, given the gradient of the loss by the logits."""
+        for at in range(len(self._layers) - 1, self._lowest - 1, -1):
+            error = self._layers[at].backward(error, onward=at > self._lowest)
+
+
+def _layers(architecture: described.Architecture, dtype: torch.dtype) -> Iterator[layers.Layer]:
+    """The layers; ReLU goes after the pooling that follows it: there are fewer numbers, and neither changes the other's."""
+    ordered, place = list(architecture.layers), 0
+    for at, pair in enumerate(pairwise(architecture.layers)):
+        if isinstance(pair[0], described.ReLU) and isinstance(pair[1], described.MaxPool2d):
+            ordered[at : at + 2] = pair[::-1]
+    for layer in ordered:
+        match layer:
+            case described.MaxPool2d(size):
+                yield layers.MaxPool2d(size)
+            case described.ReLU():
+                yield layers.ReLU()
+            case described.Flatten():
+                yield layers.Flatten()
+            case described.Linear():
+                yield layers.Linear(layer, dtype)
+            case described.Conv2d():
+                yield (Winograd if Winograd.suits(layer) else layers.Conv2d)(layer, dtype)
+            case described.Dropout(rate):
+                if rate:
+                    yield layers.Dropout(rate, place)
+                place += 1
+
 
 _APPLIED_AT_ONCE = 32  # samples in one forward pass: activations then stay in the cache
 _KEPT_FOR = 256  # samples in a batch; the memory for larger ones is given back after a device's training
@@ -27,7 +108,7 @@ class Chain:
         dtype: float32; float64 for tests of the gradients.
     """
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, architecture: described.Architecture, dtype: torch.dtype = torch.float32) -> None:
         self.device = torch.device("cpu")
         self._architecture = architecture
         self._dtype = dtype
@@ -40,9 +121,9 @@ class Chain:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _threads=threading.local())
 
-    def company(self, samples: int, width: int, steps: int) -> Company:
+    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
         """See ``Solver``."""
-        return Company("chain", 1)
+        return BatchHint("chain", 1)
 
     @torch.inference_mode()
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
@@ -80,7 +161,7 @@ class Chain:
         constant = solve.constant(descent)
         network.begin(descent, None if constant is None else torch.tensor(constant))
         batches, x, total = solve.batches, self._laid_out(solve.x), 0.0
-        rows, room = torch.from_numpy(batches.rows), Room(self._dtype)
+        rows, room = torch.from_numpy(batches.rows), layers.Room(self._dtype)
         for step, count in enumerate(batches.counts.tolist()):
             batch = rows[step, :count]
             samples = torch.index_select(x, 0, batch, out=room.of(count, *x.shape[1:]))

@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The layer that the samples enter, in either of its forms (see ``forms``).
+    """The layer that the samples enter, in either of its forms (see ``dense``).
 
     Attributes:
         features: what stands for the samples, [n, c].

@@ -1,19 +1,23 @@
 """Convolutions by Winograd's algorithm, forward and backward: a fourth or less of the multiplications.
 
+Polynomials are multiplied by their values at a few points (Toom 1963 and Cook 1966; S. Winograd, Arithmetic Complexity of
+Computations, 1980; for images A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016):
 Y = A (G w G^T * B x B^T) A^T for each tile, summed over channels, where * goes number by number: so for each place in a tile
 it is one matrix product. Gradients are the adjoint of just that, with the same transformed images and kernels. In float32 a
 gradient differs from the exact one by some 1e-6 of its norm (sides of 3: 1 to 2, of 5: 2 to 4; a plain sum 0.3).
 """
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.learning.architecture import Conv2d
-from fedsim.learning.solvers.chain import toom_cook
-from fedsim.learning.solvers.chain.kernels import Kernel
-from fedsim.learning.solvers.chain.room import Numbers, Room, flat, sides
-from fedsim.learning.solvers.chain.tiles import (
+from fedsim.learning.solvers.layers import Kernel, Numbers, Room, flat, sides
+from fedsim.learning.solvers.winograd_loops import (
     PITCH,
     add_out_of_tiles,
     into_tiles,
@@ -21,6 +25,39 @@ from fedsim.learning.solvers.chain.tiles import (
     see_nothing,
     transform_kernels,
 )
+
+POINTS = (*map(Fraction, (0, 1, -1)), Fraction(1, 2), Fraction(-2), Fraction(-1, 2), Fraction(2))
+"""Where polynomials are evaluated, besides infinity: of the choices tried, the one that loses the fewest digits."""
+
+ONE = 1
+"""Position of the point 1, where the value of a polynomial is the sum of its coefficients."""
+
+Matrix = list[list[Fraction]]
+
+
+def matrices(outputs: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
+    """A [outputs, side], G [side, taps], B [side, side] with correlate(d, g) = A ((G g) (B d)), side = outputs + taps - 1."""
+    points = POINTS[: outputs + taps - 2]
+    values = [[point**power for point in points] + [Fraction(int(power == outputs - 1))] for power in range(outputs)]
+    kernels = []
+    signals = []
+    for at, point in enumerate(points):
+        others = points[:at] + points[at + 1 :]
+        scale = prod((point - other for other in others), start=Fraction(1))
+        kernels.append([point**power / scale for power in range(taps)])
+        signals.append([*_expanded(others), Fraction(0)])
+    kernels.append([Fraction(int(power == taps - 1)) for power in range(taps)])
+    signals.append(_expanded(points))
+    return values, kernels, signals
+
+
+def _expanded(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients of the product of (x - root), the constant one first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        coefficients = [a - root * b for a, b in zip([Fraction(0), *coefficients], [*coefficients, Fraction(0)], strict=True)]
+    return coefficients
+
 
 _KERNELS = (3, 5)
 _PART_BYTES = 1 << 25  # tiles and products of one part of a batch; of larger batches tiles are made twice, not kept
@@ -40,8 +77,7 @@ class Winograd:
         self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0))
         self._side = PITCH + layer.kernel - 1
         values, kernels, signals = (
-            np.array(matrix, dtype=torch.empty(0, dtype=dtype).numpy().dtype)
-            for matrix in toom_cook.matrices(PITCH, layer.kernel)
+            np.array(matrix, dtype=torch.empty(0, dtype=dtype).numpy().dtype) for matrix in matrices(PITCH, layer.kernel)
         )
         self._to_kernel, self._to_signal, self._from_product = kernels, signals, values
         self._from_kernel, self._from_signal, self._to_product = map(_transposed, (kernels, signals, values))
@@ -50,7 +86,7 @@ class Winograd:
         self._out, self._below, self._empty = Room(dtype), Room(dtype), Room(torch.uint8)
 
     @staticmethod
-    def suits(layer: Conv2d, lowest: bool) -> bool:
+    def suits(layer: Conv2d) -> bool:
         """Whether it can do this convolution, and fast."""
         return layer.kernel in _KERNELS and layer.stride == 1 and min(layer.inputs, layer.outputs) >= _FEWEST_CHANNELS
 
@@ -84,7 +120,7 @@ class Winograd:
             errors = self._products.of(*signal.shape[:2], layer.outputs)
             into_tiles(self._to_product, flat(error[part]), sides(error[part]), 0, *places, flat(errors))
             kernel_error.baddbmm_(signal.transpose(1, 2), errors, beta=min(number, 1))
-            bias_error += errors[toom_cook.ONE * self._side + toom_cook.ONE].sum(0)
+            bias_error += errors[ONE * self._side + ONE].sum(0)
             if onward:
                 torch.bmm(errors, self._kernel.transpose(1, 2), out=signal)
                 image = below[part]

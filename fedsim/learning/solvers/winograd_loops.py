@@ -9,8 +9,8 @@ negative, which keeps loops out of vector registers.
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.learning.solvers.chain.room import Numbers, Sides
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
+from fedsim.learning.solvers.layers import Numbers, Sides
 
 PITCH = 4
 """Distance of tiles: how many pixels of a row of the output one tile gives."""

@@ -1,0 +1,368 @@
+"""Dense layers on a processor, one device at a time: gradients in closed form, in compiled loops where a step is small.
+
+The layer that the samples enter has two forms that give the same (up to rounding) at different cost. In *weight space* a step
+multiplies the batch with the kernel, and changes the whole kernel. In *sample space* the kernel is not there at all: SGD moves
+it only along the device's own samples, and along C, the constant part of the gradient, if there is one:
+W = a W_0 + b C + A^T X. So its products with all samples, W X^T, follow from the inner products of the samples, G = X X^T. A
+step is then one product of outputs x batch x n instead of two of outputs x batch x inputs: most devices hold fewer samples than
+a sample has features.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedsim.learning.architecture import Architecture
+from fedsim.learning.refs import Weights
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, mean_of, sum_of_squares
+from fedsim.learning.solvers.batches import Batches
+from fedsim.learning.solvers.chain import Chain
+from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
+
+Array = TypeVar("Array", NDArray[np.floating], Tensor)
+
+
+def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
+    """Kernels [..., outputs, inputs] and biases [..., outputs] within flat models [..., d].
+
+    Args:
+        flat: one model or several.
+        sizes: features, then the outputs of each layer.
+    """
+    at = 0
+    for inputs, outputs in pairwise(sizes):
+        kernel = flat[..., at : at + inputs * outputs].reshape(*flat.shape[:-1], outputs, inputs)
+        at += inputs * outputs
+        yield kernel, flat[..., at : at + outputs]
+        at += outputs
+
+
+_LINE = 16  # floats in a cache line; rows that are so long leave no rest to loops over vector registers
+
+
+def parameter(weight: Floats, descent: Descent, constant: Floats | None = None, *, drawn: bool = True) -> Parameter:
+    """What steps of the rule need for weights [..., rows, columns]; ``drawn``: the proximal term draws to the start."""
+    none = weight[..., :0, :]
+    velocity = np.zeros_like(weight) if descent.momentum else none
+    start = weight.copy() if descent.mu and drawn else none
+    return Parameter(weight, velocity, start, none if constant is None else constant)
+
+
+def fours(count: int) -> int:
+    """``count`` rounded up to whole fours; see ``kernel``."""
+    return -(-count // 4) * 4
+
+
+def _in_fours(kernel: Floats) -> Floats:
+    """A copy of [outputs, inputs], filled up to whole fours of outputs with zeros."""
+    outputs, inputs = kernel.shape
+    filled = np.zeros((fours(outputs), inputs), kernel.dtype)
+    filled[:outputs] = kernel
+    return filled
+
+
+class InWeightSpace:
+    """The samples themselves, and the kernel itself.
+
+    Args:
+        solve: the work.
+        kernel: where the layer starts, [outputs, inputs]; it is left alone until ``write``.
+        descent: the rule.
+        constant: the kernel's part of ``LocalSolve.constant``.
+
+    Attributes:
+        entry: what is trained.
+    """
+
+    def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
+        self._kernel = kernel
+        samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
+        nothing = kernel[:0]
+        trained = parameter(_in_fours(kernel), descent, None if constant is None else _in_fours(constant))
+        self.entry = Entry(np.ascontiguousarray(samples), trained, Parameter(nothing, nothing, nothing, nothing))
+
+    def write(self, steps: int) -> None:
+        """Turn the kernel into what has become of it."""
+        self._kernel[:] = self.entry.kernel.weight[: len(self._kernel)]
+
+
+class InSampleSpace:
+    """What the kernel makes of each sample, and how far it has moved along each.
+
+    Args:
+        solve: the work.
+        kernel: where the layer starts, [outputs, inputs], in memory that torch has allocated; it is left alone until ``write``.
+        descent: the rule.
+        constant: the kernel's part of ``LocalSolve.constant``.
+
+    Attributes:
+        entry: what is trained.
+    """
+
+    def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
+        self._kernel, self._descent = torch.from_numpy(kernel), descent
+        self._constant = None if constant is None else torch.tensor(constant)
+        (outputs, inputs), count = kernel.shape, len(solve.x)
+        like, columns = self._kernel, -(-count // _LINE) * _LINE
+        self._samples = like.new_empty(count, inputs)  # torch's memory is aligned: on it a product's last bits depend
+        self._samples.copy_(solve.x.reshape(count, inputs))
+        self._moved = like.new_zeros(count, outputs)
+        gram = self._products(self._samples, count, columns)
+        values = parameter(
+            self._products(self._kernel, fours(outputs), columns),
+            descent,
+            None if self._constant is None else self._products(self._constant, fours(outputs), columns),
+        )
+        self.entry = Entry(gram, values, parameter(self._moved.numpy(), descent, drawn=False))
+
+    def write(self, steps: int) -> None:
+        """Turn the kernel into what has become of it after so many steps."""
+        kept = self._share(1.0, -self._descent.mu, steps)
+        self._kernel.addmm_(self._moved.t(), self._samples, beta=kept)
+        if self._constant is not None:
+            self._kernel.add_(self._constant, alpha=self._share(0.0, 1.0, steps))
+
+    def _products(self, vectors: torch.Tensor, rows: int, columns: int) -> Floats:
+        """Inner products of vectors [k, inputs] with all samples, filled up with zeros: [rows, columns]."""
+        products = vectors.new_zeros(rows, columns)
+        torch.mm(vectors, self._samples.t(), out=products[: len(vectors), : len(self._samples)])
+        return products.numpy()
+
+    def _share(self, share: float, pull: float, steps: int) -> float:
+        """What becomes of the share of W_0 (or C) in the kernel in so many steps; each adds ``pull`` of it to the gradient."""
+        descent, shrinkage, velocity = self._descent, self._descent.shrinkage(kernel=True), 0.0
+        for _ in range(steps if shrinkage or pull else 0):
+            velocity = descent.momentum * velocity + shrinkage * share + pull
+            share -= descent.lr * velocity
+        return share
+
+
+@cache
+def prepare(dtype: torch.dtype) -> None:
+    """Have the loops compiled, or fetched if that was done once, before anybody's time depends on it."""
+    one = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0, samples=1)
+    weights = torch.zeros(4, dtype=dtype).numpy()
+    solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), one)
+    train(weights, (1, 2), solve, Descent(lr=1.0), in_sample_space=False)
+
+
+def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
+    """Train a model in place.
+
+    Args:
+        flat: the model [d], in memory that torch has allocated.
+        sizes: features, then the outputs of each layer.
+        solve: the work; of at least one step. Its weights are not looked at.
+        descent: the rule.
+        in_sample_space: the form of the first layer.
+
+    Returns:
+        The mean loss over the samples of the last epoch.
+    """
+    constant = solve.constant(descent)
+    constant = None if constant is None else constant.astype(flat.dtype, copy=False)
+    first, of_first = next(split(flat, sizes))[0], None if constant is None else next(split(constant, sizes))[0]
+    form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent, of_first)
+    loss = _steps(form.entry, flat, constant, sizes, solve, descent)
+    form.write(solve.batches.steps)
+    return loss
+
+
+def _steps(
+    entry: Entry, flat: Floats, constant: Floats | None, sizes: Sequence[int], solve: LocalSolve, descent: Descent
+) -> float:
+    """Carry out all steps, of ``entry`` and of everything in ``flat`` but its first kernel; the mean loss as above."""
+    batches, (kernels, biases) = solve.batches, _stacks(flat, sizes)
+    of_kernels, of_biases = (None, None) if constant is None else _stacks(constant, sizes)
+    loss = descend(
+        entry,
+        parameter(kernels, descent, of_kernels),
+        parameter(biases, descent, of_biases),
+        np.array(sizes[1:]),
+        Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch),
+        _rule(descent, flat.dtype),
+        _scratch(batches, sizes, flat.dtype),
+    )
+    for stacked, own in zip((kernels, biases), _rest(flat, sizes), strict=True):
+        for trained, array in zip(stacked, own, strict=True):
+            array[:] = trained[: array.shape[0], : array.shape[1]]
+    return loss / int(batches.counts[batches.last_epoch :].sum())
+
+
+def _rest(flat: Floats, sizes: Sequence[int]) -> tuple[list[Floats], list[Floats]]:
+    """All but the first kernel of a flat model, in its own memory: the other kernels, and the biases as rows."""
+    layers = list(split(flat, sizes))
+    return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
+
+
+def _stacks(flat: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """Copies of the same in two arrays."""
+    kernels, biases = _rest(flat, sizes)
+    return _stacked(kernels, flat.dtype, in_fours=True), _stacked(biases, flat.dtype, in_fours=False)
+
+
+def _stacked(arrays: Sequence[Floats], dtype: np.dtype[np.floating], *, in_fours: bool) -> Floats:
+    """Matrices filled up to one shape with zeros, [count, rows, columns]; with rows ``in_fours``, if need be."""
+    rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
+    rows = fours(rows) if in_fours else rows
+    stacked = np.zeros((len(arrays), rows, columns), dtype)
+    for own, array in zip(stacked, arrays, strict=True):
+        own[: array.shape[0], : array.shape[1]] = array
+    return stacked
+
+
+@lru_cache(maxsize=64)
+def _rule(descent: Descent, dtype: np.dtype[np.floating]) -> Rule:
+    number, kernels, biases = dtype.type, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False)
+    return Rule(number(descent.lr), number(descent.momentum), number(descent.mu), number(kernels), number(biases))
+
+
+def _scratch(batches: Batches, sizes: Sequence[int], dtype: np.dtype[np.floating]) -> Scratch:
+    """Working memory for so wide batches."""
+    width, widest = fours(batches.rows.shape[1]), fours(max(sizes[1:]))
+    return Scratch(
+        outputs=np.zeros((len(sizes) - 1, width, widest), dtype),
+        errors=np.zeros((2, width, widest), dtype),
+        batch=_positions(width),
+        every=_positions(max(width, widest)),
+    )
+
+
+def _positions(count: int) -> NDArray[np.int64]:
+    return np.arange(count, dtype=np.int64)
+
+
+Way = Literal["weight space", "sample space", "products"]
+"""How a device is trained: in compiled loops, with its first layer in one of two forms (see above), or in torch's matrix
+products, which multiply faster but cost more to call."""
+
+_WORTH_A_REQUEST = 1 << 27  # multiplications that a worker does at one request, some 5 ms: less gains nothing from a second one
+_MOST_AT_ONCE = 32
+_FASTER = 2.5  # how much faster multiplications are in matrix products than in loops
+_CHANGED, _CHANGED_THERE = 2, 20  # multiplications in whose time a number of a kernel is changed, in loops and by products
+_SET_UP, _CALLED, _COPIED = 1_000_000, 2_000_000, 48  # the same: to set up sample space, a step of products, to copy a number
+_APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
+
+Layer = tuple[Tensor, Tensor]  # a kernel and a bias
+
+
+class Dense:
+    """Softmax regression and perceptrons with ReLU under softmax cross-entropy.
+
+    Args:
+        architecture: dense layers (``architecture.is_dense``).
+        dtype: float32; float64 for tests of the gradients.
+        way: how every device is trained; None: each in whichever way is fastest for it.
+
+    Attributes:
+        device: a processor.
+    """
+
+    def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, way: Way | None = None) -> None:
+        layers = [layer.fans for _, layer in architecture.trained()]
+        self.device = torch.device("cpu")
+        self.dtype = dtype
+        self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
+        self._always = way
+        self._parameters = architecture.parameters
+        self._products = Chain(architecture, dtype)
+        prepare(dtype)
+
+    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
+        """See ``Solver``. Each is trained by itself; a batch of equal work is large enough to be worth a request."""
+        magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
+        return BatchHint(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
+
+    def way(self, samples: int, width: int, steps: int) -> Way:
+        """How a device with such work is trained; looks at its own work alone."""
+        if self._always is not None:
+            return self._always
+        costs = self._costs(samples, width, steps)
+        return min(costs, key=lambda way: costs[way])
+
+    def _costs(self, samples: int, width: int, steps: int) -> dict[Way, float]:
+        """What each way costs, in multiplications of the loops, as it was measured (``tests/benchmarks/dense.py``)."""
+        (inputs, outputs), width = self.sizes[:2], min(width, samples)
+        rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _CHANGED)
+        gram = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
+        product = _CALLED + self._parameters * (2 * width / _FASTER + _CHANGED_THERE)
+        return {
+            "weight space": steps * (inputs * outputs * (2 * width + _CHANGED) + rest),
+            "sample space": gram + steps * (samples * outputs * (width + _CHANGED) + rest),
+            "products": samples * inputs * _COPIED + steps * product,
+        }
+
+    def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
+        """Train all; see ``Solver``."""
+        return [self._solve(solve, descent) for solve in solves]
+
+    @torch.inference_mode()
+    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
+        if way == "products":
+            return self._products.solve([solve], descent)[0]
+        flat = torch.empty(self._parameters, dtype=self.dtype).numpy()
+        flat[:] = solve.weights
+        if not solve.batches.steps:
+            return Solved(flat, float("nan"))
+        return Solved(flat, train(flat, self.sizes, solve, descent, in_sample_space=way == "sample space"))
+
+    @torch.inference_mode()
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """Logits of samples [n, *shape]: [n, classes]."""
+        return self._apply(self._layers(weights), x)
+
+    @torch.inference_mode()
+    def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
+        """Logits of several models, each with its own samples; in one batched product a layer."""
+        flat = self._flat(weights)
+        longest = max(len(x) for x in xs)
+        samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
+        for at, x in enumerate(xs):
+            samples[at, : len(x)] = x.reshape(len(x), -1)
+        hidden = samples.transpose(1, 2)  # features before samples: twice as fast for the few outputs of a classifier
+        for layer, (kernel, bias) in enumerate(split(flat, self.sizes)):
+            hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
+        return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
+
+    @torch.inference_mode()
+    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
+        """Mean losses of one model; see ``Solver``. A product has the samples of one set, so nothing else can change it."""
+        layers = self._layers(weights)
+        return [mean_of(self.losses(self._apply(layers, x), y)) for x, y in zip(xs, ys, strict=True)]
+
+    def kernel_norm(self, weights: Weights) -> float:
+        """The sum of the squared kernel entries."""
+        return sum(sum_of_squares(kernel.ravel()) for kernel, _ in split(weights, self.sizes))
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Softmax cross-entropy of each sample."""
+        return functional.cross_entropy(outputs, y, reduction="none")
+
+    def _layers(self, weights: Weights) -> list[Layer]:
+        """Kernels [outputs, inputs] and biases [outputs, 1] of one model, each in memory of its own."""
+        return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
+
+    def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
+        """Logits of samples [n, *shape]: [n, classes]."""
+        logits = []
+        for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
+            hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier
+            for at, (kernel, bias) in enumerate(layers):
+                hidden = torch.addmm(bias, kernel, hidden.relu_() if at else hidden)
+            logits.append(hidden.t())
+        return torch.cat(logits)
+
+    def _flat(self, models: Sequence[NDArray[np.floating]]) -> Tensor:
+        """Flat models [K, d], in memory of torch's: aligned, whatever numpy's was."""
+        flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
+        for row, weights in zip(flat.numpy(), models, strict=True):
+            row[:] = weights
+        return flat

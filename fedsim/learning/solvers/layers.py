@@ -1,0 +1,259 @@
+"""Layers that are trained in closed form, one device at a time. Images are [n, height, width, channels]."""
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.learning import architecture
+from fedsim.learning.solvers.base import Descent, Step
+from fedsim.learning.solvers.dropout import KeyedDropout
+
+Numbers = NDArray[np.floating[Any]]
+
+Sides = tuple[int, int, int, int]
+"""Shape of images: n, height, width, channels."""
+
+
+def flat(x: Tensor) -> NDArray[Any]:
+    """The numbers of a contiguous tensor."""
+    return x.view(-1).numpy()
+
+
+def sides(x: Tensor) -> Sides:
+    """The shape of images."""
+    n, height, width, channels = x.shape
+    return n, height, width, channels
+
+
+class Room:
+    """One array of any shape at a time, always in the same memory once that is large enough.
+
+    It begins where torch lets memory begin, so that no result depends on whose arrays were there before.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._flat = torch.empty(0, dtype=dtype)
+
+    def of(self, *shape: int) -> Tensor:
+        """An array of this shape, with whatever the memory held."""
+        size = math.prod(shape)
+        if len(self._flat) < size:
+            self._flat = torch.empty(size, dtype=self._flat.dtype)
+        return self._flat[:size].view(shape)
+
+
+class Kernel:
+    """The kernel and the bias of a layer, trained in place.
+
+    Args:
+        layer: whose.
+        dtype: of the numbers.
+        order: how the axes of the kernel lie in memory.
+
+    Attributes:
+        kernel: a matrix, whose rows are all axes but the last.
+        bias: [outputs].
+        both: the kernel with the bias as its last row, where that axis is the outputs.
+        size: numbers in both.
+        kernel_step, bias_step: their rules, once training has begun.
+    """
+
+    both: Tensor
+    kernel_step: Step
+    bias_step: Step
+
+    def __init__(self, layer: architecture.Linear | architecture.Conv2d, dtype: torch.dtype, order: tuple[int, ...]) -> None:
+        (_, self._shape), (_, bias) = layer.tensors
+        self._order = order
+        last = self._shape[order[-1]]
+        self.size = math.prod(self._shape) + math.prod(bias)
+        memory = torch.empty(self.size, dtype=dtype)
+        kernel, self.bias = memory[: -layer.outputs], memory[-layer.outputs :]
+        self.kernel = kernel.view(-1, last)
+        if last == layer.outputs:
+            self.both = memory.view(-1, last)
+
+    def load(self, weights: Tensor) -> None:
+        """Take a flat layer, [size]."""
+        kernel, bias = self._parts(weights)
+        self.kernel.copy_(kernel)
+        self.bias.copy_(bias)
+
+    def store(self, weights: Tensor) -> None:
+        """Write the layer into a flat one."""
+        back = sorted(range(len(self._order)), key=self._order.__getitem__)
+        kernel = self.kernel.view([self._shape[axis] for axis in self._order]).permute(back)
+        weights[: kernel.numel()].view(self._shape).copy_(kernel)
+        weights[kernel.numel() :].copy_(self.bias)
+
+    def begin(self, descent: Descent, constant: Tensor | None) -> None:
+        """Start training from what was loaded; ``constant`` is this layer's part of ``LocalSolve.constant``."""
+        kernel, bias = (None, None) if constant is None else self._parts(constant)
+        self.kernel_step = Step(self.kernel, descent, descent.shrinkage(kernel=True), kernel)
+        self.bias_step = Step(self.bias, descent, descent.shrinkage(kernel=False), bias)
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Kernel and bias of a flat layer, laid out as here."""
+        kernel = flat[: self.kernel.numel()].view(self._shape).permute(self._order)
+        return kernel.reshape(self.kernel.shape), flat[self.kernel.numel() :]
+
+
+class Layer(Protocol):
+    """One layer. What it returns lies in memory that its next call writes over."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs for a batch; may change ``x``."""
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """Take a step along the gradient, if it has parameters; may change ``error``.
+
+        Args:
+            error: the gradient of the loss by the outputs of the last ``forward``.
+            onward: whether a layer before this one is trained.
+
+        Returns:
+            The gradient of the loss by the inputs; anything if not ``onward``.
+        """
+
+
+class Linear:
+    """A dense layer.
+
+    Args:
+        layer: its sizes.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, layer: architecture.Linear, dtype: torch.dtype) -> None:
+        self.trained = Kernel(layer, dtype, order=(0, 1))
+        self._out, self._below = Room(dtype), Room(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b."""
+        self._x, kernel = x, self.trained.kernel
+        return torch.addmm(self.trained.bias, x, kernel.t(), out=self._out.of(len(x), len(kernel)))
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """See ``Layer``."""
+        below = self._below.of(*self._x.shape)
+        if onward:
+            torch.mm(error, self.trained.kernel, out=below)
+        self.trained.kernel_step.descend_product(error.t(), self._x)
+        self.trained.bias_step.descend(error.sum(0))
+        return below
+
+
+class ReLU:
+    """max(x, 0), in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See ``Layer``."""
+        self._out = x.relu_()
+        return self._out
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """See ``Layer``."""
+        return torch.ops.aten.threshold_backward.grad_input(error, self._out, 0, grad_input=error) if onward else error
+
+
+class Flatten:
+    """All axes of a sample as one, in the order channels, height, width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See ``Layer``."""
+        self._shape = x.shape
+        return (x.permute(0, 3, 1, 2) if x.ndim == 4 else x).reshape(len(x), -1)
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """See ``Layer``."""
+        if len(self._shape) != 4:
+            return error
+        n, height, width, channels = self._shape
+        return error.view(n, channels, height, width).permute(0, 2, 3, 1).contiguous()
+
+
+class Conv2d:
+    """Any convolution, by torch's own routines.
+
+    Args:
+        layer: the convolution.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, layer: architecture.Conv2d, dtype: torch.dtype) -> None:
+        self._layer = layer
+        self._stride, self._padding = [layer.stride] * 2, [layer.padding] * 2
+        self.trained = Kernel(layer, dtype, order=(0, 2, 3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of [n, height, width, channels]."""
+        self._x, layer = x.permute(0, 3, 1, 2), self._layer
+        self._kernel = self.trained.kernel.view(layer.outputs, layer.kernel, layer.kernel, layer.inputs).permute(0, 3, 1, 2)
+        out = torch.conv2d(self._x, self._kernel, self.trained.bias, self._stride, self._padding)
+        return out.permute(0, 2, 3, 1).contiguous()
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """Trains; gives the error of the input."""
+        below, kernel, bias = torch.ops.aten.convolution_backward(
+            error.permute(0, 3, 1, 2), self._x, self._kernel, [self._layer.outputs], self._stride, self._padding,
+            [1, 1], False, [0, 0], 1, [onward, True, True],
+        )  # fmt: skip
+        self.trained.kernel_step.descend(kernel.permute(0, 2, 3, 1).reshape(self.trained.kernel.shape))
+        self.trained.bias_step.descend(bias)
+        return below.permute(0, 2, 3, 1).contiguous() if onward else error
+
+
+class MaxPool2d:
+    """The maximum over windows that do not overlap.
+
+    Args:
+        size: side of a window.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._sides = [size, size]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maxima of [n, height, width, channels]."""
+        self._x = x.permute(0, 3, 1, 2)
+        out: Tensor
+        out, self._winners = torch.ops.aten.max_pool2d_with_indices(self._x, self._sides)
+        return out.permute(0, 2, 3, 1).contiguous()
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """The error of each maximum to where it came from."""
+        below: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            error.permute(0, 3, 1, 2), self._x, self._sides, self._sides, [0, 0], [1, 1], False, self._winners
+        )
+        return below.permute(0, 2, 3, 1).contiguous()
+
+
+class Dropout:
+    """The keyed dropout of modules, in place.
+
+    Args:
+        rate: probability of a zero.
+        place: number of this layer among the dropout layers of the model.
+    """
+
+    def __init__(self, rate: float, place: int) -> None:
+        self._keyed = KeyedDropout(rate, place)
+
+    def begin_step(self, key: int) -> None:
+        """Set the key of a step, see ``step_key``."""
+        self._keyed.key.fill_(key)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeros in a part of ``x``, the rest scaled up; positions count channel by channel."""
+        images = x.ndim == 4
+        factors = self._keyed.factors((x.permute(0, 3, 1, 2) if images else x).shape, x.dtype, x.device)
+        self._factors = factors.permute(0, 2, 3, 1) if images else factors
+        return x.mul_(self._factors)
+
+    def backward(self, error: Tensor, onward: bool) -> Tensor:
+        """See ``Layer``."""
+        return error.mul_(self._factors)

@@ -1,0 +1,164 @@
+"""The plain reference: local SGD of any ``nn.Module`` by autograd, one device at a time. All other solvers do the same faster.
+
+One device at a time keeps results equal bit for bit whatever the cohort. Convolutions run channels-last.
+"""
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim.learning.refs import Weights
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Step, kernel_norm, mean_of
+from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
+from fedsim.learning.solvers.modules import flat_weights, kernels, load_weights
+
+_APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
+_ALIGNED = 16  # samples: any number of these begins where a cache line does
+
+
+class Reference:
+    """Local SGD of a ``nn.Module``.
+
+    Args:
+        module: the model; it is copied, once for each thread that computes with it. Its loss is softmax cross-entropy unless
+            it has a method ``loss(outputs, y)`` that returns one loss a sample, [n].
+        device: where to compute.
+        dtype: of the numbers; None: as the module has them, and samples in float32.
+
+    Attributes:
+        tensors: names and shapes of the trained parameters, in the order of a flat model.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        self.device = device
+        self._dtype = dtype
+        self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
+        self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        if self._is_image:
+            self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._threads = threading.local()
+        self._own_loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self._template, "loss", None)
+        self._kernels = kernels(module)
+        trained = trained_parameters(self._template)
+        self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what threads of this process keep, for another process."""
+        return {name: value for name, value in vars(self).items() if name != "_threads"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _threads=threading.local())
+
+    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
+        """See ``Solver``."""
+        return BatchHint("module", 1)
+
+    def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
+        """Train all, one after the other; see ``Solver``."""
+        return [self._solve(solve, descent) for solve in solves]
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample: the module's own, or softmax cross-entropy."""
+        if self._own_loss is not None:
+            return self._own_loss(outputs, y)
+        return functional.cross_entropy(outputs, y, reduction="none")
+
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """What the module makes of samples [n, *shape]."""
+        return self._apply(self._loaded(weights), x)
+
+    def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
+        """The same for several models, one after the other."""
+        return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
+
+    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
+        """Mean losses of one model, which is loaded once; see ``Solver``."""
+        module = self._loaded(weights)
+        with torch.inference_mode():
+            return [
+                mean_of(self.losses(self._apply(module, x), y)) if len(y) else float("nan") for x, y in zip(xs, ys, strict=True)
+            ]
+
+    def kernel_norm(self, weights: Weights) -> float:
+        """The sum of the squared kernel entries."""
+        return kernel_norm(weights, self.tensors, self._kernels)
+
+    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        """Train one device."""
+        module = self._own_copy().train()
+        trained = trained_parameters(module)
+        parameters = list(trained.values())
+        load_weights(parameters, solve.weights)
+        constants = constants_of([solve], descent, trained, self.device)
+        steps = [
+            Step(parameter, descent, descent.shrinkage(name in self._kernels), constants[name][0] if constants else None)
+            for name, parameter in trained.items()
+        ]
+        dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
+        x, y = solve.x.to(self.device, self._dtype), solve.y.to(self.device)
+        rows = torch.from_numpy(solve.batches.rows).to(self.device)
+        total = 0.0
+        for step, count in enumerate(solve.batches.counts.tolist()):
+            for dropout in dropouts:
+                dropout.key.fill_(step_key(solve.key, step))
+            batch = rows[step, :count]
+            losses = self.losses(module(self._laid_out(x[batch])), y[batch])
+            gradients = torch.autograd.grad(losses.mean(), parameters, materialize_grads=True)
+            with torch.no_grad():
+                for rule, gradient in zip(steps, gradients, strict=True):
+                    rule.descend(gradient)
+            if step >= solve.batches.last_epoch:
+                total += float(losses.detach().sum(dtype=torch.float64))
+        seen = int(solve.batches.counts[solve.batches.last_epoch :].sum())
+        return Solved(flat_weights(parameters, solve.weights.dtype), total / seen if seen else float("nan"))
+
+    def _own_copy(self) -> nn.Module:
+        """This thread's copy of the module."""
+        if not hasattr(self._threads, "module"):
+            self._threads.module = copy.deepcopy(self._template)
+        return self._threads.module  # type: ignore[no-any-return]
+
+    def _loaded(self, weights: Weights) -> nn.Module:
+        """This thread's copy of the module, with these weights and without dropout."""
+        module = self._own_copy().eval()
+        load_weights(list(trained_parameters(module).values()), weights)
+        return module
+
+    def _apply(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The outputs for samples [n, *shape], some at a time."""
+        size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
+        with torch.inference_mode():
+            pieces = torch.split(x, max(_ALIGNED, size))
+            return torch.cat([module(self._laid_out(piece.to(self.device, self._dtype))) for piece in pieces])
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of flat models [devices, d], each [devices, *shape]."""
+    parts = torch.split(models, [parameter.numel() for parameter in trained.values()], dim=1)
+    return {name: part.reshape(len(part), *trained[name].shape) for name, part in zip(trained, parts, strict=True)}
+
+
+def constants_of(
+    solves: Sequence[LocalSolve], descent: Descent, trained: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """``LocalSolve.constant`` of all as such parts; nothing if nobody has one."""
+    own = [solve.constant(descent) for solve in solves]
+    if all(constant is None for constant in own):
+        return {}
+    rows = [np.zeros_like(solve.weights) if constant is None else constant for solve, constant in zip(solves, own, strict=True)]
+    return parts_of(torch.from_numpy(np.stack(rows)).to(device), trained)

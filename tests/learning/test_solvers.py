@@ -1,0 +1,57 @@
+"""The door to the solvers: whichever way is picked, the models are those of the plain reference."""
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
+from fedsim.learning.solvers import pick
+from fedsim.learning.solvers.base import Descent, compute_with_one_thread
+from fedsim.learning.solvers.chain import Chain
+from fedsim.learning.solvers.dense import Dense
+from fedsim.learning.solvers.modules import module_of
+from fedsim.learning.solvers.reference import Reference
+from fedsim.learning.solvers.stacked import Stacked
+from fedsim.learning.spec import TrainingSpec
+from fedsim.training import Training
+from tests.learning.small import Dropping, federation, learning, run, solve_of
+
+CPU = torch.device("cpu")
+BUILT_IN = [kind for kind in get_args(get_args(ModelSpec)[0]) if kind not in (ModuleModel, SizeOnly)]
+RULE = Descent(0.03, momentum=0.5, weight_decay=0.01, l2=0.001, mu=0.3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
+@pytest.mark.parametrize("kind", BUILT_IN, ids=lambda kind: kind.__name__)
+def test_every_built_in_model_is_trained_as_by_the_reference(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
+    compute_with_one_thread()
+    architecture = kind().architecture((1, 28, 28), 10)
+    draw = np.random.default_rng(1)
+    parts = [draw.normal(0, np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.1, shape) for _, shape in architecture.tensors]
+    start = np.concatenate([part.ravel() for part in parts]).astype(torch.empty(0, dtype=dtype).numpy().dtype)
+    solve = solve_of(start, 7, (1, 28, 28), 10, seed=2, batch_size=4, epochs=1)
+    picked = pick(architecture, CPU, "fast")
+    assert isinstance(picked, Dense | Chain)
+    (fast,) = type(picked)(architecture, dtype).solve([solve], RULE)
+    (plain,) = Reference(module_of(architecture), CPU, dtype).solve([solve], RULE)
+    assert fast.weights.dtype == plain.weights.dtype == start.dtype
+    assert np.linalg.norm(fast.weights - plain.weights) <= tolerance * np.linalg.norm(plain.weights)
+    assert fast.train_loss == pytest.approx(plain.train_loss, rel=max(tolerance, 1e-5))
+
+
+def test_the_reference_is_picked_where_a_scenario_says_so_and_models_of_ones_own_have_no_other_on_a_cpu() -> None:
+    architecture = BUILT_IN[0]().architecture((1, 8, 8), 10)
+    assert type(pick(architecture, CPU, "reference")) is Reference
+    assert type(pick(Dropping(6, 3), CPU, "fast")) is Reference
+    assert type(pick(architecture, torch.device("meta"), "fast")) is Stacked  # what is no CPU takes a launch a step
+    with pytest.raises(ValidationError, match="'fast' or 'reference'"):
+        TrainingSpec(solver="fats")  # type: ignore[arg-type]
+    data, values = federation([9, 5]), {}
+    for choice in ("fast", "reference"):
+        core, _ = learning(data, BUILT_IN[0](), solver=choice)
+        values[choice] = run(core.value(core.train(Training(core.initial(), epochs=2), 0, key=1)))
+        assert isinstance(core._solver, Reference) == (choice == "reference")
+    assert np.allclose(values["fast"], values["reference"], rtol=1e-5, atol=1e-6)
