@@ -107,4 +107,4 @@ def test_analysis_reads_run_folders_and_comparisons_of_them_and_never_the_engine
         nodes = _run_time_nodes(ast.parse(path.read_text()))
         found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     theirs = {name.split(".")[1] for name in found if name.startswith("fedsim.")}
-    assert theirs == {"compare", "errors", "harmless", "mistakes", "records", "units"}
+    assert theirs == {"compare", "durable", "errors", "harmless", "mistakes", "records", "units"}
