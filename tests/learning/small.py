@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,10 +27,12 @@ RULES = [
     Descent(0.1),
     Descent(0.1, l2=0.02),
     Descent(0.1, weight_decay=0.03),
-    Descent(0.1, proximal=0.7),
+    Descent(0.1, mu=0.7),
     Descent(0.05, momentum=0.9),
-    Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3),
+    Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, mu=0.3),
 ]
+
+PULLS = ("", "anchor", "linear", "anchor and linear")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -95,13 +98,21 @@ def solve_of(
     return LocalSolve(weights, x, y, shuffled(draw, samples, batch_size, epochs), key=seed)
 
 
+def pulled(solve: LocalSolve, pull: str) -> LocalSolve:
+    """The same work with an anchor of its own, a linear term, or both; ``pull`` is one of ``PULLS``."""
+    draw = np.random.default_rng(solve.key + 1000)
+    anchor, linear = (draw.normal(0, 0.3, len(solve.weights)).astype(solve.weights.dtype) for _ in range(2))
+    return replace(solve, anchor=anchor if "anchor" in pull else None, linear=linear if "linear" in pull else None)
+
+
 def plain_sgd(
     module: nn.Module, solve: LocalSolve, descent: Descent, kernels: Sequence[str] = ()
 ) -> tuple[np.ndarray[Any, Any], float]:
     """Local SGD as anyone would write it in torch; ``module`` holds the start and is trained in place."""
     named = dict(module.named_parameters())
     dtype = next(iter(named.values())).dtype
-    start = {name: parameter.detach().clone() for name, parameter in named.items()}
+    anchor = _by_name(named, solve.weights if solve.anchor is None else solve.anchor)
+    linear = _by_name(named, np.zeros_like(solve.weights) if solve.linear is None else solve.linear)
     velocity = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
     total, seen = 0.0, 0
     for step, (rows, count) in enumerate(zip(solve.batches.rows, solve.batches.counts, strict=True)):
@@ -113,7 +124,7 @@ def plain_sgd(
             for name, parameter in named.items():
                 assert parameter.grad is not None
                 gradient = parameter.grad + descent.weight_decay * parameter
-                gradient += descent.proximal * (parameter - start[name])
+                gradient += descent.mu * (parameter - anchor[name]) + linear[name]
                 if name in kernels:
                     gradient += 2 * descent.l2 * parameter
                 velocity[name] = descent.momentum * velocity[name] + gradient
@@ -123,6 +134,11 @@ def plain_sgd(
             seen += int(count)
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
     return flat.numpy(), total / seen
+
+
+def _by_name(named: dict[str, nn.Parameter], flat: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in named.values()])
+    return {name: part.view(parameter.shape) for part, (name, parameter) in zip(parts, named.items(), strict=True)}
 
 
 class Quadratic(nn.Module):

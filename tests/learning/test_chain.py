@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from operator import mul
 
@@ -31,7 +32,7 @@ from fedsim.learning.solvers.chain.dropout import Dropout as KeyedMask
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import load_weights, module_of
-from tests.learning.small import RULES, plain_sgd, solve_of
+from tests.learning.small import PULLS, RULES, plain_sgd, pulled, solve_of
 
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"]
@@ -123,7 +124,9 @@ def test_training_is_that_of_autograd(name: str, rule: Descent, dtype: torch.dty
     architecture = _architecture(name)
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [
-        solve_of(_start(architecture, 100 + at, number), n, architecture.input, CLASSES, seed=at) for at, n in enumerate(RAGGED)
+        pulled(solve_of(_start(architecture, 100 + at, number), n, architecture.input, CLASSES, seed=at), pull)
+        for at, n in enumerate(RAGGED)
+        for pull in PULLS
     ]
     for solve, (weights, loss) in zip(solves, Chain(architecture, dtype).solve(solves, rule), strict=True):
         expected, expected_loss = _by_autograd(architecture, solve, rule, dtype)
@@ -169,6 +172,7 @@ def test_any_chain_is_autograd(data: st.DataObject) -> None:
     rule = data.draw(st.sampled_from(RULES))
     start = _start(architecture, data.draw(st.integers(0, 99)), np.float64)
     solve = solve_of(start, samples, architecture.input, CLASSES, seed=3, batch_size=batch_size)
+    solve = pulled(solve, data.draw(st.sampled_from(PULLS)))
     (trained,) = Chain(architecture, torch.float64).solve([solve], rule)
     expected, loss = _by_autograd(architecture, solve, rule, torch.float64)
     assert np.abs(trained.weights - expected).max() <= 1e-12 * np.abs(expected).max()
@@ -197,7 +201,10 @@ def _drawn(data: st.DataObject) -> Architecture:
 @pytest.mark.parametrize("name", ["no convolution", "3x3 of many channels", "dropout between", "strides"])
 def test_a_result_does_not_depend_on_company_thread_or_memory_bit_for_bit(name: str, rule: Descent) -> None:
     architecture = _architecture(name)
-    solves = [solve_of(_start(architecture, at), n, architecture.input, CLASSES, seed=at) for at, n in enumerate(RAGGED)]
+    solves = [
+        pulled(solve_of(_start(architecture, at), n, architecture.input, CLASSES, seed=at), PULLS[at % 4])
+        for at, n in enumerate(RAGGED)
+    ]
     alone = [Chain(architecture).solve([solve], rule)[0] for solve in solves]
     solver, found = pickle.loads(pickle.dumps(Chain(architecture))), {}
 
@@ -224,7 +231,9 @@ def _moved(solve: LocalSolve, numbers: int) -> LocalSolve:
         room[numbers : numbers + array.size] = array.ravel()
         return room[numbers : numbers + array.size].reshape(array.shape)
 
-    return LocalSolve(moved(solve.weights), torch.from_numpy(moved(solve.x.numpy())), solve.y, solve.batches, solve.key)
+    models = (solve.weights, solve.anchor, solve.linear)
+    weights, anchor, linear = (model if model is None else moved(model) for model in models)
+    return replace(solve, weights=weights, x=torch.from_numpy(moved(solve.x.numpy())), anchor=anchor, linear=linear)
 
 
 def test_no_steps_give_the_start_back() -> None:
@@ -252,11 +261,14 @@ def test_what_diverges_stays_so_and_spoils_no_other(name: str) -> None:
     assert kept.weights.tobytes() == expected.weights.tobytes()
 
 
-def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
-    architecture = _architecture("one channel")
-    solves = [solve_of(_start(architecture, 1), 25, architecture.input, CLASSES, seed=4)]
-    plain, zero = (Chain(architecture).solve(solves, rule)[0] for rule in (Descent(0.1), Descent(0.1, proximal=0.0)))
-    assert plain.weights.tobytes() == zero.weights.tobytes()
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(rule: Descent) -> None:
+    architecture = _architecture("3x3 of many channels")
+    none = solve_of(_start(architecture, 1), 12, architecture.input, CLASSES, seed=1)
+    same = replace(none, anchor=none.weights.copy(), linear=np.zeros_like(none.weights))
+    plain, drawn = Chain(architecture).solve([none, same], rule)
+    assert drawn.weights.tobytes() == plain.weights.tobytes()
+    assert drawn.train_loss == plain.train_loss
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 1.0])

@@ -8,16 +8,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from fedsim.learning.architecture import Architecture, dense
-from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
+from fedsim.learning.solvers.batches import WHOLE
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.modules import load_weights, module_of
-from tests.learning.small import RULES, plain_sgd, solve_of
+from tests.learning.small import PULLS, RULES, plain_sgd, pulled, solve_of
 
 WAYS: tuple[Way, ...] = get_args(Way)
 RAGGED = (23, 4, 10, 61, 1, 37)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    compute_with_one_thread()
 
 
 def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> np.ndarray:
@@ -33,7 +39,11 @@ def test_closed_form_is_autograd(
 ) -> None:
     architecture = Architecture((61,), dense(61, *widths))
     number = np.float32 if dtype == torch.float32 else np.float64
-    solves = [solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at) for at, n in enumerate(RAGGED)]
+    solves = [
+        pulled(solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at), pull)
+        for at, n in enumerate(RAGGED)
+        for pull in PULLS
+    ]
     solved = Dense(architecture, dtype, way=way).solve(solves, rule)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
     for solve, (weights, loss) in zip(solves, solved, strict=True):
@@ -52,11 +62,13 @@ def test_closed_form_is_autograd(
 def test_a_result_does_not_depend_on_the_company_bit_for_bit(
     way: Way | None, features: int, widths: tuple[int, ...], rule: Descent
 ) -> None:
-    compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
     solver = Dense(architecture, way=way)
     sizes = np.random.default_rng(5).integers(1, 140, 20).tolist()
-    solves = [solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at) for at, n in enumerate(sizes)]
+    solves = [
+        pulled(solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at), PULLS[at % 4])
+        for at, n in enumerate(sizes)
+    ]
     alone = [solver.solve([solve], rule)[0] for solve in solves]
     for count in (2, 3, 7, 20):
         for solved, own in zip(solver.solve(solves[-count:], rule), alone[-count:], strict=True):
@@ -76,7 +88,6 @@ def test_a_result_does_not_depend_on_the_company_bit_for_bit(
 def test_any_shape_any_company(
     features: int, widths: list[int], sizes: list[int], batch_size: int, way: Way | None, company: object
 ) -> None:
-    compute_with_one_thread()
     architecture = Architecture((features,), dense(features, *widths))
     solver = Dense(architecture, way=way)
     solves = [
@@ -93,7 +104,6 @@ def test_any_shape_any_company(
 @pytest.mark.parametrize("widths", [(2,), (7,), (40, 7)], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_of_one_sample_do_not_depend_on_the_company_either(way: Way, widths: tuple[int, ...]) -> None:
-    compute_with_one_thread()
     architecture = Architecture((61,), dense(61, *widths))
     solver = Dense(architecture, way=way)
     solves = [solve_of(_start(architecture, at), n, (61,), widths[-1], seed=at, batch_size=1) for at, n in enumerate(RAGGED)]
@@ -113,23 +123,60 @@ def test_batches_of_one_sample_do_not_depend_on_the_company_either(way: Way, wid
 def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) -> None:
     architecture = Architecture((61,), dense(61, 13, 7))
     solver = Dense(architecture, way=way)
-    solve = solve_of(_start(architecture, 1), 37, (61,), 7, seed=1)
+    solve = pulled(solve_of(_start(architecture, 1), 37, (61,), 7, seed=1), "anchor and linear")
     expected = solver.solve([solve], RULES[-1])[0]
     for begin in range(1, 16, 3):
         x = torch.empty(solve.x.numel() + begin)[begin:].view(solve.x.shape).copy_(solve.x)
-        weights = np.empty(len(solve.weights) + begin, np.float32)[begin:]
-        weights[:] = solve.weights
-        moved = solver.solve([replace(solve, x=x, weights=weights)], RULES[-1])[0]
+        models = {}
+        for name in ("weights", "anchor", "linear"):
+            models[name] = np.empty(len(solve.weights) + begin, np.float32)[begin:]
+            models[name][:] = getattr(solve, name)
+            models[name].flags.writeable = False
+        moved = solver.solve([replace(solve, x=x, **models)], RULES[-1])[0]
         assert moved.weights.tobytes() == expected.weights.tobytes()
         assert moved.train_loss == expected.train_loss
 
 
-def test_no_proximal_term_is_the_same_as_mu_zero_bit_for_bit() -> None:
-    architecture = Perceptron(hidden=[5]).architecture((6,), 3)
-    solves = [solve_of(_start(architecture, 1), 25, (6,), 3, seed=4)]
-    solver = Dense(architecture)
-    plain, zero = (solver.solve(solves, rule)[0] for rule in (Descent(0.1), Descent(0.1, proximal=0.0)))
-    assert plain.weights.tobytes() == zero.weights.tobytes()
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(way: Way, rule: Descent) -> None:
+    architecture = Architecture((61,), dense(61, 13, 7))
+    none = solve_of(_start(architecture, 1), 37, (61,), 7, seed=1)
+    same = replace(none, anchor=none.weights.copy(), linear=np.zeros_like(none.weights))
+    plain, drawn = Dense(architecture, way=way).solve([none, same], rule)
+    assert drawn.weights.tobytes() == plain.weights.tobytes()
+    assert drawn.train_loss == plain.train_loss
+
+
+def test_what_nobody_asked_for_is_not_made() -> None:
+    weights = np.ones(4, np.float32)
+    solve = solve_of(weights, 3, (1,), 2, seed=1)
+    away, linear = replace(solve, anchor=weights * 3), replace(solve, linear=weights * 2)
+    assert solve.constant(Descent(0.1, mu=0.5)) is None
+    assert away.constant(Descent(0.1)) is None
+    assert linear.constant(Descent(0.1, mu=0.5)) is linear.linear
+    assert np.array_equal(away.constant(Descent(0.1, mu=0.5)), -weights)
+    assert np.array_equal(replace(away, linear=linear.linear).constant(Descent(0.1, mu=0.5)), weights)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_linear_term_moves_the_optimum_of_a_convex_loss_to_where_it_cancels_the_gradient(way: Way, momentum: float) -> None:
+    """Full-batch steps on softmax regression; without the term they end elsewhere."""
+    architecture = Architecture((6,), dense(6, 3))
+    rule = Descent(0.5, momentum=momentum, weight_decay=0.1, l2=0.05, mu=0.2)
+    optimum, start, anchor = (_start(architecture, seed, np.float64) for seed in range(3))
+    solve = solve_of(start, 20, (6,), 3, seed=3, batch_size=WHOLE, epochs=400)
+    module = module_of(architecture).double()
+    load_weights(list(module.parameters()), optimum)
+    loss = functional.cross_entropy(module(solve.x.double()), solve.y)
+    gradient = torch.cat([part.ravel() for part in torch.autograd.grad(loss, list(module.parameters()))]).numpy()
+    kernel = np.arange(architecture.parameters) < 18
+    linear = -(gradient + (0.1 + 0.1 * kernel) * optimum + 0.2 * (optimum - anchor))
+    solver = Dense(architecture, torch.float64, way=way)
+    found, elsewhere = solver.solve([replace(solve, anchor=anchor, linear=linear), replace(solve, anchor=anchor)], rule)
+    assert np.abs(found.weights - optimum).max() <= 1e-12
+    assert np.abs(elsewhere.weights - optimum).max() > 0.1
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -152,9 +199,10 @@ def test_one_diverging_device_spoils_no_other(way: Way) -> None:
     solver = Dense(architecture, way=way)
     good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
     bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
-    together = solver.solve([bad, good], Descent(0.1))
-    assert np.isnan(together[0].weights).any()
-    assert together[1].weights.tobytes() == solver.solve([good], Descent(0.1))[0].weights.tobytes()
+    infinite = replace(bad, weights=np.full_like(bad.weights, np.inf))
+    *spoilt, kept = solver.solve([bad, replace(infinite, anchor=infinite.weights), good], Descent(0.1, mu=0.1))
+    assert all(np.isnan(solved.weights).any() for solved in spoilt)
+    assert kept.weights.tobytes() == solver.solve([good], Descent(0.1, mu=0.1))[0].weights.tobytes()
 
 
 def test_each_device_is_trained_in_the_way_that_suits_it() -> None:

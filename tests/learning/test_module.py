@@ -1,5 +1,7 @@
 """Modules: one at a time, stacked, and with dropout."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,15 @@ from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.module import Module
 from fedsim.learning.solvers.modules import flat_weights, load_weights, module_of
-from tests.learning.small import Dropping, plain_sgd, solve_of
+from tests.learning.small import PULLS, Dropping, Quadratic, plain_sgd, pulled, solve_of
 
-EVERYTHING = Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, proximal=0.3)
+EVERYTHING = Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, mu=0.3)
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    compute_with_one_thread()
 
 
 def _weights(module: nn.Module, seed: int) -> np.ndarray:
@@ -21,12 +28,13 @@ def _weights(module: nn.Module, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.2, size).astype(np.float32)
 
 
+@pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("rule", [Descent(0.1), EVERYTHING], ids=["plain", "everything"])
-def test_one_at_a_time_is_a_plain_loop(rule: Descent) -> None:
+def test_one_at_a_time_is_a_plain_loop(rule: Descent, pull: str) -> None:
     module = Dropping(6, 3, rate=0.0)
     solver = Module(module, CPU)
     for seed, samples in enumerate((23, 4, 10)):
-        solve = solve_of(_weights(module, seed), samples, (6,), 3, seed=seed)
+        solve = pulled(solve_of(_weights(module, seed), samples, (6,), 3, seed=seed), pull)
         solved = solver.solve_one(solve, rule)
         load_weights(list(module.parameters()), solve.weights)
         expected, loss = plain_sgd(module, solve, rule, ["front.0.weight", "back.weight"])
@@ -38,11 +46,33 @@ def test_one_at_a_time_is_a_plain_loop(rule: Descent) -> None:
 def test_stacked_under_vmap_is_one_at_a_time(rate: float) -> None:
     module = Dropping(6, 3, rate)
     solver = Module(module, CPU)
-    solves = [solve_of(_weights(module, at), n, (6,), 3, seed=at) for at, n in enumerate((23, 4, 10, 31))]
+    works = [solve_of(_weights(module, at), n, (6,), 3, seed=at) for at, n in enumerate((23, 4, 10, 31))]
+    solves = [pulled(solve, pull) for solve, pull in zip(works, PULLS, strict=True)]
     for rule in (Descent(0.1), EVERYTHING):
         for one, stacked in zip(solver.solve(solves, rule), solver.solve_stacked(solves, rule), strict=True):
             assert np.allclose(one.weights, stacked.weights, rtol=1e-4, atol=1e-6)
             assert one.train_loss == pytest.approx(stacked.train_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("solve", ["solve", "solve_stacked"])
+def test_an_anchor_at_the_start_and_a_linear_term_of_zero_change_no_bit(solve: str) -> None:
+    module = Dropping(6, 3)
+    none = solve_of(_weights(module, 1), 23, (6,), 3, seed=1)
+    same = replace(none, anchor=none.weights.copy(), linear=np.zeros_like(none.weights))
+    for rule in (Descent(0.1), EVERYTHING):
+        plain, drawn = (getattr(Module(module, CPU), solve)([work], rule)[0] for work in (none, same))
+        assert drawn.weights.tobytes() == plain.weights.tobytes()
+
+
+@pytest.mark.parametrize("solve", ["solve", "solve_stacked"])
+@pytest.mark.parametrize("pull", PULLS)
+def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(pull: str, solve: str) -> None:
+    work = pulled(solve_of(np.array([3.0], np.float32), 10, (1,), 2, seed=1, epochs=200), pull)
+    work.x[:] = 1.25
+    (solved,) = getattr(Module(Quadratic(), CPU), solve)([work], Descent(0.1, mu=0.5))
+    anchor = 3.0 if work.anchor is None else work.anchor[0]
+    linear = 0.0 if work.linear is None else work.linear[0]
+    assert solved.weights[0] == pytest.approx((1.25 + 0.5 * anchor - linear) / 1.5, abs=1e-5)
 
 
 def test_convolutions_are_a_plain_loop() -> None:
@@ -56,7 +86,6 @@ def test_convolutions_are_a_plain_loop() -> None:
 
 
 def test_dropout_is_the_same_in_any_order_and_leaves_the_global_generator_alone() -> None:
-    compute_with_one_thread()
     module = module_of(MnistCNN().architecture((1, 8, 8), 3))
     solves = [solve_of(_weights(module, at) / 3, n, (1, 8, 8), 3, seed=at) for at, n in enumerate((12, 25))]
     before = torch.random.get_rng_state()

@@ -18,19 +18,19 @@ from fedsim.learning.solvers.batches import Batches
 class Descent:
     """The rule of an SGD step.
 
-    The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only) + proximal (w - w_start); with momentum m
-    the step is v <- m v + gradient, w <- w - lr v.
+    The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only) + mu (w - anchor) + linear, where each
+    device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient, w <- w - lr v.
     """
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     l2: float = 0.0
-    proximal: float = 0.0
+    mu: float = 0.0
 
     def shrinkage(self, kernel: bool) -> float:
         """The factor of w itself in the gradient of a parameter; for a ``kernel`` with the L2 penalty."""
-        return self.weight_decay + self.proximal + (2.0 * self.l2 if kernel else 0.0)
+        return self.weight_decay + self.mu + (2.0 * self.l2 if kernel else 0.0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class LocalSolve:
         y: their labels, int64 [n].
         batches: which of them make up each step.
         key: 64 random bits, for dropout.
+        anchor: where the proximal term draws to, float [d]; None for the start.
+        linear: added to the gradient of every step, float [d]; None for nothing.
     """
 
     weights: Weights
@@ -50,6 +52,19 @@ class LocalSolve:
     y: Tensor
     batches: Batches
     key: int = 0
+    anchor: Weights | None = None
+    linear: Weights | None = None
+
+    def constant(self, descent: Descent) -> Weights | None:
+        """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for nothing.
+
+        All that a solver must know of both: an anchor that is the start, and a linear term of 0, change no bit.
+        """
+        if self.anchor is None or not descent.mu:
+            return self.linear
+        with np.errstate(over="ignore", invalid="ignore"):  # a device that has diverged stays so
+            pull = descent.mu * (self.weights - self.anchor)
+            return pull if self.linear is None else pull + self.linear
 
 
 class Solved(NamedTuple):

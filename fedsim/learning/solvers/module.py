@@ -49,7 +49,7 @@ class Module:
         self._threads = threading.local()
         self._own_loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self._template, "loss", None)
         self._kernels = kernels(module)
-        trained = {name: parameter for name, parameter in self._template.named_parameters() if parameter.requires_grad}
+        trained = _trained(self._template)
         stack_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
         self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
         self._at_once = 1 if device.type == "cpu" else max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes))
@@ -100,12 +100,14 @@ class Module:
     def solve_one(self, solve: LocalSolve, descent: Descent) -> Solved:
         """Train one device."""
         module = self._own_copy().train()
-        load_weights(_trained(module), solve.weights)
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        trained = _trained(module)
+        parameters = list(trained.values())
+        load_weights(parameters, solve.weights)
+        constants = _constants([solve], descent, trained, self.device)
         steps = [
-            Step(p, descent, descent.shrinkage(name in self._kernels)) for name, p in zip(names, _trained(module), strict=True)
+            Step(parameter, descent, descent.shrinkage(name in self._kernels), constants[name][0] if constants else None)
+            for name, parameter in trained.items()
         ]
-        parameters = [step.parameter for step in steps]
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         x, y = solve.x.to(self.device), solve.y.to(self.device)
         rows = torch.from_numpy(solve.batches.rows).to(self.device)
@@ -147,7 +149,7 @@ class Module:
     def _loaded(self, weights: Weights) -> nn.Module:
         """This thread's copy of the module, with these weights and without dropout."""
         module = self._own_copy().eval()
-        load_weights(_trained(module), weights)
+        load_weights(list(_trained(module).values()), weights)
         return module
 
     def _apply(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -161,8 +163,25 @@ class Module:
         return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
 
 
-def _trained(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _parts(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of flat models [devices, d], each [devices, *shape]."""
+    parts = torch.split(models, [parameter.numel() for parameter in trained.values()], dim=1)
+    return {name: part.reshape(len(part), *trained[name].shape) for name, part in zip(trained, parts, strict=True)}
+
+
+def _constants(
+    solves: Sequence[LocalSolve], descent: Descent, trained: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """``LocalSolve.constant`` of all as such parts; nothing if nobody has one."""
+    own = [solve.constant(descent) for solve in solves]
+    if all(constant is None for constant in own):
+        return {}
+    rows = [np.zeros_like(solve.weights) if constant is None else constant for solve, constant in zip(solves, own, strict=True)]
+    return _parts(torch.from_numpy(np.stack(rows)).to(device), trained)
 
 
 class _Stacked:
@@ -178,14 +197,13 @@ class _Stacked:
         device: torch.device,
     ) -> None:
         self.solves = solves
-        flat = torch.from_numpy(np.stack([solve.weights for solve in solves])).to(device)
-        self.steps: dict[str, Step] = {}
-        at = 0
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                values = flat[:, at : at + parameter.numel()].reshape(len(solves), *parameter.shape).contiguous()
-                self.steps[name] = Step(values, descent, descent.shrinkage(name in kernel_names))
-                at += parameter.numel()
+        trained = _trained(module)
+        values = _parts(torch.from_numpy(np.stack([solve.weights for solve in solves])).to(device), trained)
+        constants = _constants(solves, descent, trained, device)
+        self.steps = {
+            name: Step(stack.contiguous(), descent, descent.shrinkage(name in kernel_names), constants.get(name))
+            for name, stack in values.items()
+        }
         longest = max(len(solve.x) for solve in solves)
         self.x = torch.zeros(len(solves), longest + 1, *solves[0].x.shape[1:], device=device)
         self.y = torch.zeros(len(solves), longest + 1, dtype=torch.int64, device=device)

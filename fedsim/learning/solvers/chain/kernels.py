@@ -43,20 +43,24 @@ class Kernel:
 
     def load(self, weights: Tensor) -> None:
         """Take a flat layer, [size]."""
-        self._ordered().copy_(weights[: self.kernel.numel()].view(self._shape))
-        self.bias.copy_(weights[self.kernel.numel() :])
+        kernel, bias = self._parts(weights)
+        self.kernel.copy_(kernel)
+        self.bias.copy_(bias)
 
     def store(self, weights: Tensor) -> None:
         """Write the layer into a flat one."""
-        weights[: self.kernel.numel()].view(self._shape).copy_(self._ordered())
-        weights[self.kernel.numel() :].copy_(self.bias)
-
-    def _ordered(self) -> Tensor:
-        """The kernel with its axes as torch has them."""
         back = sorted(range(len(self._order)), key=self._order.__getitem__)
-        return self.kernel.view([self._shape[axis] for axis in self._order]).permute(back)
+        kernel = self.kernel.view([self._shape[axis] for axis in self._order]).permute(back)
+        weights[: kernel.numel()].view(self._shape).copy_(kernel)
+        weights[kernel.numel() :].copy_(self.bias)
 
-    def begin(self, descent: Descent) -> None:
-        """Start training from what was loaded."""
-        self.kernel_step = Step(self.kernel, descent, descent.shrinkage(kernel=True))
-        self.bias_step = Step(self.bias, descent, descent.shrinkage(kernel=False))
+    def begin(self, descent: Descent, constant: Tensor | None) -> None:
+        """Start training from what was loaded; ``constant`` is this layer's part of ``LocalSolve.constant``."""
+        kernel, bias = (None, None) if constant is None else self._parts(constant)
+        self.kernel_step = Step(self.kernel, descent, descent.shrinkage(kernel=True), kernel)
+        self.bias_step = Step(self.bias, descent, descent.shrinkage(kernel=False), bias)
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Kernel and bias of a flat layer, laid out as here."""
+        kernel = flat[: self.kernel.numel()].view(self._shape).permute(self._order)
+        return kernel.reshape(self.kernel.shape), flat[self.kernel.numel() :]

@@ -29,27 +29,25 @@ class Network:
         self._layers: list[Layer] = list(_layers(architecture, dtype))
         trained = [(at, layer.trained) for at, layer in enumerate(self._layers) if isinstance(layer, _TRAINED)]
         self._kernels = [kernel for _, kernel in trained]
+        self._sizes = [kernel.size for kernel in self._kernels]
         self._lowest = trained[0][0]
         self._dropouts = [layer for layer in self._layers if isinstance(layer, Dropout)]
 
     def load(self, weights: Tensor) -> None:
         """Take the parameters of a flat model, [d]."""
-        at = 0
-        for kernel in self._kernels:
-            kernel.load(weights[at : at + kernel.size])
-            at += kernel.size
+        for kernel, own in zip(self._kernels, torch.split(weights, self._sizes), strict=True):
+            kernel.load(own)
 
     def store(self, weights: Tensor) -> None:
         """Write the parameters into a flat model, [d]."""
-        at = 0
-        for kernel in self._kernels:
-            kernel.store(weights[at : at + kernel.size])
-            at += kernel.size
+        for kernel, own in zip(self._kernels, torch.split(weights, self._sizes), strict=True):
+            kernel.store(own)
 
-    def begin(self, descent: Descent) -> None:
-        """Start training from the parameters there are."""
-        for kernel in self._kernels:
-            kernel.begin(descent)
+    def begin(self, descent: Descent, constant: Tensor | None) -> None:
+        """Start training from the parameters there are; ``constant`` is that of ``LocalSolve``."""
+        parts = [None] * len(self._sizes) if constant is None else torch.split(constant, self._sizes)
+        for kernel, own in zip(self._kernels, parts, strict=True):
+            kernel.begin(descent, own)
 
     def outputs(self, x: Tensor) -> Tensor:
         """Logits of samples, channels last, without dropout; writes over ``x``."""

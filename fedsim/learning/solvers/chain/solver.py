@@ -77,7 +77,8 @@ class Chain:
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         network = self._loaded(solve.weights)
-        network.begin(descent)
+        constant = solve.constant(descent)
+        network.begin(descent, None if constant is None else torch.tensor(constant))
         batches, x, total = solve.batches, self._laid_out(solve.x), 0.0
         rows, room = torch.from_numpy(batches.rows), Room(self._dtype)
         for step, count in enumerate(batches.counts.tolist()):

@@ -27,17 +27,21 @@ class Rule(NamedTuple):
 
     lr: np.floating
     momentum: np.floating
-    proximal: np.floating
+    mu: np.floating
     kernels: np.floating
     biases: np.floating
 
 
 class Parameter(NamedTuple):
-    """Weights, their velocity, and where they started; the last two have no rows where the rule has no use for them."""
+    """Weights, their velocity, where they started, and their part of ``LocalSolve.constant``.
+
+    All but the weights have no rows where the rule has no use for them.
+    """
 
     weight: Floats
     velocity: Floats
-    anchor: Floats
+    start: Floats
+    constant: Floats
 
 
 class Entry(NamedTuple):
@@ -127,7 +131,7 @@ def descend(
 @compiled
 def _of(stack: Parameter, layer: int) -> Parameter:
     """One of several parameters."""
-    return Parameter(stack.weight[layer], stack.velocity[layer], stack.anchor[layer])
+    return Parameter(stack.weight[layer], stack.velocity[layer], stack.start[layer], stack.constant[layer])
 
 
 @compiled
@@ -274,7 +278,7 @@ def _descend_kernel(
     kernel: Parameter, outputs: int, features: Floats, batch: Positions, filled: int, error: Floats, rule: Rule
 ) -> None:
     """One step along the gradient error^T features."""
-    target, scale = _prepare(kernel, rule, rule.kernels, rule.proximal)
+    target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
     _add_products(target, outputs, target.shape[1], features, batch, filled, error, scale)
     _follow(kernel, rule)
 
@@ -282,7 +286,7 @@ def _descend_kernel(
 @compiled
 def _descend_along(moved: Parameter, batch: Positions, count: int, error: Floats, rule: Rule) -> None:
     """One step along a gradient that is the error at the samples of the batch, and 0 at all others; drawn to 0."""
-    target, scale = _prepare(moved, rule, rule.kernels, rule.proximal - rule.proximal)
+    target, scale = _prepare(moved, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(count):
         for output in range(target.shape[1]):
             target[batch[rank], output] += scale * error[rank, output]
@@ -292,7 +296,7 @@ def _descend_along(moved: Parameter, batch: Positions, count: int, error: Floats
 @compiled
 def _descend_bias(bias: Parameter, outputs: int, count: int, error: Floats, rule: Rule) -> None:
     """One step along the gradient that is the sum of the errors."""
-    target, scale = _prepare(bias, rule, rule.biases, rule.proximal)
+    target, scale = _prepare(bias, rule, rule.biases, rule.mu)
     for rank in range(count):
         for output in range(outputs):
             target[0, output] += scale * error[rank, output]
@@ -300,25 +304,29 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: Floats, rule
 
 
 @compiled
-def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, proximal: np.floating) -> tuple[Floats, np.floating]:
+def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating) -> tuple[Floats, np.floating]:
     """Do what of a step does not depend on the samples; say what to add the gradient to, and with which factor."""
-    weight, velocity, anchor = part
+    weight, velocity, start, constant = part
     rows, columns = weight.shape
+    target, scale = weight, -rule.lr
     if len(velocity):
+        target, scale = velocity, weight.dtype.type(1)
         for row in range(rows):
             for column in range(columns):
                 velocity[row, column] = rule.momentum * velocity[row, column] + shrinkage * weight[row, column]
-                if proximal > 0:
-                    velocity[row, column] -= proximal * anchor[row, column]
-        return velocity, weight.dtype.type(1)
-    if shrinkage > 0:
+                if mu > 0:
+                    velocity[row, column] -= mu * start[row, column]
+    elif shrinkage > 0:
         for row in range(rows):
             for column in range(columns):
                 pull = shrinkage * weight[row, column]
-                if proximal > 0:
-                    pull -= proximal * anchor[row, column]
+                if mu > 0:
+                    pull -= mu * start[row, column]
                 weight[row, column] -= rule.lr * pull
-    return weight, -rule.lr
+    for row in range(len(constant)):
+        for column in range(columns):
+            target[row, column] += scale * constant[row, column]
+    return target, scale
 
 
 @compiled

@@ -36,38 +36,53 @@ def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descen
     Returns:
         The mean loss over the samples of the last epoch.
     """
-    first = next(split(flat, sizes))[0]
-    form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent)
-    loss = _steps(form.entry, flat, sizes, solve, descent)
+    constant = solve.constant(descent)
+    constant = None if constant is None else constant.astype(flat.dtype, copy=False)
+    first, of_first = next(split(flat, sizes))[0], None if constant is None else next(split(constant, sizes))[0]
+    form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent, of_first)
+    loss = _steps(form.entry, flat, constant, sizes, solve, descent)
     form.write(solve.batches.steps)
     return loss
 
 
-def _steps(entry: Entry, flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent) -> float:
+def _steps(
+    entry: Entry, flat: Floats, constant: Floats | None, sizes: Sequence[int], solve: LocalSolve, descent: Descent
+) -> float:
     """Carry out all steps, of ``entry`` and of everything in ``flat`` but its first kernel; the mean loss as above."""
-    batches, layers = solve.batches, list(split(flat, sizes))
-    kernels, biases = [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
-    stacked_kernels, stacked_biases = _stacked(kernels, flat, in_fours=True), _stacked(biases, flat, in_fours=False)
+    batches, (kernels, biases) = solve.batches, _stacks(flat, sizes)
+    of_kernels, of_biases = (None, None) if constant is None else _stacks(constant, sizes)
     loss = descend(
         entry,
-        parameter(stacked_kernels, descent),
-        parameter(stacked_biases, descent),
+        parameter(kernels, descent, of_kernels),
+        parameter(biases, descent, of_biases),
         np.array(sizes[1:]),
         Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch),
         _rule(descent, flat.dtype),
         _scratch(batches, sizes, flat.dtype),
     )
-    for stacked, own in ((stacked_kernels, kernels), (stacked_biases, biases)):
+    for stacked, own in zip((kernels, biases), _rest(flat, sizes), strict=True):
         for trained, array in zip(stacked, own, strict=True):
             array[:] = trained[: array.shape[0], : array.shape[1]]
     return loss / int(batches.counts[batches.last_epoch :].sum())
 
 
-def _stacked(arrays: Sequence[Floats], like: Floats, *, in_fours: bool) -> Floats:
+def _rest(flat: Floats, sizes: Sequence[int]) -> tuple[list[Floats], list[Floats]]:
+    """All but the first kernel of a flat model, in its own memory: the other kernels, and the biases as rows."""
+    layers = list(split(flat, sizes))
+    return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
+
+
+def _stacks(flat: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """Copies of the same in two arrays."""
+    kernels, biases = _rest(flat, sizes)
+    return _stacked(kernels, flat.dtype, in_fours=True), _stacked(biases, flat.dtype, in_fours=False)
+
+
+def _stacked(arrays: Sequence[Floats], dtype: np.dtype[np.floating], *, in_fours: bool) -> Floats:
     """Matrices filled up to one shape with zeros, [count, rows, columns]; with rows ``in_fours``, if need be."""
     rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
     rows = fours(rows) if in_fours else rows
-    stacked = np.zeros((len(arrays), rows, columns), like.dtype)
+    stacked = np.zeros((len(arrays), rows, columns), dtype)
     for own, array in zip(stacked, arrays, strict=True):
         own[: array.shape[0], : array.shape[1]] = array
     return stacked
@@ -76,7 +91,7 @@ def _stacked(arrays: Sequence[Floats], like: Floats, *, in_fours: bool) -> Float
 @lru_cache(maxsize=64)
 def _rule(descent: Descent, dtype: np.dtype[np.floating]) -> Rule:
     number, kernels, biases = dtype.type, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False)
-    return Rule(number(descent.lr), number(descent.momentum), number(descent.proximal), number(kernels), number(biases))
+    return Rule(number(descent.lr), number(descent.momentum), number(descent.mu), number(kernels), number(biases))
 
 
 def _scratch(batches: Batches, sizes: Sequence[int], dtype: np.dtype[np.floating]) -> Scratch:
