@@ -19,7 +19,7 @@ class FedProxParams(SynchronousParams):
     """
 
     kind: Literal["fedprox"] = "fedprox"
-    mu: float = Field(default=1.0, ge=0.0)
+    mu: float = Field(default=1.0, ge=0.0, le=1e6)
     partial_work: bool = True
 
 

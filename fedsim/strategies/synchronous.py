@@ -50,7 +50,7 @@ class SynchronousParams(StrategyParams):
     clients_per_round: int = Field(default=10, ge=1)
     local_epochs: Epochs = 1
     deadline: PositiveSeconds | None = None
-    relative_deadline: float | None = Field(default=None, gt=0.0)
+    relative_deadline: float | None = Field(default=None, gt=0.0, le=1e9)
     reference_epochs: Epochs = 5
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"
