@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from numpy.typing import NDArray
 
+from fedsim.durable import replacing
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.records.reading import RunFolder
 
@@ -111,7 +112,8 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
         content = rendered(figure, kind)
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            with replacing(path) as beside:  # no link is followed
+                beside.write_bytes(content)
         except OSError as error:
             raise RunFolderError(f"{str(path)!r} cannot be written: {error.strerror}") from None
         paths.append(path)

@@ -129,7 +129,9 @@ def test_training_may_come_to_its_end(executor: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("executor", ["inline", "threads"])
-def test_training_has_no_more_than_its_time_after_sigterm(executor: str, tmp_path: Path) -> None:
-    errors = interrupted(LONG_TRAINING, signal.SIGTERM, quiet_world(FEDAVG), tmp_path, "--executor", executor)
+@pytest.mark.parametrize("evaluation", [{}, {"from_round": 1000}], ids=["at the end of a round", "at the end of the run"])
+def test_training_has_no_more_than_its_time_after_sigterm(evaluation: dict[str, int], executor: str, tmp_path: Path) -> None:
+    sections = quiet_world(FEDAVG) | {"evaluation": evaluation}
+    errors = interrupted(LONG_TRAINING, signal.SIGTERM, sections, tmp_path, "--executor", executor)
     assert "this instant takes too long" in errors
     assert not (tmp_path / "out" / "summary.json").exists()

@@ -26,11 +26,11 @@ class TrainingSpec(Spec):
         device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
     """
 
-    lr: float = Field(default=0.03, gt=0.0)
+    lr: float = Field(default=0.03, gt=0.0, le=1e6)
     batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    weight_decay: float = Field(default=0.0, ge=0.0)
-    l2: float = Field(default=0.0, ge=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
+    l2: float = Field(default=0.0, ge=0.0, le=1e6)
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     init: Literal["glorot", "torch"] = "glorot"
     solver: Choice = "fast"

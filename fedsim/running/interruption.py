@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fedsim.output.harmless import say
@@ -41,13 +42,19 @@ def _watch(job: "Job", loop: asyncio.AbstractEventLoop, number: int) -> None:
     turn = threading.Event()
     turn.set()
     begun = alive = time.monotonic()
-    while not job.simulation.settled:
+    simulation = job.simulation
+    while not job.over:
         now = time.monotonic()
-        if turn.is_set() or job.simulation.working:
+        if turn.is_set() or simulation.working:
             alive = now
             turn.clear()
-            loop.call_soon_threadsafe(turn.set)
-        if now - alive > _PATIENCE_S or (number == signal.SIGTERM and now - begun > _TRAINING_S):
+            with suppress(RuntimeError):  # it was closed in this moment
+                loop.call_soon_threadsafe(turn.set)
+        stuck = now - alive > _PATIENCE_S
+        is_late = number == signal.SIGTERM and now - begun > _TRAINING_S
+        # To be saved and to write what there is may take its time; to train for that, when the run is over, may not.
+        writes = simulation.settled and (stuck or simulation.stopped is None)
+        if (stuck or is_late) and not writes:
             say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
             end_at_once()
         time.sleep(_LOOK_S)

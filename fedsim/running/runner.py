@@ -91,6 +91,9 @@ class Job:
         executor: where real work runs; the job closes it.
         resume: go on with the run in ``out`` where its newest checkpoint left it.
 
+    Attributes:
+        over: whether it has ended, however it did, and its books are closed.
+
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
         CheckpointError: there is nothing to resume; what is there is as it was.
@@ -98,6 +101,7 @@ class Job:
 
     def __init__(self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False) -> None:
         self._started = time.perf_counter()
+        self.over = False
         self.scenario, self.out = scenario, out
         with ExitStack() as held:  # what is refused lets go of the folder
             if out is not None and resume:
@@ -148,6 +152,7 @@ class Job:
             try:
                 result = await self._close(status)
             finally:
+                self.over = True
                 self._held.close()
                 self.simulation.executor.close()
         return result

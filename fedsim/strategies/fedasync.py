@@ -26,7 +26,7 @@ class FedAsyncParams(AsynchronousParams):
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     exponent: float = Field(default=0.5, ge=0.0)
-    rho: float = Field(default=0.0, ge=0.0)
+    rho: float = Field(default=0.0, ge=0.0, le=1e6)
 
 
 class FedAsyncClient(Client[FedAsyncParams]):

@@ -22,7 +22,7 @@ class FedBuffParams(AsynchronousParams):
 
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
-    server_lr: float = Field(default=1.0, gt=0.0)
+    server_lr: float = Field(default=1.0, gt=0.0, le=1e6)
     staleness_discount: bool = True
 
 

@@ -21,7 +21,7 @@ class FedProxParams(AggregatingParams):
     """
 
     kind: Literal["fedprox"] = "fedprox"
-    mu: float = Field(default=1.0, ge=0.0)
+    mu: float = Field(default=1.0, ge=0.0, le=1e6)
     partial_work: bool = True
 
 

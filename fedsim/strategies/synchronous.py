@@ -67,7 +67,7 @@ class SynchronousParams(StrategyParams):
         Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
         Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
     ] = None
-    relative_deadline: float | None = Field(default=None, gt=0.0)
+    relative_deadline: float | None = Field(default=None, gt=0.0, le=1e9)
     reference_epochs: Epochs = 5
     deadline_from: Literal["round", "download"] | None = None
     deadline_base: DeadlineBase = "unslowed"

@@ -49,6 +49,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         style.save(style.styled(Figure)(), tmp_path / "file" / "picture")
 
 
+def test_a_picture_takes_the_place_of_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "picture.png").symlink_to(tmp_path / "precious")
+    style.save(style.styled(Figure)(), tmp_path / "picture", ["png"])
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_pixels_are_those_of_the_file() -> None:
     """With a legend outside, which only the layout finds room for."""
 

@@ -39,7 +39,7 @@ class FlexCFLParams(MigratingParams):
     newcomers: Literal["cosine", "random"] = "cosine"
     on_arrival: bool = True
     epochs_after_cold_start: Literal["full", "less"] = "full"
-    eta_g: float = Field(default=0.0, ge=0.0)
+    eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
     inter_group: Literal["normalised", "literal"] = "normalised"
 
     def pretrained(self, devices: int) -> int:
