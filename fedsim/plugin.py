@@ -1,4 +1,4 @@
-"""All that the author of a strategy, or of a part of one, needs: ``from fedsim.plugin import ...``.
+"""All that the author of a strategy, of a part of one, or of a process of the world needs: ``from fedsim.plugin import ...``.
 
 A strategy is a server half (``Strategy``, or one of its loops) and a client half (``Client``) that know each other by messages
 alone. What each is called with, and when, stands in its docstring.
@@ -18,6 +18,7 @@ from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousParams
 from fedsim.training import Limit, Part, Training
+from fedsim.world.processes import Hold, Process, World
 from fedsim.world.task import Evaluate, Train
 
 __all__ = [
@@ -32,11 +33,13 @@ __all__ = [
     "Free",
     "Grouped",
     "GroupedParams",
+    "Hold",
     "Lazy",
     "Limit",
     "Measured",
     "Order",
     "Part",
+    "Process",
     "Ref",
     "Server",
     "Setting",
@@ -49,5 +52,6 @@ __all__ = [
     "TaskEnd",
     "Train",
     "Training",
+    "World",
     "pure",
 ]
