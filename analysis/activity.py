@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
+from fedsim.records.schema import is_act
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class Activity:
             end's record says beyond that, as JSON (None for a step that never ended).
         tasks: ``device``, ``task``, ``end``, ``outcome``, and ``period``, the number of rounds that had ended by then.
         rounds: ``round``, ``end``, and ``deadline`` (NaN where there is none).
+        acts: ``end``, when processes of the world did something.
         end: the time of the last record.
     """
 
     steps: pd.DataFrame
     tasks: pd.DataFrame
     rounds: pd.DataFrame
+    acts: pd.DataFrame
     end: float
 
 
@@ -37,7 +40,8 @@ def read_activity(run: RunFolder) -> Activity:
     events = run.table(EVENTS).to_pandas()
     last = float(events["time"].max()) if len(events) else 0.0
     tasks = _tasks(events)
-    return Activity(_steps(events, tasks, last), tasks, _rounds(events), last)
+    acts = events.loc[events["kind"].astype(str).map(is_act).astype(bool), ["time"]].rename(columns={"time": "end"})
+    return Activity(_steps(events, tasks, last), tasks, _rounds(events), acts, last)
 
 
 def _tasks(events: pd.DataFrame) -> pd.DataFrame:

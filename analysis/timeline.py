@@ -25,6 +25,7 @@ _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a d
 _STRIP_IN, _FRAME_IN = 1.2, 2.3  # the strip below; title, axis labels and legend together
 _MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 _ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
 
@@ -88,7 +89,7 @@ def _title(run: RunFolder, view: View, population: int) -> str:
 
 
 def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artist]:
-    """Round ends and deadlines through all panels; of many only every so many-th; returns the legend's entries.
+    """Round ends, deadlines and acts of processes through all panels, of many some; returns the legend's entries.
 
     A round that closed before its deadline has no deadline line: it would fall into the next round.
     """
@@ -102,6 +103,12 @@ def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artis
             for panel in panels:
                 panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, alpha=shade, gid=column, **look)
             handles.append(Line2D([], [], label=label + which, alpha=shade, **look))
+    if len(view.acts):
+        acts = np.unique(view.acts["end"].to_numpy() / unit)
+        acts = acts[:: style.step_for(len(acts), _MOST_LINES)]
+        for panel in panels:
+            panel.vlines(acts, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, gid="process", **_ACT)
+        handles.append(Line2D([], [], label="a process of the world acts", **_ACT))
     return handles
 
 

@@ -28,8 +28,8 @@ class View:
         start, end: in simulated seconds. What ended at ``start`` belongs to what came before.
         devices: the devices shown, from the top lane to the bottom one.
         at_work: how many devices worked within the span, shown or not.
-        steps, tasks, rounds: the activity's tables cut down to the span and the devices (``rounds`` to the span alone), with
-            a column ``lane`` where there is a device.
+        steps, tasks, rounds, acts: the activity's tables cut down to the span and the devices (``rounds`` and ``acts`` to the
+            span alone), with a column ``lane`` where there is a device.
     """
 
     start: float
@@ -39,6 +39,7 @@ class View:
     steps: pd.DataFrame
     tasks: pd.DataFrame
     rounds: pd.DataFrame
+    acts: pd.DataFrame
 
     @property
     def half_lane(self) -> float:
@@ -78,13 +79,14 @@ def look_at(
         raise PictureError(f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and end after that")
     since = start if start > 0 else -np.inf  # what ends at the very beginning of the run belongs to it
     steps = activity.steps[(activity.steps["end"] > since) & (activity.steps["start"] < end)]
-    tasks, rounds = (table[table["end"].between(since, end, inclusive="right")] for table in (activity.tasks, activity.rounds))
+    tables = (activity.tasks, activity.rounds, activity.acts)
+    tasks, rounds, acts = (table[table["end"].between(since, end, inclusive="right")] for table in tables)
     at_work = _SORTS[order](steps, population)
     if not len(at_work):
         raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
     shown = at_work[np.unique(np.linspace(0, len(at_work) - 1, min(most, len(at_work))).round().astype(int))]
     lane = pd.Series(np.arange(len(shown)), index=shown)
-    return View(start, end, shown, len(at_work), _on_lanes(steps, lane), _on_lanes(tasks, lane), rounds)
+    return View(start, end, shown, len(at_work), _on_lanes(steps, lane), _on_lanes(tasks, lane), rounds, acts)
 
 
 def span_of_rounds(activity: Activity, first: int, stop: int) -> Span:

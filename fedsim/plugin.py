@@ -1,4 +1,4 @@
-"""All that the author of a strategy, of a part of one, of data or of a world needs: ``from fedsim.plugin import ...``.
+"""All that the author of a strategy, a part, data or a process of the world needs: ``from fedsim.plugin import ...``.
 
 A strategy is a server half (``Strategy``, or one of its loops) and a client half (``Client``) that know each other by messages
 alone. What each is called with, and when, stands in its docstring.
@@ -32,6 +32,7 @@ from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import AvailabilityModel
 from fedsim.world.distributions import Distribution
 from fedsim.world.network.spec import NetworkModel
+from fedsim.world.processes import Hold, Process, World
 from fedsim.world.task import Evaluate, Train
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Free",
     "Grouped",
     "GroupedParams",
+    "Hold",
     "Lazy",
     "Limit",
     "Measured",
@@ -62,6 +64,7 @@ __all__ = [
     "Order",
     "Part",
     "Partition",
+    "Process",
     "Raw",
     "Ref",
     "Selection",
@@ -80,6 +83,7 @@ __all__ = [
     "TaskEnd",
     "Train",
     "Training",
+    "World",
     "federated",
     "pure",
 ]

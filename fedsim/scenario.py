@@ -30,6 +30,7 @@ from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
+from fedsim.world.processes import WorldSpec
 
 
 def _strategy_params(value: Any) -> Any:
@@ -50,7 +51,7 @@ class Scenario(Spec):
         seed: one seed gives every strategy the same world.
         learning: ``on``, or ``off`` for time and bytes only.
         drift: how data change while the run goes on; None: they don't.
-        data, model, training, population, network, messages, strategy, evaluation, stop, checkpoint: the other sections.
+        data, model, training, population, network, world, messages, strategy, evaluation, stop, checkpoint: the other sections.
     """
 
     name: str = Field(default="unnamed", max_length=200)
@@ -61,6 +62,7 @@ class Scenario(Spec):
     training: TrainingSpec = TrainingSpec()
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
+    world: WorldSpec = WorldSpec()
     drift: ShiftSpec | None = None
     messages: MessagesSpec = MessagesSpec()
     strategy: Annotated[SerializeAsAny[StrategyParams], BeforeValidator(_strategy_params)] = FedAvgParams()
@@ -85,6 +87,8 @@ class Scenario(Spec):
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
+        if self.world.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
+            raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.world.not_restorable}")
         return self
 
     def install(self, simulation: Simulation) -> Any:
@@ -198,7 +202,7 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
         last = depth == len(location) - 1
         if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
             here = here[part]  # type: ignore[index]
-        elif not (last and isinstance(here, Mapping)):
+        elif not (last and isinstance(here, Mapping | str)):
             continue  # the tag of a union, or a key that stands for a shorthand
         keys.append(str(part))
     return ".".join(keys)

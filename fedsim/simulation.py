@@ -14,7 +14,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
@@ -54,10 +54,36 @@ class Record(NamedTuple):
 _make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
 
 
-class Wakeup(Event):
+class Environment(simpy.Environment):
+    """SimPy's environment, and the one place that uses what SimPy keeps to itself: its schedule, its counter, its clock.
+
+    The driver needs all three. What is due in one instant is done in the order in which it was asked for, SimPy's events and
+    the engine's alarms alike, so both are numbered by one counter. Alarms are set for a time, where ``schedule`` takes a delay
+    (and now + (when - now) is not always when). They ring without an event's list of callbacks, and a cancelled one is dropped
+    without moving the clock: an alarm costs 1.8 microseconds in all, 2.3 as a ``Timeout`` with a callback.
+
+    Attributes:
+        queue: SimPy's schedule: a heap of (time, priority, number, event or ``Wakeup``).
+        number: gives the next number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(initial_time=0.0)
+        self.queue: list[Any] = self._queue
+        self.number: Callable[[], int] = self._eid.__next__
+        for made in ("event", "process", "timeout"):
+            setattr(self, made, getattr(self, made))  # bound once, as SimPy does for its own class
+
+    def go_to(self, when: float) -> float:
+        """Set the clock (s); returns what it says."""
+        self._now = when
+        return when
+
+
+class Wakeup:
     """A named alarm at an absolute simulated time. Every wait of the engine is one, so that a snapshot can name it.
 
-    It is rung by the driver itself, without SimPy's lists of callbacks: alarms are most of what a run consists of.
+    It is rung by the driver itself: alarms are most of what a run consists of.
 
     Attributes:
         name: a kind and a number.
@@ -65,8 +91,7 @@ class Wakeup(Event):
         ring: what happens then; None when it has happened, or was cancelled.
     """
 
-    _ok = True
-    _value = None
+    __slots__ = ("name", "ring", "when")
 
     def __init__(self, name: tuple[str, int], when: float, ring: Callable[[], None]) -> None:
         self.name = name
@@ -161,7 +186,7 @@ class Simulation:
     """
 
     def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
-        self.env = simpy.Environment(initial_time=0.0)
+        self.env = Environment()
         self.now = 0.0
         self.end = CLOCK_END_S
         self.executor: Executor = Inline() if executor is None else executor
@@ -180,6 +205,7 @@ class Simulation:
         self._interrupted = False
         self.settled = False
         self.working = False
+        self.idle: Callable[[], bool] | None = None  # asked between two instants: does nothing to come matter?
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     # What the world and the server use.
@@ -191,12 +217,12 @@ class Simulation:
     def wake(self, name: tuple[str, int], when: float, callback: Callable[[], None]) -> Wakeup:
         """Call ``callback`` at the absolute time ``when`` (seconds; not before now)."""
         wakeup = Wakeup(name, when, callback)
-        heappush(self.env._queue, (when, NORMAL, next(self.env._eid), wakeup))
+        heappush(self.env.queue, (when, NORMAL, self.env.number(), wakeup))
         return wakeup
 
     def soon(self, callback: Callable[[], None], *, first: bool = False) -> None:
         """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
-        (self._first if first else self._soon).append((next(self.env._eid), callback))
+        (self._first if first else self._soon).append((self.env.number(), callback))
 
     def unsettle(self, solver: Solver) -> None:
         """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
@@ -270,18 +296,22 @@ class Simulation:
         if self._first or self._soon:
             raise SimulationError(f"a snapshot is not possible at {self.now!r} s: the instant is not over")
         found = []
-        for when, _, _, event in sorted(self.env._queue, key=lambda entry: entry[:3]):
+        for when, _, _, event in sorted(self.env.queue, key=lambda entry: entry[:3]):
             if not isinstance(event, Wakeup):
                 raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {event!r} has no name")
             if event.ring is not None:
                 found.append((*event.name, when))
         return found
 
+    def expected(self) -> Iterator[str]:
+        """The kind of each wake-up to come, in no particular order."""
+        return (event.name[0] for *_, event in self.env.queue if type(event) is Wakeup and event.ring is not None)
+
     def set_clock(self, now: float) -> None:
         """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
-        for waiting in (self.env._queue, self._first, self._soon, self._inbox):
+        for waiting in (self.env.queue, self._first, self._soon, self._inbox):
             waiting.clear()
-        self.now = self.env._now = now
+        self.now = self.env.go_to(now)
 
     # What a person uses.
 
@@ -314,7 +344,7 @@ class Simulation:
                 close()
 
     async def _play(self) -> AsyncIterator[None]:
-        env, queue = self.env, self.env._queue
+        go_to, queue = self.env.go_to, self.env.queue
         breath, instants = time.perf_counter(), 0
         while True:
             self._play_world()
@@ -346,12 +376,12 @@ class Simulation:
                     breath = time.perf_counter()
             while queue and type(queue[0][3]) is Wakeup and queue[0][3].ring is None:
                 heappop(queue)
-            if not queue:
+            if not queue or (self.idle is not None and self.idle()):
                 return
             if queue[0][0] > CLOCK_END_S:
                 self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
                 return
-            self.now = env._now = queue[0][0]
+            self.now = go_to(queue[0][0])
 
     def _play_world(self) -> None:
         """Process all events that are due now, and settle what they changed, until the world stands still."""
@@ -365,7 +395,7 @@ class Simulation:
 
     def _play_events(self) -> None:
         """Process all events that are due now, in SimPy's order: the urgent ones first, and then as they were scheduled."""
-        env, queue, first, soon, now = self.env, self.env._queue, self._first, self._soon, self.now
+        env, queue, first, soon, now = self.env, self.env.queue, self._first, self._soon, self.now
         while True:
             due = queue[0] if queue and queue[0][0] <= now else None
             if first and (due is None or due[1] != URGENT or due[2] > first[0][0]):
@@ -383,4 +413,4 @@ class Simulation:
                 env.step()
 
 
-__all__ = ["TICK_S", "Blueprint", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
+__all__ = ["TICK_S", "Blueprint", "Environment", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]

@@ -101,7 +101,7 @@ LAYERS = {
     "running": _COMMON | _ENGINE | {"fedsim", "checkpoint", "executors", "output", "records"},
     "scenario": _COMMON | _ENGINE | {"checkpoint", "running"},
     "compare": {"errors", "language", "output", "records", "scenario"},
-    "analysis": {"fedsim", "compare", "errors", "language", "output", "records", "strategies"},
+    "analysis": {"fedsim", "compare", "durable", "errors", "language", "output", "records", "strategies"},
     "loading": _COMMON | {"analysis", "compare", "output", "records", "scenario"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "study": _COMMON | {"compare", "executors", "output", "records", "running", "scenario", "strategies", "world"},

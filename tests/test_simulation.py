@@ -269,7 +269,7 @@ class NaiveBridge(Simulation):
     def _play_world(self) -> None:
         self._deliver_what_happens_to_be_ready()
         super()._play_world()
-        if not self.env._queue:
+        if not self.env.queue:
             while getattr(self, "_outstanding", []):
                 self._deliver_what_happens_to_be_ready()
                 super()._play_world()

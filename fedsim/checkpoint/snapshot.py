@@ -19,7 +19,7 @@ from fedsim.training import Limit, Part, Training
 from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
 from fedsim.world.network.star import Half, Tier
-from fedsim.world.task import Download, Evaluate, Payload, Task, Train, Upload
+from fedsim.world.task import Download, Evaluate, Payload, Queue, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.records.recorder import Recorder
@@ -30,7 +30,7 @@ _CLASSES: dict[str, Any] = {
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
         *(Errand, Order, Free, Lazy),
-        *(Task, Download, Evaluate, Payload, Train, Upload, Training, Limit, Part),
+        *(Task, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
         *(Filling, Flow, Half, Tier),
     )
 }
@@ -59,6 +59,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "network": run.network.snapshot(),
             "workforce": run.workforce.snapshot(),
             "lifetimes": run.lifetimes.snapshot(),
+            "processes": run.processes.snapshot(),
             "drift": None if run.drift is None else run.drift.snapshot(),
             "learner": run.learner.snapshot(),
             "server": run.dispatch.snapshot(),
@@ -97,6 +98,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.dispatch.restore(state["server"])
     run.strategy.state = state["strategy"]
     run.instrument.last = state["last"]
+    run.processes.restore(state["processes"])
     owners = _owners(run)
     for kind, number, when in state["alarms"]:
         if kind not in owners:
@@ -110,7 +112,8 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "look-ahead", "vanish"), run.workforce.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
-    owners |= dict.fromkeys(("timer", "return", "shift"), run.dispatch.rearm)
+    owners |= dict.fromkeys(("timer", "return", "shift", "newcomer"), run.dispatch.rearm)
+    owners["process"] = run.processes.rearm
     if run.drift is not None:
         owners["drift"] = run.drift.rearm
     return owners

@@ -4,7 +4,7 @@ The server half asks; the world carries the message; the client half says what i
 instant at which the device comes to it; the world carries the answer; the server half is told. Neither half holds the other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from fedsim.running.drift import Drift
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
+
+
+_MESSAGES: dict[str, Callable[[int], Message]] = {"return": Return, "shift": Shift, "newcomer": Arrival}
+"""What is said of a device as soon as it can be reached, by the kind of its alarm."""
 
 
 @dataclass(slots=True)
@@ -91,6 +95,7 @@ class Dispatch:
         self._batch_size = batch_size
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
+        self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
 
     def connect(self, workforce: "Workforce", strategy: "Strategy", client: Client[Any], drift: "Drift | None") -> None:
         """Join the sides that need this to be made."""
@@ -123,7 +128,7 @@ class Dispatch:
 
     def await_return(self, device: int, when: float) -> None:
         """Tell the strategy at ``when`` (s) that a device is there."""
-        self.simulation.wake(("return", device), when, lambda: self.simulation.post(Return(device)))
+        self.rearm("return", device, when)
 
     def set_timer(self, name: str, when: float) -> float:
         """Set the timer of a name anew; returns ``when`` (s, on the grid)."""
@@ -207,15 +212,31 @@ class Dispatch:
 
     def on_arrival(self, device: int) -> None:
         """The world says that a newcomer can be reached."""
-        self.simulation.post(Arrival(device))
+        self._tell("newcomer", device)
+
+    def on_switched_on(self, device: int) -> None:
+        """The world says that a device is switched on again: what was to be said of it when it can be reached is said then."""
+        told, self._untold = self._untold, []
+        for kind, number in told:
+            if number == device:
+                self.rearm(kind, device, self.workforce.next_on(device, self.simulation.now))
+            else:
+                self._untold.append((kind, number))
+
+    def _tell(self, kind: str, device: int) -> None:
+        """Give the strategy the message that a device can be reached; later, if it is switched off."""
+        if device in self.workforce.off:
+            self._untold.append((kind, device))
+        else:
+            self.simulation.post(_MESSAGES[kind](device))
 
     def on_shift(self, device: int) -> None:
         """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
         when = self.workforce.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
-            self.simulation.post(Shift(device))
+            self._tell("shift", device)
         elif when < float("inf"):
-            self.simulation.wake(("shift", device), when, lambda: self.simulation.post(Shift(device)))
+            self.rearm("shift", device, when)
 
     async def look_for_shift(self, device: int) -> None:
         """See ``Server.look_for_shift``."""
@@ -255,6 +276,7 @@ class Dispatch:
             "count": self._timer_count,
             "errands": self.errands,
             "devices": self._devices.snapshot(),
+            "untold": self._untold,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -264,12 +286,12 @@ class Dispatch:
         self.errands = state["errands"]
         self._devices.restore(state["devices"])
         self._timers = {}
+        self._untold = state["untold"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: a ``timer``, or a device's ``return`` or ``shift``."""
+        """Set an alarm: a ``timer`` that was there when the snapshot was taken, or one of ``_MESSAGES`` about a device."""
         if kind == "timer":
             name = self._timer_names[number]
             self._timers[name] = self.simulation.wake((kind, number), when, lambda: self._ring(name))
         else:
-            message = Return(number) if kind == "return" else Shift(number)
-            self.simulation.wake((kind, number), when, lambda: self.simulation.post(message))
+            self.simulation.wake((kind, number), when, lambda: self._tell(kind, number))

@@ -70,17 +70,7 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
     Raises:
         ScenarioError: it may not be imported here, cannot be, or is something else; nothing but its module was run.
     """
-    refuse_unless_allowed(path, key)
-    file, _, name = path.rpartition(":")
-    module_name = _module(file)
-    try:
-        module = import_module(module_name) if module_name == file else _from_file(Path(file))
-    except (Exception, SystemExit) as error:
-        raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {_in_words(error)}") from error
-    if not hasattr(module, name):
-        hint = nearest(name, (known for known in vars(module) if not known.startswith("_")))
-        raise ScenarioError(f"{key} is {path!r}, but {module_name!r} has no attribute {name!r}{hint}")
-    found = getattr(module, name)
+    found = named(path, key)
     if isinstance(found, type):
         if issubclass(found, base):
             return found
@@ -94,6 +84,25 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
             "annotations that can be evaluated when the program runs"
         )
     return found
+
+
+def named(path: str, key: str) -> Any:
+    """Whatever is at an import path, the value of ``key``.
+
+    Raises:
+        ScenarioError: it may not be imported here, or cannot be.
+    """
+    refuse_unless_allowed(path, key)
+    file, _, name = path.rpartition(":")
+    module_name = _module(file)
+    try:
+        module = import_module(module_name) if module_name == file else _from_file(Path(file))
+    except (Exception, SystemExit) as error:
+        raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {_in_words(error)}") from error
+    if not hasattr(module, name):
+        hint = nearest(name, (known for known in vars(module) if not known.startswith("_")))
+        raise ScenarioError(f"{key} is {path!r}, but {module_name!r} has no attribute {name!r}{hint}")
+    return getattr(module, name)
 
 
 def _returns(function: FunctionType, base: type) -> bool:

@@ -6,9 +6,8 @@ of a device and a task, and counts as up.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,14 @@ if TYPE_CHECKING:
     from fedsim.simulation import Record
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
+
+_ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
+
+
+def is_act(kind: str) -> bool:
+    """Whether such a record tells what a process of the world did."""
+    return kind in _ACTS or kind.startswith("process:")
+
 
 _OF_TASKS = ("task-start", "step-start", "step-end", "task-end")  # they say whose they are
 _about_task = itemgetter("device", "round", "group", "task")
@@ -95,17 +102,8 @@ DEVICES = pa.schema(
 )
 
 
-def _make_encoder() -> Callable[[Any], str]:
-    """What writes a value as JSON, without spaces and with sorted keys."""
-    encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-    if c_make_encoder is None:
-        return encoder.encode
-    # ``encode`` makes one of these anew for each text, which takes as long as the text itself.
-    chunks = c_make_encoder(None, encoder.default, encode_basestring_ascii, None, ":", ",", True, False, True)
-    return lambda value: "".join(chunks(value, 0))
-
-
-encode = _make_encoder()
+encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""A value as JSON, without spaces and with sorted keys."""
 
 Payloads = Sequence[Sequence[Any]]
 """The parts of a message in the order in which they are sent: purpose and bytes of each."""

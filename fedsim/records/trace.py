@@ -15,6 +15,7 @@ from fedsim.errors import RunFolderError
 from fedsim.records.folder import EVENTS
 from fedsim.records.link_load import link_load, thinned
 from fedsim.records.reading import RunFolder, as_rows
+from fedsim.records.schema import is_act
 
 _MICRO = 1e6  # the format counts in microseconds; thousandths of them are as fine as the simulated clock
 _SERVER, _DEVICES = 1, 2
@@ -25,6 +26,7 @@ _LOSSES = {"lost": "disconnected", "left": "left for good"}
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
 _KEPT = (
     *("task", "round", "purpose", "bytes", "delivered", "epochs", "asked", "models", "what", "partner", "before", "why"),
+    *("link", "rate", "factor", "direction", "slots"),
     *("accuracy", "loss", "train_loss", "purity", "selected", "valid", "slow", "disconnected"),
 )
 
@@ -55,9 +57,9 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
     """All of a trace.
 
     On the lanes of devices: their steps as slices, and as instants when they vanish, arrive, leave for good, when their data
-    shift and when they are put into a group. On the server's lane: rounds as slices (versions of a strategy without rounds as
-    instants), deadlines that were reached, and decisions about groups. Counters: devices at work, accuracy, and the load of the
-    server's link both ways (bytes/s).
+    shift, when they are put into a group, and what processes of the world do to them. On the server's lane: rounds as slices
+    (versions of a strategy without rounds as instants), deadlines that were reached, decisions about groups, and what processes
+    do to links. Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
 
     Raises:
         RunFolderError: a table is missing or damaged.
@@ -114,7 +116,9 @@ class _Lanes:
                 self._round = event
             case "round":
                 yield from self._end_round(event)
-            case _ if kind in _DECISIONS:
+            case _ if is_act(kind) and event["device"] is not None:
+                yield self._instant(event, kind)
+            case _ if kind in _DECISIONS or is_act(kind):
                 yield _instant(kind, _SERVER, 0, time, {})
 
     def close(self) -> Iterator[Entry]:

@@ -19,6 +19,7 @@ from fedsim.streams import Streams
 from fedsim.world.compute import Compute
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Network
+from fedsim.world.processes.world import Processes
 from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Run:
 
     Attributes:
         scenario, simulation: what runs, and its clock.
-        population, network, workforce: the world.
+        population, network, workforce, processes: the world.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
         dispatch: what carries the messages of the two halves.
@@ -91,6 +92,9 @@ class Run:
         client = strategy.Client(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
+        self.processes = Processes(
+            scenario.world.processes, simulation, streams, self.network, self.workforce, self.dispatch.on_switched_on
+        )
         self.dispatch.connect(self.workforce, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import fedsim
 from fedsim.checkpoint.checkpointer import Checkpointer
 from fedsim.checkpoint.checkpointer import resume as resume_run
 from fedsim.checkpoint.origins import Origins
-from fedsim.errors import ScenarioError, SimulationError, nearest
+from fedsim.errors import CheckpointError, ScenarioError, SimulationError, nearest
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
@@ -103,6 +103,9 @@ class Job:
         self._started = time.perf_counter()
         self.over = False
         self.scenario, self.out = scenario, out
+        lost = scenario.world.not_restorable
+        if resume and lost:
+            raise CheckpointError(f"the run cannot be resumed: {lost}")
         with ExitStack() as held:  # what is refused lets go of the folder
             if out is not None and resume:
                 files.refuse_other_run(out, scenario.to_toml())
@@ -125,7 +128,8 @@ class Job:
                     resume_run(out, self.run, self.recorder, origins)
                     files.reopen(out, self.recorder.parts)
                 files.write_network(out, self.run.network.layout())
-                self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
+                if lost is None:
+                    self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch)
@@ -237,6 +241,7 @@ def run(
         CheckpointError: there is nothing to resume.
         SimulationError: the run met a state from which it cannot go on; the folder holds what there was until then.
     """
-    if asyncio._get_running_loop() is not None:
+    with suppress(RuntimeError):  # what asyncio raises where no loop runs
+        asyncio.get_running_loop()
         raise SimulationError("an event loop is running here already (a notebook?): use 'await fedsim.run_async(...)'")
     return asyncio.run(run_async(scenario, out, executor=executor, workers=workers, address=address, resume=resume))

@@ -62,7 +62,14 @@ class Upload:
     name = "upload"
 
 
-Step = Download | Train | Evaluate | Upload
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The device waits until it is let in with the message of the step after this one."""
+
+    name = "queue"
+
+
+Step = Download | Train | Evaluate | Upload | Queue
 
 
 @dataclass(slots=True)
@@ -83,7 +90,7 @@ class Task:
         samples: training samples that it computes on: those that the device held (or the part of them) when the last training
             or evaluation began, or when the task did.
         version: the version of the device's data at that instant.
-        epoch_ends: when the epochs of the running training end (absolute s).
+        epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
         ending: what it means when the alarm of the running computation rings: None that it is done, else the cause.
         outcome: how it ended, or None while it runs.
     """

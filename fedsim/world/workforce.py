@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
@@ -23,7 +24,7 @@ from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
-from fedsim.world.task import Cause, Download, Evaluate, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Evaluate, Queue, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.world.population import Population
@@ -43,6 +44,7 @@ class Wait:
         closed: whether the step's gate is closed: the task waits at it. Not before its first step has begun.
         alarm: opens the gate: the end of a computation, or the instant at which the device vanishes.
         flow: the transfer whose end opens the gate.
+        slot: the place that the task's message has, or waits for, where messages queue.
     """
 
     task: Task
@@ -51,6 +53,7 @@ class Wait:
     closed: bool = False
     alarm: Wakeup | None = None
     flow: Flow | None = None
+    slot: simpy.resources.resource.Request | None = None
 
 
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
@@ -68,6 +71,12 @@ class Workforce:
         batch_size: B, samples of an SGD step.
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
+
+    Attributes:
+        running: the tasks that have not ended, by their numbers.
+        paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
+        off: the devices that are switched off, whatever their availability says.
+        queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
     """
 
     def __init__(
@@ -90,6 +99,13 @@ class Workforce:
         self._next_steps = next_steps
         self._on_end = on_end
         self.running: dict[int, Task] = {}
+        self.paces: dict[int, float] = {}
+        self.off: set[int] = set()
+        self._known_ends: dict[
+            int, list[float]
+        ] = {}  # of computations whose pace has changed: task -> ends up to the running one
+        self.queues: dict[Direction, simpy.Resource] = {}
+        self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
         self._waits: dict[int, Wait] = {}
         self._working: dict[int, int] = {}
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
@@ -99,18 +115,23 @@ class Workforce:
 
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
-        return device not in self._working and self._availability.span(device, self._simulation.now).on
+        if device in self._working or device in self.off:
+            return False
+        return self._availability.span(device, self._simulation.now).on
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of ``devices``, all different, can be reached now and have nothing to do; bool, as many."""
         free: NDArray[np.bool_] = ~self._busy[devices]
+        if self.off:
+            free &= ~np.isin(devices, sorted(self.off))
         free[free] = self._availability.on(devices[free], self._simulation.now)
         return free
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
-        Where the run is over before ``time``, it is that.
+        Where the run is over before ``time``, it is that. Nobody knows for how long a device stays switched off, so that counts
+        for nothing here.
         """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
@@ -160,21 +181,101 @@ class Workforce:
         for task_id in list(self._waits):
             self.end(task_id, cause)
 
+    # What processes of the world do to devices.
+
+    def set_pace(self, device: int, pace: float) -> None:
+        """From now on the device computes at a factor of its own speed.
+
+        What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
+        """
+        before = self.paces.pop(device, 1.0)
+        if pace != 1.0:
+            self.paces[device] = pace
+        wait = self._waits.get(self._working.get(device, -1))
+        step = None if wait is None or not wait.closed else wait.task.steps[wait.task.position]
+        if wait is None or not isinstance(step, Train | Evaluate):
+            return
+        task, now, alarm = wait.task, self._simulation.now, wait.alarm
+        assert task.epoch_ends is not None
+        assert alarm is not None
+        done = bisect_right(task.epoch_ends, now)
+        if alarm.when <= now or done == len(task.epoch_ends):
+            return
+        end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
+        alarm.cancel()
+        self._known_ends[task.id] = [*task.epoch_ends[:done], end]
+        self._look_ahead(wait)
+
+    def switch_off(self, device: int) -> None:
+        """From now on the device cannot be reached; its task is lost, but for what ends in this very instant."""
+        self.off.add(device)
+        wait = self._waits.get(self._working.get(device, -1))
+        if wait is None:
+            return
+        wait.off = now = self._simulation.now
+        if not wait.closed:
+            return  # the next step is lost when it begins
+        if isinstance(wait.task.steps[wait.task.position], Train | Evaluate):
+            if wait.alarm is not None and wait.alarm.when > now:
+                self._open(wait, self._loss(device, now))
+        else:
+            self._vanish(wait)
+
+    def switch_on(self, device: int) -> None:
+        """The device can be reached again whenever its availability says so."""
+        self.off.discard(device)
+
+    def queue(self, direction: Direction, slots: simpy.Resource) -> None:
+        """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
+
+        Raises:
+            SimulationError: messages of that direction queue for something else already.
+        """
+        if direction in self.queues:
+            raise SimulationError(
+                f"messages {direction} queue for {self.queues[direction]!r} already; there is one queue a direction"
+            )
+        self.queues[direction] = slots
+        for task_id in self._queued.pop(direction, ()):
+            self._take_slot(self._waits[task_id], slots)
+
+    def _take_slot(self, wait: Wait, slots: simpy.Resource) -> bool:
+        """Ask for a slot; returns whether there was one. If not, the gate opens when there is."""
+        wait.slot = slots.request()
+        if not wait.slot.triggered:
+            wait.slot.callbacks.append(lambda _: self._open(wait, None))
+        return wait.slot.triggered
+
+    def _leave_slot(self, wait: Wait) -> None:
+        slot, wait.slot = wait.slot, None
+        if slot is not None and slot.triggered:
+            slot.resource.release(slot)
+        elif slot is not None:
+            slot.cancel()
+
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered of the devices' work; ``restore`` takes it back."""
+        tasks = {id(wait.slot): task_id for task_id, wait in self._waits.items() if wait.slot is not None}
+        queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
         return {
             "asked": self._asked,
             "times_asked": self.times_asked,
             "times_selected": self.times_selected,
             "running": [(task, self._waits[task.id].flow) for task in self.running.values()],
+            "paces": self.paces,
+            "off": sorted(self.off),
+            "known_ends": self._known_ends,
+            "queued": queued,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave: every task stands where it stood. Alarms follow by ``rearm``."""
+        """Take up what ``snapshot`` gave: every task stands where it stood. Alarms follow by ``rearm``, queues by ``queue``."""
         self._asked = state["asked"]
         self.times_asked[:], self.times_selected[:] = state["times_asked"], state["times_selected"]
+        self.paces, self.off, self._queued = state["paces"], set(state["off"]), state["queued"]
+        self._known_ends = state["known_ends"]
         for task, flow in state["running"]:
             wait = Wait(task, task.fields(), self._off(task.device), closed=True, flow=flow)
             if flow is not None:
@@ -211,6 +312,11 @@ class Workforce:
     def _begin_step(self, wait: Wait) -> None:
         task = wait.task
         step = task.steps[task.position]
+        if self.queues and wait.slot is None and isinstance(step, Download | Upload):
+            slots = self.queues.get(_direction(step))
+            if slots is not None and not self._take_slot(wait, slots):
+                step = Queue()
+                task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.step_start = self._simulation.now
         wait.closed = True
         self._simulation.record("step-start", {**wait.fields, "step": step.name})
@@ -241,6 +347,8 @@ class Workforce:
         """Start a step, and arm what will open its gate."""
         if isinstance(step, Train | Evaluate):
             self._begin_computing(task, step, wait)
+        elif isinstance(step, Queue):
+            self._watch(wait)
         else:
             self._begin_transfer(task, step, wait)
 
@@ -249,11 +357,18 @@ class Workforce:
         if wait.alarm is not None:
             wait.alarm.cancel()
             wait.alarm = None
+        if self._known_ends:
+            self._known_ends.pop(task.id, None)
         if isinstance(step, Train):
             return self._finish_training(task, step, wait, ending)
         if isinstance(step, Evaluate):
             done = ending or "done"
             self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=done, models=len(step.models))
+            return ending
+        if isinstance(step, Queue):
+            self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=ending or "done")
+            if ending is not None:
+                self._leave_slot(wait)
             return ending
         return self._finish_transfer(task, step, wait, ending)
 
@@ -276,22 +391,29 @@ class Workforce:
         reach = on_grid(start + max(self._compute.reach_s, 2 * (now - start)))
         if isinstance(step, Train):
             limit, epochs = self._training_limit(task, step), step.training.epochs
-            epoch_s = self._population.epoch_s(task.device, step.training.samples_an_epoch(task.samples, self._batch_size))
+            epoch_s = self._epoch_s(task.device, step.training.samples_an_epoch(task.samples, self._batch_size))
         else:
             assert isinstance(step, Evaluate)
             limit, epochs = math.inf, 1
-            epoch_s = self._population.epoch_s(task.device, task.samples) * _FORWARD_SHARE * len(step.models)
-        ends = self._compute.epoch_ends(task.device, start, epoch_s, epochs, limit, min(last, reach))
+            epoch_s = self._epoch_s(task.device, task.samples) * _FORWARD_SHARE * len(step.models)
+        known = self._known_ends.get(task.id, [])
+        begin = known[-1] if known else start
+        ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, epochs - len(known), limit, min(last, reach))
         far = bool(ends) and reach < min(ends[-1], limit, last)
         adaptive = isinstance(step, Train) and step.limit.adaptive
         if isinstance(step, Train):
-            task.epoch_ends = ends if far or not adaptive else self._compute.adapt(start, ends, limit)
-            ends = task.epoch_ends
+            ends = ends if far or not adaptive else self._compute.adapt(start, ends, limit)
+        task.epoch_ends = ends
         if far:
             wait.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self._look_ahead, wait))
             return
         all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
         self._arm(task, wait, ends[-1] if all_fit else max(limit, now))
+
+    def _epoch_s(self, device: int, samples: int) -> float:
+        """Seconds of an undisturbed epoch at the device's present pace."""
+        seconds = self._population.epoch_s(device, samples)
+        return seconds / self.paces.get(device, 1.0) if self.paces else seconds
 
     def _finish_training(self, task: Task, step: Train, wait: Wait, ending: Ending) -> Ending:
         ends = task.epoch_ends or []
@@ -352,29 +474,34 @@ class Workforce:
         """When the device vanishes next (s); now if it is away."""
         now = self._simulation.now
         span = self._availability.span(device, now)
-        return span.end if span.on else now
+        return span.end if span.on and device not in self.off else now
 
     # Messages: a flow, and beside it a wake-up for the instant at which the device vanishes.
 
     def _begin_transfer(self, task: Task, step: Download | Upload, wait: Wait) -> None:
-        direction: Direction = "down" if isinstance(step, Download) else "up"
         size = float(sum([part.bytes for part in step.payloads]))
-        wait.flow = self._network.start(task.device, direction, size, partial(self._open, wait, None))
+        wait.flow = self._network.start(task.device, _direction(step), size, partial(self._open, wait, None))
+        self._watch(wait)
+
+    def _watch(self, wait: Wait) -> None:
+        """Set the alarm for the instant at which the device vanishes."""
         if wait.off < float("inf"):
             off = max(wait.off, self._simulation.now)
-            wait.alarm = self._simulation.wake(("vanish", task.id), off, partial(self._vanish, wait))
+            wait.alarm = self._simulation.wake(("vanish", wait.task.id), off, partial(self._vanish, wait))
 
     def _vanish(self, wait: Wait) -> None:
-        """The device vanishes while a message is on its way; one that is there by now has arrived."""
+        """The device vanishes while a message is on its way, or waits; one that is there by now has arrived."""
         task, flow, now = wait.task, wait.flow, self._simulation.now
-        assert flow is not None
-        self._network.cancel(flow)
-        self._open(wait, None if flow.sent == flow.size and now > task.step_start else self._loss(task.device, now))
+        if flow is not None:
+            self._network.cancel(flow)
+        arrived = flow is not None and flow.sent == flow.size and now > task.step_start
+        self._open(wait, None if arrived else self._loss(task.device, now))
 
     def _finish_transfer(self, task: Task, step: Download | Upload, wait: Wait, ending: Ending) -> Ending:
         flow = wait.flow
         assert flow is not None
         wait.flow = None
+        self._leave_slot(wait)
         if ending is not None:
             self._network.cancel(flow)
         fields = {**wait.fields, "step": step.name, "outcome": ending or "done", "bytes": flow.size, "delivered": flow.sent}
@@ -385,3 +512,7 @@ class Workforce:
     def _loss(self, device: int, off: float) -> Cause:
         """What it means that the device cannot be reached from ``off`` (s) on."""
         return "left" if off >= self._population.departure[device] else "lost"
+
+
+def _direction(step: Download | Upload) -> Direction:
+    return "down" if isinstance(step, Download) else "up"

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.records.audit.clock import grain_s
 from fedsim.records.audit.columns import Floats
@@ -33,6 +34,44 @@ class Stretch(NamedTuple):
 def slack_s(end: Floats) -> Floats:
     """What rounding may take from the time that each message had (s); float64 [messages]."""
     return 4 * grain_s(end)
+
+
+class Rate(NamedTuple):
+    """What a link can carry, where that changes with time.
+
+    Attributes:
+        since: from when on (s), ascending, the first 0; float64 [n].
+        values: bytes/s, infinity allowed; float64 [n].
+    """
+
+    since: Floats
+    values: Floats
+
+    def carried(self, until: Floats) -> Floats:
+        """The most bytes from 0 to each of some times (s), those of times of infinite rate left out; float64 [times]."""
+        values = np.where(np.isinf(self.values), 0.0, self.values)
+        place = np.searchsorted(self.since, until, side="right") - 1
+        return self._sums()[place] + values[place] * (until - self.since[place])
+
+    def is_unlimited(self, begin: Floats, end: Floats) -> NDArray[np.bool_]:
+        """Whether the rate is infinite at some instant from ``begin`` to ``end`` (s); bool, as many."""
+        free = np.append(0, np.cumsum(np.isinf(self.values)))
+        first, last = (np.searchsorted(self.since, times, side="right") for times in (begin, end))
+        return free[last] > free[np.maximum(first - 1, 0)]
+
+    def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
+        """As the function of that name: on a clock that counts what the link can carry, its rate is always 1."""
+        due = end + slack_s(end)
+        bound = ~self.is_unlimited(begin, due)
+        found = overfull(self.carried(begin[bound]), self.carried(due[bound]), size[bound], 1.0)
+        if found is None:
+            return None
+        first, last = (self.since[np.searchsorted(self._sums(), at, side="right") - 1] for at in found[:2])
+        return Stretch(first, max(first, last), found.carried)
+
+    def _sums(self) -> Floats:
+        values = np.where(np.isinf(self.values), 0.0, self.values)
+        return np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
 
 
 def overfull(begin: Floats, end: Floats, size: Floats, rate: float) -> Stretch | None:

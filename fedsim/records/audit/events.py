@@ -83,6 +83,7 @@ class Events(Columns):
         self._continues: Mask = np.zeros(count, dtype=bool)
         self._rounds: list[tuple[int, str]] = []
         self._reasons: list[Any] = []
+        self._link_rates: list[tuple[float, str, float]] = []
         self._sent: list[Messages] = []
         self._named: list[tuple[int, NDArray[np.int64], bool]] = []
         self._said: list[tuple[int, float, float]] = []
@@ -129,6 +130,11 @@ class Events(Columns):
         """Why the run ended, of each record that says so."""
         return self._unless_damaged(self._reasons, "run-end")
 
+    @property
+    def link_rates(self) -> list[tuple[float, str, float]]:
+        """When (s) which link came to carry how much (bytes/s), where that is not what it was built to carry all the time."""
+        return self._unless_damaged(self._link_rates, "link-rate")
+
     def are(self, kind: str) -> Mask:
         """Which records are of a kind; bool [rows]."""
         return self["kind"] == self._words[kind]  # type: ignore[no-any-return]
@@ -161,6 +167,7 @@ class Events(Columns):
             "round-start": (kind == words["round-start"], self._take_limits),
             "round": (kind == words["round"], self._take_rounds),
             "run-end": (kind == words["run-end"], self._take_reasons),
+            "link-rate": (kind == words["link-rate"], partial(self._take_link_rates, piece["time"])),
         }
         for name, (mask, of_these) in take.items():
             try:
@@ -197,6 +204,10 @@ class Events(Columns):
     def _take_reasons(self, at: int, rows: Ints, texts: Texts) -> None:
         self._reasons += [texts.read(row, lambda data: data["reason"]) for row in rows.tolist()]
 
+    def _take_link_rates(self, times: Floats, at: int, rows: Ints, texts: Texts) -> None:
+        for row in rows.tolist():
+            self._link_rates.append((times.item(row), *texts.read(row, _link_rate)))
+
 
 _Read = Callable[[Data], tuple[Any, Any, Any, str | None, str | None]]
 _MESSAGE = np.dtype([("bytes", "f8"), ("delivered", "f8"), ("payloads", "i4"), ("sender", "i4"), ("receiver", "i4")])
@@ -215,6 +226,10 @@ def _of_server(data: Data) -> tuple[Any, Any, Any, str, str]:
 def _limits(data: Data) -> tuple[float, float]:
     deadline = data.get("deadline")
     return math.nan if deadline is None else number(deadline), number(data.get("training_limit", math.inf))
+
+
+def _link_rate(data: Data) -> tuple[str, float]:
+    return str(data["link"]), math.inf if data["rate"] is None else number(data["rate"])
 
 
 def _whole(values: list[Any]) -> NDArray[np.int64]:

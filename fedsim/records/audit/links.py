@@ -6,7 +6,8 @@ shared is said by the scenario; of one from a file, the run has left its links a
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import BytesPerSecond
 from fedsim.records import folder as files
-from fedsim.records.audit.capacity import SLACK, overfull, slack_s
+from fedsim.records.audit.capacity import SLACK, Rate, overfull, slack_s
 from fedsim.records.audit.columns import NOTHING, Floats, Ints
 from fedsim.records.audit.evidence import Evidence
 
@@ -28,11 +29,13 @@ class Link(NamedTuple):
 
     Attributes:
         name: what a finding calls it.
-        rate: what it carries, bytes/s.
+        key: its name in the records.
+        rate: what it was built to carry, bytes/s.
         users: direction and place of the messages that take it.
     """
 
     name: str
+    key: str
     rate: float
     users: Sequence[tuple[str, int]]
 
@@ -66,16 +69,32 @@ class _Messages(NamedTuple):
 def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Each device's own link each way, and each link that devices share."""
     messages = _messages(evidence)
-    yield from _own_links(evidence, messages)
-    layout = _layout(evidence)
+    changed = _changed(evidence)
+    layout = _layout(evidence, changed)
+    yield from _own_links(evidence, messages, changed)
     parts = _by_place(messages, layout.places)
     for link in layout.links:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(parts[user] for user in link.users if user in parts)])
         end = messages.end[rows]
-        found = overfull(np.minimum(messages.begin[rows], end), end, messages.size[rows], link.rate)
+        begin, size = np.minimum(messages.begin[rows], end), messages.size[rows]
+        rate = _rate(changed, link.key, link.rate)
+        found = overfull(begin, end, size, link.rate) if rate is None else rate.overfull(begin, end, size)
         if found is not None:
             stretch = f"from {found.begin:.6g} s to {found.end:.6g} s"
             yield f"{link.name} of {link.rate:g} B/s carried {found.carried:.0f} bytes {stretch}"
+
+
+def _changed(evidence: Evidence) -> dict[str, list[tuple[float, float]]]:
+    """When (s) each link that processes changed came to carry how much (bytes/s)."""
+    changed: dict[str, list[tuple[float, float]]] = {}
+    for time, link, rate in evidence.events.link_rates:
+        changed.setdefault(link, []).append((time, rate))
+    return changed
+
+
+def _rate(changed: dict[str, list[tuple[float, float]]], link: str, built: float) -> Rate | None:
+    """What a link carried when; None if always what it was built to."""
+    return Rate(*np.array([(0.0, built), *changed[link]]).T) if link in changed else None
 
 
 def _messages(evidence: Evidence) -> _Messages:
@@ -94,13 +113,22 @@ def _messages(evidence: Evidence) -> _Messages:
     return _Messages(rows, device, down, begin, end, delivered)
 
 
-def _own_links(evidence: Evidence, messages: _Messages) -> Iterator[str]:
+def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
     """A device has its messages one after another, so each is looked at alone."""
     number, device, down, begin, end, size = messages
     rate = np.where(down, evidence.devices["link_down"][device], evidence.devices["link_up"][device])
     moving = end - begin
     with np.errstate(invalid="ignore"):  # a link of infinite rate, and a message that takes no time
         most = rate * (moving + slack_s(end)) * SLACK
+    for link in changed:
+        owner = re.fullmatch(r"device (\d+) (down|up)", link)
+        if owner is not None:
+            rows = np.flatnonzero((device == int(owner[1])) & (down == (owner[2] == "down")))
+            over = _rate(changed, link, evidence.devices[f"link_{owner[2]}"].item(int(owner[1])))
+            if over is not None and rows.size:
+                due = end[rows] + slack_s(end)
+                most[rows] = (over.carried(due) - over.carried(begin[rows])) * SLACK
+                most[rows[over.is_unlimited(begin[rows], due)]] = math.inf
     for row in np.flatnonzero(~(size <= most)).tolist():
         brought = f"brought {size[row]:.0f} bytes in {moving[row]:.6g} s"
         yield f"transfer {number[row]} {brought} over a link of {rate[row]:g} B/s"
@@ -118,15 +146,15 @@ def _by_place(messages: _Messages, places: int) -> dict[tuple[str, int], Ints]:
     return parts
 
 
-def _layout(evidence: Evidence) -> Layout:
-    """The links of finite rate that devices share."""
+def _layout(evidence: Evidence, changed: Collection[str]) -> Layout:
+    """The links that devices share, but for those of infinite rate all the time."""
     network = evidence.scenario["network"]
     if network["kind"] == "graph":
         places, links = _from_file(evidence)
     else:
         places = network.get("cells", 1)
         links = _of_scenario(network, places)
-    return Layout(places, [link for link in links if link.rate < math.inf])
+    return Layout(places, [link for link in links if link.rate < math.inf or link.key in changed])
 
 
 def _of_scenario(network: dict[str, Any], places: int) -> list[Link]:
@@ -136,10 +164,19 @@ def _of_scenario(network: dict[str, Any], places: int) -> list[Link]:
     rate = TypeAdapter[float](BytesPerSecond)
     links = []
     for way, text in network.get("server", {}).items():
-        links.append(Link(f"the server's {way} link", rate.validate_python(text), [(way, place) for place in range(places)]))
+        links.append(
+            Link(
+                f"the server's {way} link",
+                f"server {way}",
+                rate.validate_python(text),
+                [(way, place) for place in range(places)],
+            )
+        )
     for way, text in network.get("cell", {}).items():
         value = rate.validate_python(text)
-        links += [Link(f"the {way} link of cell {place}", value, [(way, place)]) for place in range(places)]
+        links += [
+            Link(f"the {way} link of cell {place}", f"cell {place} {way}", value, [(way, place)]) for place in range(places)
+        ]
     return links
 
 
@@ -158,6 +195,6 @@ def _from_file(evidence: Evidence) -> tuple[int, list[Link]]:
                 for name in route:
                     users[name].append((way, place))
         rates = {name: math.inf if rate is None else float(rate) for name, rate in told["links"].items()}
-        return len(told["routes"]["down"]), [Link(f"the link {name!r}", rates[name], users[name]) for name in users]
+        return len(told["routes"]["down"]), [Link(f"the link {name!r}", name, rates[name], users[name]) for name in users]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None

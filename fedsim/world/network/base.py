@@ -9,6 +9,7 @@ All starts, ends and cancellations of one instant are one ``solve``. Reading (``
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -19,7 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
+from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid_after
 
 Direction = Literal["down", "up"]  # down: from the server to a device
@@ -80,6 +81,9 @@ class Sharing(Protocol):
     def rates(self) -> dict[int, float]:
         """Flow id -> bytes/s of all running flows."""
 
+    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
+        """Give a running flow of ``size`` bytes a link of its own of another rate (bytes/s). Taken in by the next ``share``."""
+
 
 class Network(ABC):
     """Flows between the server and devices, which share links by max-min fairness.
@@ -93,6 +97,11 @@ class Network(ABC):
         down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
         latency: what passes before a flow's first byte leaves, s; loads no link; float64 [devices].
         sharing: the rule that shares the links of each direction; the same object where both share links.
+        shared: name -> capacity of each link that devices share, bytes/s.
+
+    Attributes:
+        limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
+            said of rates and capacities, but for ``rate`` and ``load``, is of the links as they were built.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
@@ -105,6 +114,7 @@ class Network(ABC):
         up: NDArray[np.float64],
         latency: NDArray[np.float64],
         sharing: Mapping[Direction, Sharing],
+        shared: Mapping[str, float],
     ) -> None:
         _check_devices(down, up, latency)
         self._simulation = simulation
@@ -121,6 +131,9 @@ class Network(ABC):
         self._arrived: list[Flow] = []  # ended, and nobody has been told yet
         self._wakeup: Wakeup | None = None
         self._unsettled = False
+        self._shared = shared
+        self.limits: dict[str, float] = {}
+        self._changed: list[str] = []  # links, since the last solve
 
     @abstractmethod
     def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
@@ -137,6 +150,18 @@ class Network(ABC):
     @abstractmethod
     def _enter(self, flow: Flow, now: float) -> None:
         """Put a flow under the sharing rule. Its rate is found by the next ``share``."""
+
+    @abstractmethod
+    def _set_capacity(self, link: str, capacity: float, now: float) -> None:
+        """Give a shared link another capacity (bytes/s). Rates are found by the next ``share``."""
+
+    def devices_at(self, place: int) -> list[int]:
+        """The devices of a cell, or of the place of that number in ``attach``.
+
+        Raises:
+            SimulationError: there is no such place.
+        """
+        raise SimulationError(f"there is no cell {place}: a star has none")
 
     def latency_s(self, device: int) -> float:
         """What passes before a flow's first byte leaves, on the clock's grid (s)."""
@@ -162,8 +187,16 @@ class Network(ABC):
         """``latency_s`` of all devices (s), float64 [devices]."""
         return self._latency
 
+    def _own_rate(self, device: int, direction: Direction) -> float:
+        """What a device's own link carries now (bytes/s)."""
+        rate = self._access[direction].item(device)
+        return self.limits.get(f"device {device} {direction}", rate) if self.limits else rate
+
     def _is_unlimited(self, device: int, direction: Direction) -> bool:
-        return self.access_rate(device, direction) == math.inf and self.lone_rate(device, direction) == math.inf
+        if not self.limits:
+            return self.access_rate(device, direction) == math.inf and self.lone_rate(device, direction) == math.inf
+        shared = (self.limits.get(name, capacity) for name, capacity in self.route(device, direction))
+        return min(self._own_rate(device, direction), *shared, math.inf) == math.inf
 
     # Changes. They are taken in at the end of the instant, all at once.
 
@@ -208,6 +241,36 @@ class Network(ABC):
             del self._entering[flow.id]
         self._end(flow, now)
 
+    def built_rate(self, link: str) -> float:
+        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``.
+
+        Raises:
+            SimulationError: there is no such link.
+        """
+        if link in self._shared:
+            return self._shared[link]
+        device, direction = self._owner(link)
+        if device is None or device >= len(self._latency):
+            names = [*self._shared, *(f"device 0 {way}" for way in self._busy)]
+            raise SimulationError(f"there is no link {link!r}; allowed are {', '.join(names)} and so on{nearest(link, names)}")
+        return self.access_rate(device, direction)
+
+    @staticmethod
+    def _owner(link: str) -> tuple[int | None, Direction]:
+        """Whose own link it is, and of which direction; None for nobody's."""
+        found = re.fullmatch(r"device (\d+) (down|up)", link)
+        return (int(found[1]), "down" if found[2] == "down" else "up") if found else (None, "down")
+
+    def limit(self, link: str, rate: float | None) -> None:
+        """From now on a link carries ``rate`` bytes/s, 0 for nothing at all; None: again what it was built with."""
+        self._advance(self._simulation.now)
+        if rate is None:
+            del self.limits[link]
+        else:
+            self.limits[link] = rate
+        self._changed.append(link)
+        self._unsettle()
+
     def solve(self) -> None:
         """Take in all that changed in this instant, and set the alarm to the next end. Called by the simulation."""
         self._unsettled = False
@@ -217,6 +280,8 @@ class Network(ABC):
             for flow in self._leaving:
                 self._sharing[flow.direction].leave(flow.id, now)
             self._leaving.clear()
+        if self._changed:
+            self._change_links(now)
         if self._entering:
             for flow in self._entering.values():
                 if flow.size == 0 or self._is_unlimited(flow.device, flow.direction):
@@ -228,6 +293,18 @@ class Network(ABC):
         for rule in self._rules:
             rule.share(now)
         self._set_alarm(now)
+
+    def _change_links(self, now: float) -> None:
+        for flow in [flow for flow in self._running.values() if self._is_unlimited(flow.device, flow.direction)]:
+            self._sharing[flow.direction].leave(flow.id, now)
+            self._arrive(self._running.pop(flow.id), now)
+        for link in dict.fromkeys(self._changed):
+            device, direction = self._owner(link)
+            if device is None:
+                self._set_capacity(link, self.limits.get(link, self._shared[link]), now)
+            elif (own := self._busy[direction].get(device)) is not None and own.id in self._running:
+                self._sharing[direction].recap(own.id, own.size, self._own_rate(device, direction), now)
+        self._changed.clear()
 
     # Readings. They change nothing.
 
@@ -253,7 +330,7 @@ class Network(ABC):
                     own = (f"device {flow.device} {direction}", self.access_rate(flow.device, direction))
                     for name, capacity in (own, *self.route(flow.device, direction)):
                         used[name] = used.get(name, 0.0) + rates[flow.id]
-                        capacities[name] = capacity
+                        capacities[name] = self.limits.get(name, capacity)
         return {name: (rate, capacities[name]) for name, rate in used.items()}
 
     def _as_of_now(self, direction: Direction) -> tuple[Sharing, set[int]]:
@@ -295,11 +372,13 @@ class Network(ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """All that the network must remember; ``restore`` takes it back."""
-        return {"started": self._started, "busy": self._busy, "running": self._running, "rules": self._rules}
+        state = {"started": self._started, "busy": self._busy, "running": self._running, "rules": self._rules}
+        return state | {"limits": self.limits}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Who started a flow gives it its ``done`` again; alarms follow by ``rearm``."""
         self._started, self._busy, self._running = state["started"], state["busy"], state["running"]
+        self.limits = state["limits"]
         for rule, saved in zip(self._rules, state["rules"], strict=True):
             rule.__dict__.update(saved.__dict__)
         self._wakeup = None

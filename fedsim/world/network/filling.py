@@ -58,6 +58,7 @@ class Filling:
         self._route = np.empty((0, hops), dtype=np.int64)
         self._entering: list[tuple[int, float, float, NDArray[np.int64]]] = []
         self._leaving: list[int] = []
+        self._changed = False  # whether a link is another since the last share
 
     def enter(self, flow_id: int, size: float, cap: float, route: NDArray[np.int64]) -> None:
         """Let a flow of ``size`` bytes in at the next ``share``.
@@ -74,10 +75,21 @@ class Filling:
         """Take a flow out at the next ``share``."""
         self._leaving.append(flow_id)
 
+    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
+        """Give a flow a link of its own of another rate at the next ``share``."""
+        self._cap[self._id == flow_id] = rate
+        self._changed = True
+
+    def set_capacity(self, link: int, capacity: float) -> None:
+        """Give a link another capacity at the next ``share``."""
+        self._capacity[link] = capacity
+        self._changed = True
+
     def share(self, now: float) -> None:
         """Share the links anew if a flow has entered or left."""
-        if not self._entering and not self._leaving:
+        if not self._entering and not self._leaving and not self._changed:
             return
+        self._changed = False
         self._move(now)
         if self._leaving:
             self._keep(~np.isin(self._id, self._leaving))
@@ -123,5 +135,8 @@ class Filling:
 
     def _fill(self) -> None:
         self._rate = max_min(self._capacity, self._route, self._cap)
-        self._end = self._since + np.maximum(self._size - self._sent, 0.0) / self._rate
+        missing = np.maximum(self._size - self._sent, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a link may carry nothing for a while
+            self._end = self._since + missing / self._rate
+        self._end[self._rate == 0] = math.inf
         self.next_end = float(self._end.min()) if self._end.size else math.inf

@@ -49,7 +49,7 @@ class Graph(Network):
                 raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
         hops = max((len(route) for way in routes.values() for route in way), default=0) or 1
         self._filling = Filling(np.array(list(links.values()), dtype=np.float64), hops)
-        super().__init__(simulation, down, up, latency, {"down": self._filling, "up": self._filling})
+        super().__init__(simulation, down, up, latency, {"down": self._filling, "up": self._filling}, links)
         if len(sites) != len(down):
             raise SimulationError(f"{len(sites)} sites for {len(down)} devices; each device is at one")
         self._sites = sites
@@ -118,8 +118,19 @@ class Graph(Network):
         return np.array(of_sites)[self._sites]
 
     def _enter(self, flow: Flow, now: float) -> None:
-        own = self.access_rate(flow.device, flow.direction)
+        own = self._own_rate(flow.device, flow.direction)
         self._filling.enter(flow.id, flow.size, own, self._numbers[flow.direction][self._sites.item(flow.device)])
+
+    def _set_capacity(self, link: str, capacity: float, now: float) -> None:
+        self._filling.set_capacity(list(self._shared).index(link), capacity)
+
+    def devices_at(self, place: int) -> list[int]:
+        """The devices of a cell, or of the place of that number in ``attach``."""
+        places = len(self._named["down"])
+        if not 0 <= place < places:
+            raise SimulationError(f"there is no cell {place}; allowed are 0 to {places - 1}")
+        found: list[int] = np.flatnonzero(self._sites == place).tolist()
+        return found
 
 
 def _numbers(routes: Sequence[Sequence[str]], links: Mapping[str, float], hops: int) -> NDArray[np.int64]:

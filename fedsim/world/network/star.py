@@ -31,7 +31,11 @@ Units = int | float
 
 
 def _in_units(rate: float) -> Units:
-    return rate if rate == math.inf else max(1, round(rate * _UNITS))
+    return rate if rate == math.inf or rate == 0 else max(1, round(rate * _UNITS))
+
+
+def _duration(size: float, rate: float) -> float:
+    return size / rate if rate else math.inf
 
 
 class Tier:
@@ -84,8 +88,8 @@ class Half:
 
     # Flows come and go.
 
-    def enter(self, flow_id: int, size: float, rate: float, now: float) -> None:
-        """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s."""
+    def enter(self, flow_id: int, size: float, rate: float, now: float, sent: float = 0.0) -> None:
+        """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; so many of them were sent before."""
         self._move(now)
         self._changed = True
         cap = _in_units(rate)
@@ -93,10 +97,10 @@ class Half:
         if tier is None:
             tier = self._new_tier(cap, rate)
         if tier.free:
-            start = self._clock + tier.clock
+            start = self._clock + tier.clock - sent
             self._free += 1
         else:
-            start = tier.clock + rate * (now - tier.since)
+            start = tier.clock + rate * (now - tier.since) - sent
             self._room -= cap
         tier.count += 1
         self._flows[flow_id] = (tier, start)
@@ -116,6 +120,20 @@ class Half:
                 flows[:] = [entry for entry in flows if entry[1] in self._flows]
                 heapify(flows)
             self._schedule_first(tier)
+
+    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
+        """Give a running flow of ``size`` bytes a link of its own of another rate."""
+        sent, tier = self.sent(flow_id, now), self._flows[flow_id][0]
+        self.leave(flow_id, now)
+        tier.flows[:] = [entry for entry in tier.flows if entry[1] != flow_id]  # it lives on, but not there
+        heapify(tier.flows)
+        self.enter(flow_id, size, rate, now, sent)
+
+    def set_capacity(self, capacity: float, now: float) -> None:
+        """Give the shared link another capacity."""
+        self._move(now)
+        self._changed = True
+        self._room = _in_units(capacity) - sum(tier.cap * tier.count for tier in self._tiers.values() if not tier.free)
 
     def advance(self, until: float) -> list[tuple[float, int]]:
         """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
@@ -184,7 +202,7 @@ class Half:
         if tier.free:
             heap, end = self._free_ends, first - tier.clock
         else:
-            heap, end = self._capped_ends, tier.since + (first - tier.clock) / tier.rate
+            heap, end = self._capped_ends, tier.since + _duration(first - tier.clock, tier.rate)
         tier.end = end
         heappush(heap, (end, tier.cap))
         if len(heap) > 2 * len(self._tiers) + _SLACK:
@@ -253,7 +271,7 @@ class Half:
         heap = self._free_ends
         while heap and ((tier := tiers.get(heap[0][1])) is None or not tier.free or tier.end != heap[0][0]):
             heappop(heap)
-        free = self._since + (heap[0][0] - self._clock) / self._level if heap else math.inf
+        free = self._since + _duration(heap[0][0] - self._clock, self._level) if heap else math.inf
         self._next_free = free < capped
         # Rounding may put an end a last bit before now; it is now.
         self.next_end = max(self._since, free if self._next_free else capped)
@@ -295,7 +313,7 @@ class Star(Network):
         server_up: float = math.inf,
     ) -> None:
         self._halves: dict[Direction, Half] = {"down": Half(server_down), "up": Half(server_up)}
-        super().__init__(simulation, down, up, latency, self._halves)
+        super().__init__(simulation, down, up, latency, self._halves, {"server down": server_down, "server up": server_up})
         for name, rate in (("down", server_down), ("up", server_up)):
             if not rate > 0:
                 raise SimulationError(f"the server has a link {name} of {rate} B/s; a rate must be above 0")
@@ -312,4 +330,7 @@ class Star(Network):
         return self._routes[direction][0][1]
 
     def _enter(self, flow: Flow, now: float) -> None:
-        self._halves[flow.direction].enter(flow.id, flow.size, self.access_rate(flow.device, flow.direction), now)
+        self._halves[flow.direction].enter(flow.id, flow.size, self._own_rate(flow.device, flow.direction), now)
+
+    def _set_capacity(self, link: str, capacity: float, now: float) -> None:
+        self._halves["down" if link == "server down" else "up"].set_capacity(capacity, now)

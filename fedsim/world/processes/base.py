@@ -1,0 +1,108 @@
+"""What a process of the world is, and how a scenario names it: a kind, or a generator function by its import path."""
+
+from collections.abc import Generator
+from functools import cache
+from inspect import Parameter, isgeneratorfunction, signature
+from types import FunctionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, SerializeAsAny, create_model, model_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.language.families import Family
+from fedsim.language.imports import named
+from fedsim.language.spec import Spec
+
+if TYPE_CHECKING:
+    from fedsim.world.processes.world import World
+
+
+class Process(Spec):
+    """The base of every process of the world: its parameters, and what it does.
+
+    One that can be saved sets ``restorable``. It keeps all that it must remember in ``world.state``, and waits for nothing but
+    ``world.until``. When a run goes on from a checkpoint ``run`` is called again, with the state as it was, and must come to
+    where it was without delay: hold what it held, and wait for the same time. Nothing that it does till then is recorded.
+    """
+
+    restorable: ClassVar[bool] = False
+
+    kind: str
+
+    def check(self, world: "World") -> None:
+        """Raise ``SimulationError`` if this cannot be done in such a world. Called when the run is built."""
+
+    def run(self, world: "World") -> Generator[Any, Any, Any]:
+        """What happens, as a process of SimPy: it yields events. It begins when the run does."""
+        raise NotImplementedError
+
+
+class _OpenProcess(Process):
+    """One that takes any parameters."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        return data
+
+
+@cache
+def _of_function(function: FunctionType, path: str) -> type[Process]:
+    """A process that is a generator function ``f(world, ...)``: its other parameters are the scenario's keys."""
+    parameters = list(signature(function, eval_str=True).parameters.values())
+    if not isgeneratorfunction(function) or not parameters:
+        raise ScenarioError(
+            f"kind is {path!r}, which must be a generator function of one parameter or more: 'def f(world)' with 'yield'"
+        )
+    is_open = parameters[-1].kind is Parameter.VAR_KEYWORD
+    fields: dict[str, Any] = {
+        parameter.name: (
+            Any if parameter.annotation is Parameter.empty else parameter.annotation,
+            ... if parameter.default is Parameter.empty else parameter.default,
+        )
+        for parameter in (parameters[1:-1] if is_open else parameters[1:])
+    }
+
+    def run(self: Process, world: "World") -> Generator[Any, Any, Any]:
+        given = {name: getattr(self, name) for name in fields}
+        yield from function(world, **given, **(self.model_extra or {}))
+
+    namespace = {"run": run, "__module__": function.__module__}
+    base = type(function.__name__, (_OpenProcess if is_open else Process,), namespace)
+    return create_model(function.__name__, __base__=base, __module__=function.__module__, **fields)
+
+
+class _Processes(Family):
+    def spec(self, kind: str, key: str = "kind") -> type[Spec]:
+        """The class of a kind, one made for it where its path leads to a function."""
+        found = named(kind, key) if ":" in kind else None
+        return _of_function(found, kind) if isinstance(found, FunctionType) else super().spec(kind, key)
+
+
+_HERE = "fedsim.world.processes"
+PROCESSES = _Processes(
+    "process of the world",
+    f"{_HERE}.base:Process",
+    {
+        "link-outage": (f"{_HERE}.link_outage:LinkOutage", "a link fails from time to time, or carries less"),
+        "upload-slots": (f"{_HERE}.upload_slots:UploadSlots", "the server takes so many uploads at a time, the others queue"),
+    },
+)
+
+
+class WorldSpec(Spec):
+    """``[world]``: what happens to the world.
+
+    Attributes:
+        processes: each a kind, a table with a kind and its parameters, or one's own by import path.
+    """
+
+    processes: list[Annotated[SerializeAsAny[Process], PROCESSES.validator]] = Field(default_factory=list)
+
+    @property
+    def not_restorable(self) -> str | None:
+        """Why a run with these processes cannot be saved and resumed; None if it can."""
+        names = [repr(process.kind) for process in self.processes if not process.restorable]
+        return f"the process {names[0]} does not say how it is restored (see fedsim.plugin.Process)" if names else None

@@ -1,0 +1,461 @@
+"""Processes of the world: what they do to links and devices, who queues, what is recorded, and what can be resumed."""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.analysis.timeline import draw_timeline
+from fedsim.cli import main
+from fedsim.errors import CheckpointError, ScenarioError, SimulationError
+from fedsim.plugin import Process, World
+from fedsim.records.audit import audit
+from fedsim.records.audit.capacity import Rate
+from fedsim.records.reading import RunFolder
+from fedsim.records.trace import trace_events
+from fedsim.simulation import Simulation, on_grid
+from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from fedsim.world.network import Network
+from tests.records.test_audit import events as edited
+from tests.world.network_plays import StarWorld
+
+Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
+KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
+HERE = __name__
+
+
+def played(
+    build: Callable[[Simulation], Network], sends: list[tuple[float, float]], limits: list[tuple[float, str, float | None]]
+) -> list[float]:
+    """When transfers (start, bytes) upwards end (s), each of a device of its own, on links that are limited at some times."""
+    simulation = Simulation()
+    network = build(simulation)
+    flows: dict[int, Any] = {}
+
+    def start(device: int, size: float) -> None:
+        flows[device] = network.start(device, "up", size, lambda: None)
+
+    for device, (when, size) in enumerate(sends):
+        simulation.wake(("start", device), when, lambda device=device, size=size: start(device, size))
+    for number, (when, link, rate) in enumerate(limits):
+        simulation.wake(("limit", number), when, lambda link=link, rate=rate: network.limit(link, rate))
+    asyncio.run(simulation.run())
+    return [flows[device].ended for device in range(len(sends))]
+
+
+class TestLinks:
+    @KINDS
+    @pytest.mark.parametrize("link", ["server up", "device 0 up"])
+    def test_an_outage_delays_an_end_by_as_long_as_it_takes(self, kind: Kind, link: str) -> None:
+        build = kind(StarWorld([100.0], 50.0, [0.5]))
+        (alone,) = played(build, [(1.0, 1000.0)], [])
+        (delayed,) = played(build, [(1.0, 1000.0)], [(7.0, link, 0.0), (17.0, link, None)])
+        assert (alone, delayed) == (21.5, 31.5)
+
+    @KINDS
+    def test_a_share_of_a_link_that_fails_goes_to_the_others(self, kind: Kind) -> None:
+        build = kind(StarWorld([100.0, 100.0], 100.0, [0.0, 0.0]))
+        ends = played(build, [(0.0, 1000.0), (0.0, 1000.0)], [(10.0, "device 0 up", 0.0), (15.0, "device 0 up", None)])
+        assert ends == [20.0, 15.0]
+
+    @KINDS
+    def test_what_no_link_limits_any_more_is_there_at_once(self, kind: Kind) -> None:
+        build = kind(StarWorld([math.inf, math.inf], math.inf, [0.0, 0.0]))
+        limits = [(1.0, "server up", 10.0), (4.0, "server up", None)]
+        assert played(build, [(0.0, 5.0), (2.0, 1000.0)], limits) == [0.0, 4.0]
+
+    @KINDS
+    def test_more_than_was_built(self, kind: Kind) -> None:
+        assert played(kind(StarWorld([1000.0], 10.0, [0.0])), [(0.0, 1000.0)], [(50.0, "server up", 100.0)]) == [55.0]
+
+    @settings(max_examples=150, deadline=None)
+    @given(data=st.data())
+    def test_star_and_graph_agree_whatever_fails(self, data: st.DataObject) -> None:
+        """Two implementations that share no line: the star's virtual clocks, and progressive filling."""
+        caps = data.draw(st.lists(st.sampled_from([10.0, 20.0, 35.0, math.inf]), min_size=1, max_size=5))
+        world = StarWorld(caps, data.draw(st.sampled_from([15.0, 60.0])), [0.0] * len(caps))
+        sends = [(data.draw(st.integers(0, 20)) / 2, data.draw(st.integers(1, 200)) * 1.0) for _ in caps]
+        links = ["server up", *(f"device {device} up" for device in range(len(caps)))]
+        rates = st.sampled_from([0.0, 0.0, 5.0, 10.0, 20.0, 50.0])
+        said = [
+            (data.draw(st.integers(1, 40)) / 2, data.draw(st.sampled_from(links)), data.draw(rates))
+            for _ in range(data.draw(st.integers(0, 8)))
+        ]
+        limits = [*sorted(said), *((100.0, link, 10.0) for link in links)]
+        star, graph = (played(build, sends, limits) for build in (world.star, world.graph))
+        assert star == pytest.approx(graph, rel=1e-9, abs=1e-9)
+
+
+def slow_then_normal(world: World, begin: float = 10.0, end: float = 50.0) -> Iterator[Any]:
+    """All devices at half their speed for a while."""
+    yield world.timeout(begin)
+    with world.slow(range(world.devices), 0.5):
+        yield world.until(end)
+
+
+def away(world: World, begin: float, end: float) -> Iterator[Any]:
+    """Device 0 off for a while."""
+    yield world.until(begin)
+    with world.off(0):
+        world.emit("note", device=0, why="test")
+        yield world.until(end)
+
+
+def two_at_a_time(world: World) -> Iterator[Any]:
+    """A resource of SimPy, used as in SimPy."""
+    world.queue("up", simpy.Resource(world.env, 2))
+    yield world.env.timeout(0)
+
+
+def anything(world: World, **given: Any) -> Iterator[Any]:
+    """Say what was given."""
+    yield world.timeout(0)
+    world.emit("given", **given)
+
+
+def breaks(world: World) -> Iterator[Any]:
+    yield world.timeout(1.0)
+    raise KeyError("broken on purpose")
+
+
+def forever(world: World) -> Iterator[Any]:
+    while True:
+        yield world.timeout(1.0)
+
+
+def no_generator(world: World) -> None:
+    """It forgets to yield."""
+
+
+def world(*processes: Any, devices: int = 6, **sections: Any) -> dict[str, Any]:
+    """One round of equal devices: 10 s of download, 100 s of training, and 50 s of upload where nobody shares the link."""
+    return {
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "1000 B", "flops_per_sample": 1.0},
+        "population": {
+            "devices": devices,
+            "speed": {"kind": "constant", "value": "1 samples/s"},
+            "samples": {"low": 100, "high": 100},
+        },
+        "network": {
+            "kind": "star",
+            "device": {"down": {"kind": "constant", "value": "100 B/s"}, "up": {"kind": "constant", "value": "20 B/s"}},
+        },
+        "strategy": {"kind": "fedavg", "clients_per_round": devices, "local_epochs": 1},
+        "stop": {"rounds": 1},
+        "world": {"processes": list(processes)},
+    } | sections
+
+
+def events(scenario: dict[str, Any]) -> list[fedsim.Record]:
+    """All records of a run."""
+    found: list[Any] = []
+    simulation = fedsim.Simulation(fedsim.Scenario(**scenario))
+    simulation.listen(found.append)
+    asyncio.run(simulation.run())
+    return found
+
+
+def steps(records: list[Any], step: str, kind: str = "step-end") -> list[tuple[int, float, str]]:
+    return [
+        (r.fields["device"], r.time, r.fields.get("outcome")) for r in records if r.kind == kind and r.fields["step"] == step
+    ]
+
+
+class TestRuns:
+    def test_without_processes(self) -> None:
+        assert steps(events(world(devices=1)), "upload") == [(0, 160.0, "done")]
+
+    def test_an_outage_of_ten_seconds_delays_the_upload_by_ten(self) -> None:
+        outage = {"kind": "link-outage", "link": "device 0 up", "every": "130 s", "lasts": "10 s", "random": False}
+        records = events(world(outage, devices=1))
+        assert steps(records, "upload") == [(0, 170.0, "done")]
+        told = [(r.time, r.fields["link"], r.fields["rate"]) for r in records if r.kind == "link-rate"]
+        assert told == [(130.0, "device 0 up", 0.0), (140.0, "device 0 up", 20.0)]
+
+    @pytest.mark.parametrize("process", [{"kind": "upload-slots", "slots": 2}, f"{HERE}:two_at_a_time"])
+    def test_uploads_take_turns(self, process: Any) -> None:
+        """As in a plain program of SimPy: five of 50 s, two at a time, all of them ready at 110 s."""
+        env, expected = simpy.Environment(), []
+        server = simpy.Resource(env, 2)
+
+        def device(number: int) -> Iterator[Any]:
+            yield env.timeout(110.0)
+            with server.request() as slot:
+                yield slot
+                begun = env.now
+                yield env.timeout(50.0)
+                expected.append((number, begun, env.now))
+
+        for number in range(5):
+            env.process(device(number))
+        env.run()
+        records = events(world(process, devices=5))
+        begun = {device: time for device, time, _ in steps(records, "upload", "step-start")}
+        ends = [(device, begun[device], time) for device, time, _ in steps(records, "upload")]
+        order = [device for device, *_ in ends]  # who is asked first is the strategy's affair
+        assert [(begin, end) for _, begin, end in ends] == [(begin, end) for _, begin, end in expected]
+        assert len(set(order)) == 5
+        assert max(end for *_, end in ends) == 110.0 + math.ceil(5 / 2) * 50.0
+        assert sorted(time for _, time, _ in steps(records, "queue")) == [160.0, 160.0, 210.0]
+
+    def test_who_is_late_in_the_queue_never_uploads_and_lets_the_next_in(self) -> None:
+        strategy = {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 1, "deadline": "215 s"}
+        records = events(world({"kind": "upload-slots", "slots": 1}, devices=4, strategy=strategy))
+        assert [outcome for *_, outcome in steps(records, "upload")] == ["done", "done", "late"]
+        assert [outcome for *_, outcome in steps(records, "queue")] == ["done", "done", "late"]
+        assert len(steps(events(world({"kind": "upload-slots", "slots": 1}, devices=2)), "queue")) == 1
+
+    def test_slowed_devices_catch_up_when_they_are_normal_again(self) -> None:
+        """100 s of work from 10 s on, half speed from 10 s to 50 s: 20 s are done by then, 80 s are left."""
+        (trained,) = steps(events(world({"kind": f"{HERE}:slow_then_normal"}, devices=1)), "train")
+        assert trained == (0, 130.0, "done")
+        (slow,) = steps(events(world({"kind": f"{HERE}:slow_then_normal", "begin": 60.0, "end": 900.0}, devices=1)), "train")
+        assert slow == (0, 160.0, "done")
+
+    def test_epochs_that_begin_while_a_device_is_slow_take_longer(self) -> None:
+        strategy = {"kind": "fedavg", "clients_per_round": 1, "local_epochs": 3}
+        slow = {"kind": f"{HERE}:slow_then_normal", "begin": 60.0, "end": 260.0}
+        records = events(world(slow, devices=1, strategy=strategy))
+        (ends,) = [r.fields["epoch_ends"] for r in records if r.kind == "step-end" and r.fields["step"] == "train"]
+        assert ends == [160.0, 310.0, 410.0]  # 50 + 50/0.5; half of the second by 260 s; the third at full speed
+
+    def test_a_device_that_is_switched_off_loses_its_task_and_comes_back(self) -> None:
+        off = {"kind": f"{HERE}:away", "begin": 30.0, "end": 500.0}
+        records = events(world(off, devices=2, stop={"rounds": 6}))
+        mine = [(r.time, r.fields["outcome"]) for r in records if r.kind == "task-end" and r.fields["device"] == 0]
+        assert mine[0] == (30.0, "lost")
+        assert all(not 30.0 < time <= 500.0 for time, _ in mine)
+        assert mine[-1][1] == "done"
+        told = [(r.time, r.kind) for r in records if r.kind in ("switch-off", "switch-on", "process:note")]
+        assert told == [(30.0, "switch-off"), (30.0, "process:note"), (500.0, "switch-on")]
+
+    def test_who_waits_for_a_device_hears_of_it_when_it_is_on_again(self) -> None:
+        strategy = {"kind": "fedasync", "concurrency": 1}
+        off = {"kind": f"{HERE}:away", "begin": 30.0, "end": 400.0}
+        records = events(world(off, devices=1, strategy=strategy, stop={"rounds": 2, "simulated_time": "2000 s"}))
+        starts = [r.time for r in records if r.kind == "task-start"]
+        assert starts[0] == 0.0
+        assert starts[1] >= 400.0
+
+    def test_a_process_without_end_does_not_keep_a_run_alive(self) -> None:
+        scenario = world(f"{HERE}:forever", devices=1)
+        simulation = fedsim.Simulation(fedsim.Scenario(**scenario))
+        simulation.handle = lambda _: asyncio.sleep(0)  # a server that asks for nothing
+        assert asyncio.run(simulation.run()) == "nothing left to happen"
+
+    def test_the_same_draws_whatever_the_strategy(self) -> None:
+        outage = {"kind": "link-outage", "link": "server up", "every": "20 s", "lasts": "5 s"}
+        seen = []
+        for strategy in ({"kind": "fedavg", "clients_per_round": 3}, {"kind": "fedasync", "concurrency": 2}):
+            records = events(world(outage, devices=6, strategy=strategy, stop={"simulated_time": "500 s"}))
+            seen.append([(r.time, r.fields["rate"]) for r in records if r.kind == "link-rate" and r.time < 400])
+        assert seen[0] == seen[1] != []
+        assert all(time == on_grid(time) for time, _ in seen[0])
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("process", "says"),
+        [
+            ("link-outages", "allowed are link-outage, upload-slots.*did you mean 'link-outage'"),
+            ({"kind": "upload-slots", "slots": 0}, "world.processes.0.slots"),
+            ({"kind": "upload-slots", "slot": 1}, "unknown key 'slot'.*did you mean 'slots'"),
+            (f"{HERE}:away", "begin is missing"),
+            ({"kind": f"{HERE}:away", "begin": 1.0, "end": "soon"}, "world.processes.0.end is 'soon'"),
+            ({"kind": f"{HERE}:away", "begin": 1.0, "end": 2.0, "ending": 3.0}, "unknown key 'ending'.*did you mean 'end'"),
+            (f"{HERE}:no_generator", "must be a generator function"),
+            (f"{HERE}:TestRuns", "not a subclass of fedsim.plugin.Process"),
+            (f"{HERE}:awya", "no attribute 'awya'.*did you mean 'away'"),
+        ],
+    )
+    def test_in_the_scenario(self, process: Any, says: str) -> None:
+        with pytest.raises(ScenarioError, match=f"(?s){says}"):
+            fedsim.Scenario(**world(process))
+
+    def test_an_unknown_link(self) -> None:
+        outage = {"kind": "link-outage", "link": "servr up", "every": "1 s", "lasts": "1 s"}
+        with pytest.raises(ScenarioError, match=r"world.processes.0.*no link 'servr up'.*did you mean 'server up'"):
+            fedsim.Simulation(fedsim.Scenario(**world(outage)))
+
+    def test_a_mistake_names_file_and_line(self) -> None:
+        with pytest.raises(
+            SimulationError, match=r"breaks' failed at 1.0 s in test_processes.py:\d+: KeyError: 'broken on purpose'"
+        ):
+            events(world(f"{HERE}:breaks"))
+
+    @pytest.mark.parametrize(
+        ("given", "says"), [({"round": 3}, "'round' is a column"), ({"device": "x"}, "'device' is a column")]
+    )
+    def test_what_would_damage_the_records(self, given: dict[str, Any], says: str) -> None:
+        with pytest.raises(SimulationError, match=says):
+            events(world({"kind": f"{HERE}:anything", **given}))
+
+    def test_a_run_that_cannot_be_restored_asks_for_no_checkpoint_and_is_not_resumed(self, tmp_path: Path) -> None:
+        says = f"process '{HERE}:forever' does not say how it is restored"
+        with pytest.raises(ScenarioError, match=says):
+            fedsim.Scenario(**world(f"{HERE}:forever", checkpoint={"rounds": 1}))
+        scenario = world(f"{HERE}:forever", stop={"rounds": 3})
+        assert run_until(scenario, tmp_path / "cut", 20) == "interrupted"
+        assert not list(tmp_path.rglob("checkpoints/*"))
+        with pytest.raises(CheckpointError, match=says):
+            go_on(scenario, tmp_path / "cut")
+
+    def test_code_from_a_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "scenario.toml"
+        path.write_text(fedsim.Scenario(**world(f"{HERE}:forever")).to_toml().replace(HERE, "elsewhere.outage"))
+        result = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
+        assert result.exit_code == 2
+        assert "--allow-code" in result.output
+        assert not (tmp_path / "out").exists()
+
+
+class Rush(Process):
+    """A user's own that can be restored: every second wait all devices are slow."""
+
+    restorable = True
+    kind: str = ""
+
+    def run(self, world: World) -> Iterator[Any]:
+        """Fast and slow in turns."""
+        state = world.state
+        if not state:
+            state |= {"turn": 0, "until": 1.0}
+        while True:
+            factor = 0.25 if state["turn"] % 2 else 1.0
+            with world.slow(range(0, world.devices, 2), factor), world.off([1] if state["turn"] % 3 == 2 else []):
+                yield world.until(state["until"])
+            state |= {"turn": state["turn"] + 1, "until": state["until"] + 1.0 + world.rng("wait", state["turn"]).random()}
+
+
+class Forgetful(Rush):
+    """One that holds nothing when it is restored."""
+
+    def run(self, world: World) -> Iterator[Any]:
+        """Limit a link once."""
+        if not world.state:
+            world.state["begun"] = True
+            world.limit("server up", 1000.0)
+        while True:
+            yield world.until(math.floor(world.now) + 1.0)
+
+
+TREE = {
+    "kind": "tree",
+    "server": {"down": "2 Mbit/s", "up": "150 kbit/s"},
+    "cells": 3,
+    "cell": {"down": "1 Mbit/s", "up": "60 kbit/s"},
+    "device": {"down": "1 Mbit/s", "up": "100 kbit/s", "latency": "40 ms"},
+}
+BUSY = [
+    {"kind": "link-outage", "link": "server up", "every": "5 s", "lasts": "2 s"},
+    {"kind": "link-outage", "link": "server up", "every": "7 s", "lasts": "3 s", "random": False, "rate": "2 kB/s"},
+    {"kind": "link-outage", "link": "device 3 down", "every": "4 s", "lasts": "9 s"},
+    {"kind": "upload-slots", "slots": 1},
+    {"kind": f"{HERE}:Rush"},
+]
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["star", "tree"])
+@pytest.mark.parametrize(
+    "strategy",
+    [{"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, {"kind": "fedbuff", "concurrency": 7, "buffer": 3}],
+    ids=["fedavg", "fedbuff"],
+)
+def test_a_run_goes_on_to_the_bit(strategy: dict[str, Any], tree: bool, tmp_path: Path) -> None:
+    scenario = eventful_world(strategy, rounds=4) | {"world": {"processes": BUSY}, "learning": "off", "drift": None}
+    scenario["network"] = TREE if tree else scenario["network"] | {"server": {"down": "2 Mbit/s", "up": "100 kbit/s"}}
+    summary = run(scenario, tmp_path / "whole")
+    kinds = {row["kind"] for row in RunFolder(tmp_path / "whole").table("events.parquet").to_pylist()}
+    assert {"link-rate", "queue", "pace", "switch-off", "switch-on"} <= kinds
+    assert_sound(tmp_path / "whole")
+    for number, share in enumerate((0.1, 0.35, 0.6, 0.85)):
+        cut = tmp_path / str(number)
+        assert run_until(scenario, cut, int(share * summary["events"])) == "interrupted"
+        go_on(scenario, cut)
+        assert_same_run(tmp_path / "whole", cut)
+
+
+def test_a_process_that_does_not_come_to_where_it_was_is_found_out(tmp_path: Path) -> None:
+    scenario = world({"kind": f"{HERE}:Forgetful"}, stop={"rounds": 3})
+    assert run_until(scenario, tmp_path / "cut", 30) == "interrupted"
+    with pytest.raises(CheckpointError, match="do not come to where they were"):
+        go_on(scenario, tmp_path / "cut")
+
+
+class TestRecords:
+    HELD = "no link carried more than it can"
+
+    def test_the_audit_knows_what_a_link_carried_when(self, tmp_path: Path) -> None:
+        server = {"server": {"up": "30 B/s"}}
+        network = world()["network"] | server
+        slow = {"kind": "link-outage", "link": "server up", "every": "120 s", "lasts": "20 s", "random": False}
+        run(world(slow, network=network), tmp_path / "run")
+        assert not any(audit(tmp_path / "run").values())
+
+        def longer(rows: list[dict[str, Any]]) -> None:
+            """The outage is said to be from 120 s to the run's end."""
+            for row in rows:
+                if row["kind"] == "link-rate":
+                    row["data"] = json.dumps({"link": "server up", "rate": 0.0})
+
+        edited(longer)(tmp_path / "run")
+        assert any("the server's up link" in text for text in audit(tmp_path / "run")[self.HELD])
+
+    def test_a_link_that_carries_more_than_it_was_built_to(self, tmp_path: Path) -> None:
+        faster = [
+            {"kind": "link-outage", "link": link, "every": "5 s", "lasts": "1 h", "random": False, "rate": "1 kB/s"}
+            for link in ("server up", "device 2 up")
+        ]
+        run(world(*faster, network=world()["network"] | {"server": {"up": "30 B/s"}}), tmp_path / "run")
+        assert not any(audit(tmp_path / "run").values())
+
+    @given(
+        rates=st.lists(st.sampled_from([0.0, 1.0, 4.0, math.inf]), min_size=1, max_size=5),
+        messages=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6), st.integers(1, 20)), min_size=1, max_size=6),
+    )
+    def test_what_a_changing_rate_can_carry(self, rates: list[float], messages: list[tuple[int, int, int]]) -> None:
+        """By trying all stretches between a begin and an end: what lies wholly within must fit."""
+        begin = np.array([float(start) for start, _, _ in messages])
+        end = begin + np.array([float(length) for _, length, _ in messages])
+        size = np.array([float(bytes_) for *_, bytes_ in messages])
+        rate = Rate(np.arange(len(rates)) * 3.0, np.array(rates))
+        found = rate.overfull(begin, end, size)
+        fine = np.linspace(0.0, 20.0, 20_001)
+        per_piece = np.array(rates)[np.minimum((fine[:-1] // 3).astype(int), len(rates) - 1)] * np.diff(fine)
+        room = lambda low, high: per_piece[(fine[:-1] >= low - 1e-9) & (fine[:-1] < high - 1e-9)].sum()  # noqa: E731
+        excess = [
+            size[(begin >= low) & (end <= high)].sum() - room(low, high)
+            for low in set(begin.tolist())
+            for high in set(end.tolist())
+            if low < high
+            and not any(
+                math.isinf(value) and 3.0 * place <= high and 3.0 * (place + 1) > low
+                for place, value in enumerate([*rates, *[rates[-1]] * 9])
+            )
+        ]
+        worst = max(excess, default=-1.0)
+        if abs(worst) > 0.1:
+            assert (found is not None) == (worst > 0)
+
+    def test_timeline_and_trace_show_it(self, tmp_path: Path) -> None:
+        outage = {"kind": "link-outage", "link": "server up", "every": "30 s", "lasts": "10 s"}
+        run(
+            world({"kind": "upload-slots", "slots": 2}, outage, {"kind": f"{HERE}:away", "begin": 30.0, "end": 40.0}),
+            tmp_path / "run",
+        )
+        folder = RunFolder(tmp_path / "run")
+        names = {entry["name"] for entry in trace_events(folder)}
+        assert {"queue", "link-rate", "switch-off", "switch-on", "process:note"} <= names
+        drawn = {artist.get_gid() for artist in draw_timeline(folder).findobj()}
+        assert {"queue", "process"} <= drawn
