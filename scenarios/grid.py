@@ -111,7 +111,7 @@ def _order(job: Job) -> Order:
     scenario = fedsim.load(job.scenario, job.changes, job.seed).to_toml()
     beside = job.folder.with_name(f"{job.folder.name}.unfinished")
     state = state_of(beside, scenario)
-    return Order(job.name, scenario, beside, "anew" if state == "done" else state)
+    return Order(job.name, scenario, beside, "again" if state == "done" else state)
 
 
 class _Printed:

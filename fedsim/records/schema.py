@@ -100,7 +100,7 @@ def _make_encoder() -> Callable[[Any], str]:
     encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
     if c_make_encoder is None:
         return encoder.encode
-    # ``encode`` makes one of these anew for each text, which takes as long as the text itself.
+    # ``encode`` makes one of these for each text, which takes as long as the text itself.
     chunks = c_make_encoder(None, encoder.default, encode_basestring_ascii, None, ":", ",", True, False, True)
     return lambda value: "".join(chunks(value, 0))
 

@@ -73,7 +73,7 @@ def events_of(kind: str) -> Reading:
 
 
 def rounds_before(kind: str, number: int) -> Reading:
-    """Whole rounds before the so-manieth event of a kind, counted from 1; all rounds where there was none."""
+    """Whole rounds before the n-th event of a kind, n from 1; all rounds where there was none."""
 
     def read(folder: Path) -> float:
         found = _rounds_of(folder, kind)

@@ -26,7 +26,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     params: CataFedParams
 
     def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
-        """Begin anew, with all data in one piece; or train."""
+        """Begin again, with all data in one piece; or train."""
         if order.job == "connect":
             device.state.update(splits=0, selected=0)
             return ()

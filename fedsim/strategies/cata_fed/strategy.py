@@ -38,7 +38,7 @@ class CataFed(FedAvg[CataFedParams]):
     the next round on.
 
     The new model is the mean of the valid updates, weighted by the size of what each was trained on (psi_i, Eqs. 15, 16);
-    without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes, anew whenever a report
+    without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes whenever a report
     came; the client that waits longest is served first, by groups (``clusters.py``, ``selection.py``).
 
     Parameters: ``CataFedParams``.
@@ -115,7 +115,7 @@ class CataFed(FedAvg[CataFedParams]):
     # A round.
 
     def select(self) -> list[int]:
-        """K clients of one cluster; clusters are made anew when a size was reported."""
+        """K clients of one cluster; clusters are made again when a size was reported."""
         state, params = self.state, self.params
         if state["reported"]:
             self._cluster()

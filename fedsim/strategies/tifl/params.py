@@ -27,7 +27,7 @@ class TiFLParams(AggregatingParams):
         require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the test
             before (the paper's condition; common re-implementations lack it).
         accuracy_from: ``clients``: a test is a message to test clients of each tier, who report a number. ``measurement``:
-            the server knows the accuracy on all of a tier's clients, at no cost: the researcher's instrument, no protocol.
+            the server knows the accuracy on all of a tier's clients, at no cost: an evaluation from outside, no protocol.
         test_clients: how many clients of each tier are tested.
     """
 
