@@ -48,7 +48,7 @@ def draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
         if (view.steps["step"] == step).any():
             _draw_bars(axes, view, useful[useful["step"] == step], unit, gid=step, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=step))
-    handles.append(Patch(facecolor=style.PALE, edgecolor=style.GREY, linewidth=0.4, label="idle or offline"))
+    handles.append(Patch(facecolor=style.PALE, edgecolor=style.GREY, linewidth=0.4, label="idle or disconnected"))
     for outcome in MEANING:
         wasted = view.steps[view.steps["outcome"] == outcome]
         if len(wasted):

@@ -95,7 +95,7 @@ def key(found: Sequence[TimelineData]) -> Markup:
     marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
     there = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
     entries = [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in there[0]]
-    entries.append((_swatch(style.PALE), "idle or offline"))
+    entries.append((_swatch(style.PALE), "idle or disconnected"))
     entries += [
         (_swatch("#ffffff", style.OUTCOMES[outcome]), f"thrown away, {text}")
         for outcome, text in MEANING.items()
@@ -110,7 +110,7 @@ def key(found: Sequence[TimelineData]) -> Markup:
         entries.append((_tint(), "in a group, each its colour"))
     entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
     if there[1] - {"done"}:
-        entries.append((_swatch(style.VERMILLION), "devices at work, in vain"))
+        entries.append((_swatch(style.VERMILLION), "devices whose work is wasted"))
     items = [el("li", swatch, text) for swatch, text in entries]
     hands = [el("li", el("kbd", what), does) for what, does in _HELP]
     return join(

@@ -54,7 +54,7 @@ def pictures_of_run(run: RunFolder) -> list[Picture]:
         ),
         Picture(
             "Clusters by data size",
-            "Groups that the server made of the devices by the sizes of their data, at first and when it grouped them anew.",
+            "Groups that the server made of the devices by the sizes of their data, at first and when it grouped them again.",
             partial(draw_clusters, run),
         ),
         Picture(
@@ -80,7 +80,7 @@ def pictures_of_run(run: RunFolder) -> list[Picture]:
         ),
         Picture(
             "Traffic",
-            "Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was moved in vain.",
+            "Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted.",
             partial(draw_traffic, run),
         ),
     ]
@@ -119,7 +119,7 @@ def pictures_of_all(runs: Sequence[RunFolder], names: Sequence[str], series: Seq
         *found,
         Picture(
             "Traffic of each",
-            "What each run moved down and up, and the part of it that was moved in vain.",
+            "What each run moved down and up, and the part of it that was wasted.",
             partial(draw_traffic_compared, runs, names),
         ),
         Picture(

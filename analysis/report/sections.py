@@ -42,10 +42,10 @@ def _tiles(run: RunFolder) -> Markup:
     tiles.append(("simulated time", show_seconds(summary["simulated_s"]), f"computed in {show_seconds(summary['wall_s'])}"))
     tiles.append(("moved", show_bytes(total), f"{show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up"))
     share = f"{moved['wasted'] / total:.1%} of what moved" if total else "nothing moved"
-    tiles.append(("moved in vain", show_bytes(moved["wasted"]), share))
-    computed, in_vain = values["compute"], values["wasted compute"]
+    tiles.append(("wasted", show_bytes(moved["wasted"]), share))
+    computed, wasted = values["compute"], values["wasted compute"]
     if computed:
-        tiles.append(("devices computed", show_seconds(computed), f"{(in_vain or 0) / computed:.1%} in vain"))
+        tiles.append(("devices computed", show_seconds(computed), f"{(wasted or 0) / computed:.1%} wasted"))
     purity = values["last purity of groups"]
     if purity is not None:
         tiles.append(("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect"))

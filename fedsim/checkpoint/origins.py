@@ -47,7 +47,7 @@ class Origins:
         if changed:
             raise CheckpointError(
                 f"what the files of [{'] and ['.join(changed)}] hold has changed since the checkpoint was taken: the run would "
-                "go on as another one; put the old files back to resume it, or run the scenario anew, with another --out"
+                "go on as another one; put the old files back to resume it, or run the scenario again, with another --out"
             )
 
 

@@ -1,6 +1,6 @@
 """A whole run as one tree of values, and a run put back to where it was.
 
-What follows from the scenario is not in it: the run is built anew from that, and then each part takes up what it had to
+What follows from the scenario is not in it: the run is built from that, and then each part takes up what it had to
 remember. Alarms are set again in the order in which they were to ring, so that those of one instant ring as they would have.
 """
 
@@ -64,7 +64,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "learner": run.learner.snapshot(),
             "server": run.dispatch.snapshot(),
             "strategy": run.strategy.state,
-            "last": run.instrument.last,
+            "last": run.evaluator.last,
         }
     )
     return tree, encoder.arrays
@@ -97,7 +97,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.learner.restore(state["learner"])
     run.dispatch.restore(state["server"])
     run.strategy.state = state["strategy"]
-    run.instrument.last = state["last"]
+    run.evaluator.last = state["last"]
     run.processes.restore(state["processes"])
     owners = _owners(run)
     for kind, number, when in state["alarms"]:

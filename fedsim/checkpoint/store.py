@@ -64,7 +64,7 @@ def latest(folder: Path) -> Path:
         )
     found = _all(folder)
     if not found:
-        raise CheckpointError(f"{str(folder)!r} holds no checkpoint to resume from; run the scenario anew, with another --out")
+        raise CheckpointError(f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with another --out")
     return found[-1]
 
 
@@ -81,7 +81,7 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
         if manifest["format"] != _FORMAT:
             raise CheckpointError(
                 f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this fedsim reads {_FORMAT}: resume "
-                "with the fedsim that wrote it, or run the scenario anew, with another --out"
+                "with the fedsim that wrote it, or run the scenario again, with another --out"
             )
         content = {name: regular(place / name).read_bytes() for name in (_STATE, _ARRAYS)}
         for name, part in content.items():

@@ -71,7 +71,7 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of a whole population; made anew for each run.
+    """The data of a whole population; made for each run.
 
     Attributes:
         pool: the shared samples.

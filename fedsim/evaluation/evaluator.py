@@ -1,4 +1,4 @@
-"""The researcher's instrument: how good the models are, seen from outside. It takes no simulated time and moves no bytes."""
+"""Evaluation: how good the models are, measured from outside. It takes no simulated time and moves no bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -61,7 +61,7 @@ class Measured(NamedTuple):
 
 
 class World(NamedTuple):
-    """What the instrument sees of the world, and no strategy does.
+    """What the evaluator sees of the world, and no strategy does.
 
     Attributes:
         present: who has arrived and not left, bool [devices]; None when that is everybody, always.
@@ -74,7 +74,7 @@ class World(NamedTuple):
     version: Callable[[], NDArray[np.int64]]
 
 
-class Instrument:
+class Evaluator:
     """Measures aggregations when it is due, and knows when a run has come to its end.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import SimulationError
-from fedsim.evaluation.evaluator import Instrument
+from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import BEST, Client, Done, Order
 from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.devices import Devices
@@ -59,7 +59,7 @@ class Dispatch:
         population: the devices.
         learner: where models are made and measured, or the one for ``learning = "off"``.
         streams: the run's streams; strategies draw only through ``Server.rng`` and ``Server.sample``.
-        instrument: measures aggregations and says when the run is over.
+        evaluator: measures aggregations and says when the run is over.
         messages: how models are written.
         batch_size: B, samples of an SGD step.
         devices: what each device knows of itself.
@@ -75,7 +75,7 @@ class Dispatch:
         learner: "Learner",
         streams: Streams,
         *,
-        instrument: Instrument,
+        evaluator: Evaluator,
         messages: MessagesSpec,
         batch_size: int,
         devices: Devices,
@@ -84,7 +84,7 @@ class Dispatch:
         self.population = population
         self.learner = learner
         self.streams = streams
-        self.instrument = instrument
+        self.evaluator = evaluator
         self.drift: Drift | None = None
         self.workforce: Workforce
         self.strategy: Strategy
@@ -131,7 +131,7 @@ class Dispatch:
         self.rearm("return", device, when)
 
     def set_timer(self, name: str, when: float) -> float:
-        """Set the timer of a name anew; returns ``when`` (s, on the grid)."""
+        """Set the timer of a name again; returns ``when`` (s, on the grid)."""
         self.cancel_timer(name)
         self._timer_count += 1
         self._timers[name] = self.simulation.wake(("timer", self._timer_count), when, lambda: self._ring(name))

@@ -246,7 +246,7 @@ class Server:
 
         Moves no bytes and takes no time: a strategy whose devices report their accuracies asks them for that message too.
         """
-        return await self._dispatch.instrument.test(model, devices)
+        return await self._dispatch.evaluator.test(model, devices)
 
     # Randomness, records, the end.
 
@@ -295,9 +295,9 @@ class Server:
         Returns:
             Whether the run goes on.
         """
-        row = await self._dispatch.instrument.measure(number, models, updates, self._dispatch.strategy)
+        row = await self._dispatch.evaluator.measure(number, models, updates, self._dispatch.strategy)
         self.emit("round", round=number, **row, **counts)
-        reason = self._dispatch.instrument.reason_to_stop(number, row["accuracy"])
+        reason = self._dispatch.evaluator.reason_to_stop(number, row["accuracy"])
         if reason is not None:
             self.stop(reason)
         return self._dispatch.simulation.stopped is None

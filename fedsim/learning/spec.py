@@ -10,7 +10,7 @@ from fedsim.learning.solvers import Choice
 
 
 class TrainingSpec(Spec):
-    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled anew each epoch, none dropped.
+    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch, none dropped.
 
     Attributes:
         lr: learning rate eta.

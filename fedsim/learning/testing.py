@@ -2,7 +2,7 @@
 
 A test image that many devices hold (in the same orientation) is computed once for all of them. Images are made once and kept;
 which devices a model is tested on may change from test to test. A result does not depend on what was tested before: a model
-always meets its images in an order of their own, laid out anew in blocks.
+always meets its images in an order of their own, laid out again in blocks.
 """
 
 from collections.abc import Callable, Sequence

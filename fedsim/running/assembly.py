@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.evaluation.evaluator import Instrument, World
+from fedsim.evaluation.evaluator import Evaluator, World
 from fedsim.federation.client import Setting
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
@@ -56,7 +56,7 @@ class Run:
         paths = spec.availability.build(streams, spec.devices, root)
         availability = bounded(paths, self.population)
         self._some_come_or_go = availability is not paths
-        self.instrument = Instrument(
+        self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )
         self.dispatch = Dispatch(
@@ -64,7 +64,7 @@ class Run:
             self.population,
             self.learner,
             streams,
-            instrument=self.instrument,
+            evaluator=self.evaluator,
             messages=scenario.messages,
             batch_size=scenario.training.batch_size,
             devices=Devices(
@@ -181,18 +181,18 @@ class Run:
 
     async def fine_tuned_accuracy(self, rounds: int) -> float | None:
         """Accuracy when every device has trained its model further, after so many rounds; None if that is not wanted."""
-        return await self.instrument.fine_tuned(self.strategy.models(), rounds, self.strategy.score)
+        return await self.evaluator.fine_tuned(self.strategy.models(), rounds, self.strategy.score)
 
     def why_no_accuracy(self, rounds: int) -> str:
         """Why no test has told an accuracy in so many rounds."""
-        return self.instrument.why_no_accuracy(rounds, self.strategy.models())
+        return self.evaluator.why_no_accuracy(rounds, self.strategy.models())
 
     def device_columns(self) -> dict[str, Any]:
         """The content of ``devices.parquet``: one entry a device in each column."""
         population, network, devices = self.population, self.network, range(self.scenario.population.devices)
         accuracy: list[float | None] = [None] * self.scenario.population.devices
-        if self.instrument.last is not None:
-            for device, value in self.instrument.last.device_accuracy().items():
+        if self.evaluator.last is not None:
+            for device, value in self.evaluator.last.device_accuracy().items():
                 accuracy[device] = value
         return {
             "device": np.arange(self.scenario.population.devices),

@@ -28,7 +28,7 @@ STRATEGIES = Family(
         "fesem-mig": (f"{_HERE}.fesem:FeSEMMig", "FeSEM: by the name that it has where data shift"),
         "flexcfl": (f"{_HERE}.flexcfl.strategy:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
         "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
-        "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose anew when their data have shifted"),
+        "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),
         "lcfl": (f"{_HERE}.lcfl.strategy:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
         "local": (f"{_HERE}.local:Local", "Local training: every device by itself, nothing is sent"),
         "rfedavg": (f"{_HERE}.rfedavg.strategy:RFedAvg", "RFedAvg: clusters of like gradients, reweighted to balance classes"),

@@ -124,7 +124,7 @@ class IFCA(Migrating[IFCAParams]):
         for entry, group in zip(received, await self._choices(received), strict=True):
             device, entry["group"] = entry["device"], group
             if entry["task"] < latest[device]:
-                continue  # its data have shifted since, and it has chosen anew
+                continue  # its data have shifted since, and it has chosen again
             latest[device] = entry["task"]
             if self.group_of(device) is None:
                 newcomers.append(device)
@@ -149,6 +149,6 @@ class IFCAMigParams(IFCAParams):
 
 
 class IFCAMig(IFCA):
-    """IFCA whose devices choose anew as soon as their data have shifted; see ``IFCA``."""
+    """IFCA whose devices choose again as soon as their data have shifted; see ``IFCA``."""
 
     Params: ClassVar[type[IFCAParams]] = IFCAMigParams

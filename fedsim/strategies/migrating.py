@@ -1,4 +1,4 @@
-"""Groups whose devices notice when their own data have shifted, and then look for a group anew."""
+"""Groups whose devices notice when their own data have shifted, and then look for a group again."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -64,7 +64,7 @@ class Migrating(Grouped[P]):
     """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 4.3).
 
     A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
-    too far apart it has to be prepared anew, and its present counts become the reference. One that works or is away tests
+    too far apart it has to be prepared again, and its present counts become the reference. One that works or is away tests
     itself when it is free or back; one that has just been selected is prepared before it trains. Who finds its group on data
     that have changed meanwhile tests itself once more. Nothing is sent for a test.
 

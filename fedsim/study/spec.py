@@ -12,7 +12,7 @@ from fedsim.records.study_folder import UNNAMED
 from fedsim.scenario import explain
 from fedsim.study.references import REFERENCES
 
-_MOST_RUNS = 100_000  # beyond this a study is a slip of the pen, and its plan alone would fill the memory
+_MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
 
 
 def _listed(value: Any) -> Any:

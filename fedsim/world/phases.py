@@ -103,9 +103,9 @@ class Phases:
     def _bring(self, devices: NDArray[np.int64], time: float) -> None:
         """Walk along the paths of ``devices`` to the phases that they are in at ``time``."""
         start, end = self._start[devices], self._end[devices]
-        anew = devices[(time < start) | (end == 0.0)]
-        if anew.size:
-            self._begin(anew)
+        again = devices[(time < start) | (end == 0.0)]
+        if again.size:
+            self._begin(again)
             end = self._end[devices]
         behind = devices[end <= time]
         if behind.size:

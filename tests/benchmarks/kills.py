@@ -78,7 +78,7 @@ def kill(sections: dict[str, Any], draw: random.Random, folder: Path) -> dict[st
 
 
 def _start(path: Path, out: Path, *, resume: bool = False) -> "subprocess.Popen[bytes]":
-    if not resume and out.exists():  # killed before its first checkpoint: it can only begin anew
+    if not resume and out.exists():  # killed before its first checkpoint: it can only begin again
         shutil.rmtree(out)
     options = ["--allow-code", *(["--resume"] if resume else [])]
     return subprocess.Popen([sys.executable, "-c", _MAIN, "run", str(path), "--out", str(out), "--quiet", *options])

@@ -179,7 +179,7 @@ def _change_parquet(draw: random.Random, path: Path) -> str:
                 table = table.set_column(place, table.column_names[place], pa.array([str(cell) for cell in cells]))
             what = "had a cell changed"
         case _:
-            what = "was written anew"
+            what = "was written again"
     pq.write_table(table, path)
     return what
 

@@ -39,7 +39,7 @@ class Disk:
             self._contents[number] = path.read_bytes()
 
     def images(self, place: Path) -> Iterator[Path]:
-        """What may be left, one after the other, in a folder ``place`` that is made anew each time."""
+        """What may be left, one after the other, in a folder ``place`` that is made again each time."""
         for names in (self._as_synced, _names, self._without_what_was_removed, self._with_the_newest):
             shutil.rmtree(place, ignore_errors=True)
             self._write(self._folder, self._folder.stat().st_ino, place, names)

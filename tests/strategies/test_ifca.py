@@ -205,7 +205,7 @@ class TestMigration:
         assert "migration" not in run.summary["bytes"]["by_purpose"]
 
     def test_a_choice_made_on_old_data_does_not_undo_a_migration(self, tmp_path: Path) -> None:
-        """The data shift while devices train. They send the choice made before, but have chosen anew when the round closes."""
+        """The data shift while devices train. They send the choice made before, but have chosen again when the round closes."""
         population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}}
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "4500 ms", "6 s"]}}
         strategy = ifca(5, 15, shift_metric="oracle", local_epochs=3) | {"kind": "ifca-mig"}

@@ -225,7 +225,7 @@ class Drawing {
       const group = timeline.lanes.groupAt(found.lane, timeline.time(pointer.x));
       const at = showTime(timeline.seconds(timeline.time(pointer.x)), timeline.grain);
       lines = found.step >= 0 ? describeStep(timeline, found.lane, found.step)
-        : [...describeLane(timeline, found.lane), `at ${at}: idle or offline${group >= 0 ? `, in group ${group}` : ""}`];
+        : [...describeLane(timeline, found.lane), `at ${at}: idle or disconnected${group >= 0 ? `, in group ${group}` : ""}`];
       lines = [...lines, ...this.marksNear(found.lane, pointer.x)];
     }
     hover.replaceChildren(...lines.map((line) => Object.assign(document.createElement("div"), { textContent: line })));

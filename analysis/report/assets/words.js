@@ -62,7 +62,7 @@ function describeCurves(timeline, time) {
   const useful = mean("useful"), wasted = mean("wasted");
   return [
     showTime(timeline.seconds(time), timeline.grain),
-    `${showCount(useful + wasted)} devices at work, ${showCount(wasted)} of them in vain`,
+    `${showCount(useful + wasted)} devices at work, the work of ${showCount(wasted)} wasted`,
     `server's link: ${showRate(mean("down"))} down, ${showRate(mean("up"))} up`,
   ];
 }

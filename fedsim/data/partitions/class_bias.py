@@ -1,4 +1,4 @@
-"""CATA-Fed's populations: a few classes make most of a device's data, and images are reused, each time distorted anew."""
+"""CATA-Fed's populations: a few classes make most of a device's data, and images are reused, each time distorted again."""
 
 from typing import ClassVar, Literal
 

@@ -15,7 +15,7 @@ from fedsim.streams import Streams
 class Rotations(Partition):
     """Each rotation has the complete training and test sets, shared out among its own devices (Ghosh et al. 2020, IFCA).
 
-    Device d belongs to rotation d mod k, which is its true group. Training samples are shuffled anew for each rotation and
+    Device d belongs to rotation d mod k, which is its true group. Training samples are shuffled again for each rotation and
     dealt evenly among its devices; test samples are dealt in order.
 
     Attributes:

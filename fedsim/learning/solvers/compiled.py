@@ -29,7 +29,7 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
     def _load_index(self) -> dict[Any, str]:
         try:
             return dict(super()._load_index())
-        except Exception:  # reading a damaged one raises many kinds; it is made anew
+        except Exception:  # reading a damaged one raises many kinds; it is made again
             return {}
 
     def _load_data(self, name: str) -> Any:
@@ -62,7 +62,7 @@ def compiled(function: F) -> F:
 def compiled_entry(function: F) -> F:
     """The same for a function that Python calls: made at the first call, and kept beside the source for later processes.
 
-    What is kept is made anew when the function's own file changes, or when it is damaged. It includes all that the function
+    What is kept is made again when the function's own file changes, or when it is damaged. It includes all that the function
     calls, which therefore belongs in the same file.
     """
     made: Any = _njit(**_OPTIONS)(function)

@@ -2,7 +2,7 @@
 
 One device at a time: all that a step touches stays in a core's cache, and a result cannot depend on who else trains. The
 arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. All of it is in one
-file, since compiled code is made anew only when its own file changes; and it is written in plain loops, since each of numpy's
+file, since compiled code is made again only when its own file changes; and it is written in plain loops, since each of numpy's
 functions would add to the seconds that compilation takes.
 
 Four samples and four outputs are taken at a time, which is what keeps a processor's registers full. So everything that has

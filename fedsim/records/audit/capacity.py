@@ -105,7 +105,7 @@ def _missed(begin: Floats, due: Floats, need: Floats) -> Iterator[float]:
         need: how long it takes if it has the link for itself (s); float64 [messages].
     """
     waiting: list[tuple[float, float]] = []  # due, need
-    origin = now = 0.0  # the clock starts anew when the link falls idle, so that little is lost to rounding
+    origin = now = 0.0  # the clock starts again when the link falls idle, so that little is lost to rounding
     for start, end, takes in zip(begin.tolist(), due.tolist(), need.tolist(), strict=True):
         until = start - origin
         while waiting:

@@ -1,23 +1,161 @@
 """CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.contents import Contents
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.units import show_seconds
-from fedsim.strategies.cata_fed.client import CataFedClient
+from fedsim.language.spec import Epochs
+from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.cata_fed.clusters import cluster_numbers, moderate_range
-from fedsim.strategies.cata_fed.params import CataFedParams
 from fedsim.strategies.cata_fed.selection import at_random, cut_groups, fairest_group, in_turn
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import SynchronousParams, Verdict
+from fedsim.strategies.synchronous import AggregatingParams, SynchronousClient, SynchronousParams, Verdict
+from fedsim.training import Limit, Part, Training
+from fedsim.world.task import Evaluate, Train
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class CataFedParams(AggregatingParams):
+    """``[strategy]`` of kind ``cata-fed``. Each part of the method can be switched off alone (clustering by P = 1).
+
+    Attributes:
+        deadline, relative_deadline: T, how long a client may train, from the end of its own download on. When neither is
+            given, T = 1: the mean time of five epochs.
+        adaptive: a client trains as many epochs as fit (adaptive local update, ALU). If not, exactly ``local_epochs``, and who
+            cannot finish them all is a slow straggler.
+        local_epochs: K_local, where ``adaptive`` is off.
+        most_epochs: the most that an adaptive client trains in a round; only to bound the work of one that is very fast.
+        margin: part of T that a client keeps back for its upload (eps_i of the paper, s).
+        reserve_upload: it also keeps back the time that it expects its upload to take on its own link.
+        mitigation: slow stragglers split their data (straggler mitigation, SMS).
+        smallest_part: pi, samples; no part becomes smaller (but for rounding).
+        straggler_upload: what a slow straggler sends besides its flag: the unchanged ``model``, as the paper says, or nothing
+            (``flag``).
+        clusters: P.
+        whisker: delta; sizes further than this times the interquartile range from the quartiles are outliers.
+        selection: ``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected clients.
+        rejoin: a disconnected client may connect again, as a new one. If not, it is gone for good.
+        rejoin_delay: how long it is away at least (s).
+    """
+
+    kind: Literal["cata-fed"] = "cata-fed"
+    adaptive: bool = True
+    local_epochs: Epochs = 5
+    most_epochs: Epochs = 1000
+    margin: Seconds = 0.0
+    reserve_upload: bool = False
+    mitigation: bool = True
+    smallest_part: int = Field(default=100, ge=1)
+    straggler_upload: Literal["model", "flag"] = "model"
+    clusters: int = Field(default=4, ge=1)
+    whisker: float = Field(default=1.5, ge=0.0)
+    selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"  # type: ignore[assignment]
+    rejoin: bool = False
+    rejoin_delay: PositiveSeconds = 60.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_deadline(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "deadline" not in data and "relative_deadline" not in data:
+            return data | {"relative_deadline": 1.0}
+        return data
+
+    @property
+    def bounds_training(self) -> bool:
+        """The deadline always counts from the end of a client's own download."""
+        return True
+
+    def check(self, devices: int) -> None:
+        """Clusters need devices, and groups are of exactly K."""
+        super().check(devices)
+        if self.over_selection != 1:
+            raise ScenarioError(
+                f"strategy.over_selection is {self.over_selection:g}; cata-fed selects exact groups and allows only 1"
+            )
+        if self.deadline_from == "round":
+            raise ScenarioError("strategy.deadline_from is 'round'; with cata-fed allowed is 'download' only")
+        if self.clusters > devices:
+            raise ScenarioError(
+                f"strategy.clusters is {self.clusters}, more than the population's {devices} devices; "
+                f"allowed are 1 to {devices}"
+            )
+
+    def check_samples(self, most: int) -> None:
+        """With a smallest part above every data set nothing could ever be split."""
+        if self.mitigation and self.smallest_part > most:
+            raise ScenarioError(
+                f"strategy.smallest_part is {self.smallest_part}, but the largest device holds {most} training samples, so no "
+                f"straggler could ever split its data; allowed are 1 to {most}, or strategy.mitigation = false"
+            )
+
+
+def most_splits(samples: int, smallest_part: int) -> int:
+    """beta = floor(log2(|D| / pi)), at least 0: how often |D| samples may be halved (Eq. 10)."""
+    return max(0, (samples // smallest_part).bit_length() - 1)
+
+
+class CataFedClient(SynchronousClient[CataFedParams]):
+    """Connects, trains on the part of its data whose turn it is, and splits them when not one epoch is finished in time.
+
+    State: ``splits`` (u), how often it has halved its data; ``selected`` (n), how often it was selected; both since it
+    connected.
+    """
+
+    params: CataFedParams
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Begin again, with all data in one piece; or train."""
+        if order.job == "connect":
+            device.state.update(splits=0, selected=0)
+            return ()
+        device.state["selected"] += 1
+        return super().work(device, order)
+
+    def training(self, device: Device, order: Order) -> Training:
+        """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
+        params, (splits, selected) = self.params, self._counts(device)
+        part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
+        return Training(order["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
+
+    def limit(self, device: Device, order: Order) -> Limit:
+        """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
+        params = self.params
+        reserve = device.upload_bytes({"update": order["model"], "control": 1}) if params.reserve_upload else 0.0
+        at_least = 1 if params.adaptive else params.local_epochs
+        return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+        """The size of the largest part on connection; update and flag; or the flag, and the size when the data were split."""
+        params = self.params
+        if order.job == "connect":
+            return {"size-report": self._sizes(device)[0]}
+        if done.update is not None:
+            return {"update": done.update, "control": 1, "samples": Free(done.samples)}
+        unchanged = {"unchanged-model": order["model"]} if params.straggler_upload == "model" else {}
+        splits, _ = self._counts(device)
+        if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
+            return {**unchanged, "control": 0}
+        device.state["splits"] = splits + 1
+        sizes = self._sizes(device)
+        return {**unchanged, "control": 0, "size-report": sizes[0], "parts": Free(sizes)}
+
+    def _counts(self, device: Device) -> tuple[int, int]:
+        return device.state["splits"], device.state["selected"]
+
+    def _sizes(self, device: Device) -> list[int]:
+        """The sizes of all parts, the largest first."""
+        splits, _ = self._counts(device)
+        return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
 
 
 class CataFed(FedAvg[CataFedParams]):
@@ -38,7 +176,7 @@ class CataFed(FedAvg[CataFedParams]):
     the next round on.
 
     The new model is the mean of the valid updates, weighted by the size of what each was trained on (psi_i, Eqs. 15, 16);
-    without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes, anew whenever a report
+    without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes whenever a report
     came; the client that waits longest is served first, by groups (``clusters.py``, ``selection.py``).
 
     Parameters: ``CataFedParams``.
@@ -115,7 +253,7 @@ class CataFed(FedAvg[CataFedParams]):
     # A round.
 
     def select(self) -> list[int]:
-        """K clients of one cluster; clusters are made anew when a size was reported."""
+        """K clients of one cluster; clusters are made again when a size was reported."""
         state, params = self.state, self.params
         if state["reported"]:
             self._cluster()

@@ -46,7 +46,7 @@ def kmeans(
 
 
 def with_all_groups(rows: NDArray[np.float64], labels: Labels, groups: int) -> Labels:
-    """The grouping with each empty group given the row farthest from the mean of its own, of those with company."""
+    """The grouping with each empty group given the row farthest from the mean of its own group of several."""
     labels = labels.copy()
     while len(empty := np.setdiff1d(np.arange(groups), labels)):
         sizes = np.bincount(labels, minlength=groups)

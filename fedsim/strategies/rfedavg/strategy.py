@@ -76,7 +76,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
     A round: K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends the model
     that it has then: the gradient but for the learning rate (d parameters), with its samples D_k, its imbalance I_k and its
-    loss F_k (a scalar each, those that are used). The server clusters the gradients anew; a cluster's model is the mean of its
+    loss F_k (a scalar each, those that are used). The server clusters the gradients; a cluster's model is the mean of its
     clients', weighted by samples; the new model is the sum over clusters of p_n times theirs. As the p_n sum to 1, that is the
     gradient step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is l_0. After several
     gradient steps (``local_epochs``) F_k is the loss before the last of them.

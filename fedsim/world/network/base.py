@@ -70,7 +70,7 @@ class Sharing(Protocol):
         """Take a flow out before its end. Its share is given away by the next ``share``."""
 
     def share(self, now: float) -> None:
-        """Share the links anew among the flows that are there ``now`` (s)."""
+        """Share the links again among the flows that are there ``now`` (s)."""
 
     def advance(self, until: float) -> list[tuple[float, int]]:
         """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""

@@ -1,4 +1,4 @@
-"""Max-min fairness over any links, by progressive filling: all that runs is shared anew at each change, in numpy."""
+"""Max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
 
 import math
 
@@ -86,7 +86,7 @@ class Filling:
         self._changed = True
 
     def share(self, now: float) -> None:
-        """Share the links anew if a flow has entered or left."""
+        """Share the links again if a flow has entered or left."""
         if not self._entering and not self._leaving and not self._changed:
             return
         self._changed = False

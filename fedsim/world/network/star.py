@@ -212,7 +212,7 @@ class Half:
     # The water level.
 
     def share(self, now: float) -> None:
-        """Share the link anew if a flow has entered or left."""
+        """Share the link again if a flow has entered or left."""
         if self._changed:
             self._changed = False
             self._move(now)
