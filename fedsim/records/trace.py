@@ -56,10 +56,11 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[Entry]:
     """All of a trace.
 
-    On the lanes of devices: their steps as slices, and as instants when they disconnect, arrive, leave for good, when their data
-    shift, when they are put into a group, and what processes of the world do to them. On the server's lane: rounds as slices
-    (versions of a strategy without rounds as instants), deadlines that were reached, decisions about groups, and what processes
-    do to links. Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
+    On the lanes of devices: their steps as slices, and as instants when they disconnect, arrive, leave for good, have shifted
+    data, are put into a group, and what processes of the world do to them. On the server's lane: rounds as slices (versions of
+    a strategy without rounds as instants), deadlines that were reached, decisions about groups, and what processes do to links.
+    Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
+
 
     Raises:
         RunFolderError: a table is missing or damaged.
