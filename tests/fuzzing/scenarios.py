@@ -153,7 +153,7 @@ def _explained(place: Place, text: str, keys: list[str]) -> None:
     """A refusal begins as all do, and names a key."""
     if not re.search(r"(?m)^(fedsim|Error): ", text):
         place.complain(f"a refusal does not say who refuses: {text[:100]}")
-    elif not any(part in text for key in keys for part in (key, key.rpartition(".")[2], repr(key))) and "TOML" not in text:
+    elif not any(part in text for key in keys for part in (*key.split("."), repr(key))) and "TOML" not in text:
         place.complain(f"a refusal names no key: {text[:100]}")
 
 
