@@ -236,7 +236,7 @@ class StrategyContract:
     def test_training_that_diverges(self, tmp_path: Path) -> None:
         """Updates that are not finite are never averaged in: the run goes on, or ends with an error that says what is wrong."""
         sections = self.quiet(rounds=3)
-        sections["training"] |= {"lr": 1e30}
+        sections["training"] |= {"lr": 1e6, "weight_decay": 1e3}
         try:
             run(sections, tmp_path / "run")
         except fedsim.SimulationError as error:

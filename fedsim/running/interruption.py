@@ -32,8 +32,8 @@ def end_soon(job: "Job", number: int) -> None:
         number: which signal it was.
     """
     job.interrupt()
-    loop = asyncio._get_running_loop()
-    if loop is not None:
+    with suppress(RuntimeError):  # none runs: nothing is to be waited for
+        loop = asyncio.get_running_loop()
         threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
 
 

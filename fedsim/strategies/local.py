@@ -49,7 +49,8 @@ class LocalClient(SynchronousClient[LocalParams]):
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents:
         """Nothing that is sent: the model is seen by who evaluates."""
-        device.state["model"] = done.update
+        assert done.update is not None
+        device.state["model"] = device.mix([(done.update, 1.0)], otherwise=done.start)  # not what has diverged
         return {"update": Free(done.update), "samples": Free(done.samples)}
 
 
@@ -91,7 +92,8 @@ class Local(Synchronous[LocalParams]):
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""
         received = self.state["received"]
         for entry in received:
-            self.state["own"][entry["device"]] = entry["update"]
+            before = self.state["own"][entry["device"]]
+            self.state["own"][entry["device"]] = self.server.mix([(entry["update"], 1.0)], otherwise=before)
         if received:
             tasks = [entry["task"] for entry in received]
             self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[1.0] * len(tasks))

@@ -430,7 +430,7 @@ def test_without_learning_groups_are_drawn_and_nearly_equal(tmp_path: Path) -> N
 
 def test_a_warm_up_that_diverges_is_named() -> None:
     scenario = rotated_digits(8, **LOCAL)
-    scenario["training"] |= {"lr": 1e38}
+    scenario["training"] |= {"lr": 1e6, "weight_decay": 1e6}
     with pytest.raises(SimulationError, match=r"the warm-up of 8 devices gave 0 finite models, fewer than the 4 groups"):
         fedsim.run(fedsim.Scenario(**scenario))
 

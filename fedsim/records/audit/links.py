@@ -126,7 +126,7 @@ def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[
             rows = np.flatnonzero((device == int(owner[1])) & (down == (owner[2] == "down")))
             over = _rate(changed, link, evidence.devices[f"link_{owner[2]}"].item(int(owner[1])))
             if over is not None and rows.size:
-                due = end[rows] + slack_s(end)
+                due = end[rows] + slack_s(end[rows])
                 most[rows] = (over.carried(due) - over.carried(begin[rows])) * SLACK
                 most[rows[over.is_unlimited(begin[rows], due)]] = math.inf
     for row in np.flatnonzero(~(size <= most)).tolist():
