@@ -8,7 +8,7 @@ from typing import Any
 import click
 from matplotlib.figure import Figure
 
-from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
+from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
 from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
 from fedsim.analysis.view import MOST_LANES, ORDERS
 from fedsim.errors import nearest
@@ -18,7 +18,7 @@ from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
 
-KINDS = (*OF_ONE, "accuracy", "costs", "fairness")
+KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 
 Draw = Callable[[], Figure]
 
@@ -64,7 +64,7 @@ def _pictures(
             yield kind, f"{kind}{name}", draw
             if kind == "timeline" and rounds is None and run.summary["rounds"] > _LONG:
                 yield kind, f"timeline-first-rounds{name}", partial(draw, rounds=(0, _CLOSE_UP))
-    for kind in ("accuracy", "fairness") if len(runs) == 1 else OF_SEVERAL:
+    for kind in OF_ANY if len(runs) == 1 else OF_SEVERAL:
         yield kind.partition("-")[0], kind, partial(OF_SEVERAL[kind].draw, runs)
 
 

@@ -81,7 +81,7 @@ def read_groupings(run: RunFolder) -> list[Grouping]:
     for time, kind, device, number, outcome, text in zip(*map(as_list, table.columns), strict=True):
         if kind == "task-end" and outcome == "done" and number is None:
             known[device] = samples[device]
-        elif kind == "task-end" and outcome in ("lost", "left"):
+        elif kind == "task-end" and outcome in ("lost", "left", "battery"):
             known[device] = 0
         elif kind == "split":
             known[device] = max(json.loads(text)["sizes"])

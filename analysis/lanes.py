@@ -21,12 +21,14 @@ _MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each
 _MANY_ROUNDS = 60  # with more, bars are too short for hatches
 _MANY_BARS = 4000  # as vectors they would make the SVG large and slow
 _PIXELS = 1250  # about what the time axis has: a step, however short, is drawn one pixel wide
-_MARKS = {"late": "|", "lost": "x", "left": "D"}
+_MARKS = {"late": "|", "lost": "x", "left": "D", "battery": "s"}
 MEANING = {
     "late": "late: ended by the server",
     "lost": "lost: device disconnected",
     "left": "left for good",
+    "battery": "battery: flat",
     "stopped": "cut off by the end of the run",
+    "memory": "the model does not fit into the device's memory",
 }
 
 
@@ -41,14 +43,17 @@ def draw_lanes(axes: Axes, view: View, unit: float) -> list[Artist]:
     coarse = len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / unit, view.end / unit)
-    _draw_background(axes, view)
+    _draw_background(axes, view, unit)
     useful = view.steps[view.steps["outcome"] == "done"]
     handles: list[Artist] = []
     for step, colour in style.STEPS.items():
         if (view.steps["step"] == step).any():
             _draw_bars(axes, view, useful[useful["step"] == step], unit, gid=step, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=step))
-    handles.append(Patch(facecolor=style.PALE, edgecolor=style.GREY, linewidth=0.4, label="idle or disconnected"))
+    edge: dict[str, Any] = {"edgecolor": style.GREY, "linewidth": 0.4}
+    handles.append(Patch(facecolor=style.PALE, label="idle" if view.away is not None else "idle or disconnected", **edge))
+    if view.away is not None and len(view.away):
+        handles.append(Patch(facecolor=style.AWAY, label="cannot be reached", **edge))
     for outcome in MEANING:
         wasted = view.steps[view.steps["outcome"] == outcome]
         if len(wasted):
@@ -67,14 +72,15 @@ def label_lanes(axes: Axes, view: View, population: pd.DataFrame) -> None:
     axes.tick_params(axis="y", length=0 if count <= _MANY_LANES else 3)
 
 
-def _draw_background(axes: Axes, view: View) -> None:
-    """A pale band a lane."""
-    left, right = axes.get_xlim()
-    lane = np.arange(len(view.devices), dtype=float)
-    low, high = lane - view.half_lane, lane + view.half_lane
-    bands = style.rectangles(np.full_like(lane, left), np.full_like(lane, right), low, high, facecolor=style.PALE)
-    bands.set(zorder=0, rasterized=len(lane) > _MANY_LANES)
-    axes.add_collection(bands, autolim=False)
+def _draw_background(axes: Axes, view: View, unit: float) -> None:
+    """A pale band a lane while the device is there, darker where it cannot be reached."""
+    for stretches, colour, gid in ((view.there, style.PALE, None), (view.away, style.AWAY, "away")):
+        if stretches is None or stretches.empty:
+            continue
+        start, end, lane = (stretches[name].to_numpy(float) for name in ("start", "end", "lane"))
+        bands = style.rectangles(start / unit, end / unit, lane - view.half_lane, lane + view.half_lane, facecolor=colour)
+        bands.set(zorder=0, gid=gid, rasterized=len(view.devices) > _MANY_LANES or len(lane) > _MANY_BARS)
+        axes.add_collection(bands, autolim=False)
 
 
 def _draw_wasted(axes: Axes, view: View, steps: pd.DataFrame, outcome: str, unit: float, coarse: bool) -> Artist:

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import patheffects
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.patheffects import AbstractPathEffect
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
+from fedsim.analysis.marks import MOVE, draw_marks
 from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
 from fedsim.analysis.view import MOST_LANES
 from fedsim.records.folder import ROUNDS
@@ -28,12 +27,12 @@ _ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a dev
 _STRIP_IN, _SIZES_IN, _AGREEMENT_IN, _FRAME_IN = 0.85, 1.6, 1.3, 1.9
 _NAMED_ROWS = 60  # with more, rows are too thin to be named
 _GAPPED_ROWS = 150
-_MANY = 4000  # rows or marks: as vectors they would make the SVG large and slow
+_MANY = 4000  # rows: as vectors they would make the SVG large and slow
 _NUMBERS = 24  # more round numbers run into one another
 _MOST_NAMED = 20  # more groups are not named in the legend
 _BARS = 150  # of the strip: more are too thin
 _NONE: dict[str, Any] = {"facecolor": "#DDDDDD"}
-_MOVE, _SHIFT = style.BLACK, style.GREY
+_SHIFT = style.GREY
 _SPLIT: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
 _AGREEMENT: dict[str, dict[str, Any]] = {
     "purity": {"color": style.BLACK, "linestyle": "-"},
@@ -78,6 +77,7 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
     figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
     panels = figure.subplot_mosaic([[name] for name in heights], sharex=True, height_ratios=list(heights.values()))
 
+    panels["rows"].set_xlim(0, membership.end / unit.size)  # of all panels
     handles = _draw_rows(panels["rows"], membership, shown, unit.size)
     if "strip" in panels:
         _draw_strip(panels["strip"], membership, unit.size)
@@ -87,9 +87,7 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
     if len(membership.splits):
         _draw_splits(list(panels.values()), membership, unit.size)
     _number_rounds(panels["rows"], membership, unit.size)
-    bottom = list(panels.values())[-1]
-    bottom.set_xlabel(f"simulated time ({unit.name})")
-    bottom.set_xlim(0, membership.end / unit.size)
+    list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
     figure.suptitle(_title(run, membership, len(shown)), fontsize=12)
     style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
     return figure
@@ -141,7 +139,7 @@ def _draw_rows(panel: Axes, membership: Membership, shown: NDArray[np.int64], un
         elif group != NO_GROUP and len(groups) <= _MOST_NAMED:
             handles.append(Patch(label=f"group {group}", **look))
     panel.set_ylim(len(shown) - 0.5, -0.5)
-    handles += _draw_marks(panel, membership, row, unit)
+    handles += draw_marks(panel, membership, row, unit)
     if len(membership.splits):
         handles.append(Line2D([], [], label="a group splits", **_SPLIT))
     _name_rows(panel, membership, shown)
@@ -150,50 +148,6 @@ def _draw_rows(panel: Axes, membership: Membership, shown: NDArray[np.int64], un
 
 def _look(group: int) -> dict[str, Any]:
     return _NONE if group == NO_GROUP else {"facecolor": style.group_colour(group)}
-
-
-def _draw_marks(panel: Axes, membership: Membership, row: "pd.Series[float]", unit: float) -> list[Artist]:
-    """A mark in its device's row at the instant of each move, shift, arrival and departure."""
-    size = float(np.clip(420 / len(row), 2.2, 7.0))
-    outline: list[AbstractPathEffect] = [patheffects.withStroke(linewidth=size / 4 + 1.4, foreground="white")]
-    kinds: tuple[tuple[str, pd.DataFrame, str, dict[str, Any]], ...] = (
-        ("arrivals", membership.arrivals, "arrives", {"marker": 9, "color": style.BLACK, "s": size**2}),
-        ("departures", membership.departures, "leaves for good", {"marker": "x", "color": style.BLACK, "s": size**2}),
-        (
-            "shifts",
-            membership.shifts,
-            "its data shift",
-            {"marker": "o", "facecolor": "white", "edgecolor": style.BLACK, "s": size**2 * 0.7, "linewidths": size / 7},
-        ),
-        (
-            "noticed",
-            membership.noticed,
-            "it notices the shift",
-            {"marker": "o", "color": style.BLACK, "s": size**2 * 0.7, "linewidths": size / 7},
-        ),
-        ("moves", membership.migrations, "moves to another group", {"marker": "|", "color": _MOVE, "s": (1.4 * size) ** 2}),
-    )
-    handles: list[Artist] = []
-    for gid, table, label, look in kinds:
-        own = table[table["device"].isin(row.index)]
-        if own.empty:
-            continue
-        marks = panel.scatter(own["time"] / unit, own["device"].map(row), gid=gid, zorder=3, label=label, **look)
-        marks.set_clip_on(False)
-        marks.set_rasterized(len(own) > _MANY)
-        if gid in ("departures", "moves"):
-            marks.set_linewidth(max(0.8, size / 4))
-            marks.set_path_effects(outline)
-        handles.append(_key(label, look))
-    return handles
-
-
-def _key(label: str, look: dict[str, Any]) -> Line2D:
-    """The mark in the legend, where it is large enough to be recognised however many rows there are."""
-    face, edge = look.get("facecolor", look.get("color")), look.get("edgecolor", look.get("color"))
-    size = 10 if look["marker"] == "|" else 6.5
-    mark: dict[str, Any] = {"marker": look["marker"], "markersize": size, "markerfacecolor": face, "markeredgecolor": edge}
-    return Line2D([], [], linestyle="", label=label, markeredgewidth=1.5 if look["marker"] in ("|", "x") else 1.0, **mark)
 
 
 def _name_rows(panel: Axes, membership: Membership, shown: NDArray[np.int64]) -> None:
@@ -255,7 +209,7 @@ def _draw_strip(panel: Axes, membership: Membership, unit: float) -> None:
     )
     left, right = edges[:-1] / unit, edges[1:] / unit
     zero = np.zeros(bars)
-    panel.add_collection(style.rectangles(left, right, zero, moved, facecolor=_MOVE, gid="moved"), autolim=False)
+    panel.add_collection(style.rectangles(left, right, zero, moved, facecolor=MOVE, gid="moved"), autolim=False)
     panel.add_collection(style.rectangles(left, right, -shifted, zero, facecolor=_SHIFT, gid="shifted"), autolim=False)
     most = max(1, int(moved.max()), int(shifted.max()))
     panel.set_ylim(-1.15 * most if shifted.any() else 0, 1.15 * most)

@@ -9,6 +9,7 @@ from fedsim.analysis.accuracy import draw_accuracy
 from fedsim.analysis.clusters import draw_clusters
 from fedsim.analysis.costs import draw_costs
 from fedsim.analysis.embedding import draw_embedding
+from fedsim.analysis.energy import draw_batteries, draw_energy
 from fedsim.analysis.fairness import draw_fairness
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.purposes import draw_purposes_compared
@@ -75,8 +76,18 @@ OF_ONE = {
         "Traffic",
         "Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted.",
     ),
+    "batteries": Kind(
+        draw_batteries,
+        "Batteries",
+        "How full the batteries of a few devices were as time went on, when these devices worked, and when they ran flat.",
+    ),
 }
 OF_SEVERAL = {
+    "costs": Kind(
+        draw_costs,
+        "What accuracy costs, over seeds",
+        "Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.",
+    ),
     "accuracy": Kind(
         draw_accuracy,
         "Accuracy",
@@ -87,10 +98,10 @@ OF_SEVERAL = {
         "Fairness",
         "How evenly devices were selected: Jain's index and waiting times as the run goes on, and selections by device.",
     ),
-    "costs": Kind(
-        draw_costs,
-        "What accuracy costs, over seeds",
-        "Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.",
+    "energy": Kind(
+        draw_energy,
+        "Energy by phase",
+        "Joules that devices drew by phase, and with those of the server's side; what was wasted, and the carbon.",
     ),
     "traffic-compared": Kind(
         draw_traffic_compared,
@@ -103,3 +114,4 @@ OF_SEVERAL = {
         "Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.",
     ),
 }
+OF_ANY = ("accuracy", "fairness", "energy")  # what of OF_SEVERAL says something of one run, too

@@ -22,7 +22,7 @@ _WORDS = {
     "madc": "MADC",
     "lcfl": "loss of each on the other's data (LCFL, Eq. 2)",
     "diff-norm": "norm of their models' difference",
-    "grad-cos": "1 - cosine of their updates",
+    "grad-cos": "1 - cosine of their gradients",
 }
 
 

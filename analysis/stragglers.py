@@ -25,7 +25,7 @@ from fedsim.records.folder import DEVICES, EVENTS
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = ("valid", "slow", "late", "lost", "stopped")
-_OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost"}
+_OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost", "battery": "lost", "memory": "late"}
 _FACTS = (
     *("task", "round", "device", "group", "outcome", "samples", "epoch_s", "part", "parts", "splits"),
     *("epoch_ends", "epochs", "asked", "train_end", "sends", "answered", "limit", "deadline"),
@@ -51,7 +51,8 @@ def read_attempts(run: RunFolder, rounds: Sequence[int]) -> pd.DataFrame:
     Columns:
         task, round, device, group: whose; ``group`` is NaN where the device was in none.
         outcome: one of ``OUTCOMES``. Who is ``slow`` answered without having trained enough; who is ``late`` was ended by the
-            server or by its time; who is ``lost`` disconnected; ``stopped`` is who was at work when the run ended.
+            server, by its time, or for want of memory; who is ``lost`` disconnected; ``stopped`` is who was at work when the
+            run ended.
         samples, part, parts: what it was to train on; part 1 to ``parts`` of its data, or 0 where they are in one piece.
         epoch_s: one epoch over these samples at the device's nominal speed.
         splits: whether it split its data after this.

@@ -29,9 +29,12 @@ from fedsim.records.reading import RunFolder
 
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#767676", "#EFEFEF"
+AWAY = "#BFBFBF"
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY}
+STEPS |= {"decode": "#88CCEE", "encode": "#332288"}  # from Tol's muted
+OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY, "memory": "#882255"}
+OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 FORMATS = ("png", "svg")
 GROUPS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, "#332288", YELLOW, "#882255", "#999933")  # the last from Tol's muted

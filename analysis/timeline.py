@@ -1,4 +1,5 @@
-"""A lane a device and what it did when: its steps, the work that was wasted and why, deadlines and round ends.
+"""A lane a device and what it did when: its steps, the work that was wasted and why, deadlines and round ends; and when it
+came, could not be reached, had other data, and left for good.
 
 Under the lanes stands how each round's tasks ended, and beside them how each device's did.
 """
@@ -16,6 +17,9 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import style
 from fedsim.analysis.activity import read_activity
 from fedsim.analysis.lanes import draw_lanes, label_lanes
+from fedsim.analysis.marks import draw_marks
+from fedsim.analysis.moves import read_membership
+from fedsim.analysis.presence import read_presence
 from fedsim.analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import DEVICES
@@ -55,7 +59,8 @@ def draw_timeline(
     """
     activity = read_activity(run)
     population = run.table(DEVICES).to_pandas()
-    view = look_at(activity, population, window if rounds is None else span_of_rounds(activity, *rounds), devices, order)
+    span = window if rounds is None else span_of_rounds(activity, *rounds)
+    view = look_at(activity, population, read_presence(run, activity.end), span, devices, order)
     unit = style.time_unit(view.span)
 
     height = min(max(len(view.devices) * _LANE_IN, _LEAST_IN), _MOST_IN)
@@ -63,6 +68,8 @@ def draw_timeline(
     panels = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, _STRIP_IN))
     (lanes, totals), (strip, words) = panels
     handles = draw_lanes(lanes, view, unit.size)
+    row = pd.Series(np.arange(len(view.devices), dtype=float), index=view.devices)
+    handles += draw_marks(lanes, read_membership(run), row, unit.size, ("arrivals", "departures", "shifts"))
     label_lanes(lanes, view, population)
     lanes.set_ylabel(f"device, speed (samples/s),\n{_ORDER_WORDS[order]}")
     handles += _draw_lines((lanes, strip), view, unit.size)

@@ -1,8 +1,8 @@
 """Where the bytes went: by direction and purpose, over simulated time and in total, with what was wasted.
 
-A byte is wasted when the task that moved it did not end as ``done``: the same rule, and the same split of a message into its
-purposes, as the ledger's (``fedsim.records.ledger``). What parts of the server's side send each other belongs to no task, is
-never wasted, and is drawn as a direction of its own; the ledger counts it as up.
+A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts: the same rule,
+and the same split of a message into its purposes, as the ledger's (``fedsim.records.ledger``). What parts of the server's side
+send each other belongs to no task, is never wasted, and is drawn as a direction of its own; the ledger counts it as up.
 """
 
 import json
@@ -34,7 +34,7 @@ _HUES = {
 _ARROWS = {"down": "↓", "up": "↑", "server": "↔"}
 _PAPER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
-_WASTED_MEANING = "wasted: its task was late, lost or cut off"
+_WASTED_MEANING = "wasted: its task was late, lost, cut off or idle"
 _POINTS = 800  # more points than pixels only make the SVG large
 
 
@@ -110,8 +110,10 @@ def draw_traffic_compared(runs: Sequence[RunFolder], names: Sequence[str] | None
 def read_parts(run: RunFolder) -> pd.DataFrame:
     """One row a part of a message: ``end`` (s), ``direction`` (down, up, server), ``purpose``, ``bytes``, ``wasted``."""
     rows = run.table(TRANSFERS).to_pandas()
-    done = set(read_activity(run).tasks.query("outcome == 'done'")["task"])
-    payloads = cache(json.loads)
+    activity, payloads = read_activity(run), cache(json.loads)
+    trained = activity.steps.query("step == 'train' and data.notna()")
+    idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not json.loads(data)["epochs"]}
+    done = set(activity.tasks.query("outcome == 'done'")["task"]) - idle
     columns = (rows["end"], rows["direction"], rows["delivered"], rows["task"], rows["device"].notna(), rows["payloads"])
     parts = [
         (end, direction if of_device else "server", purpose, size, of_device and task not in done)

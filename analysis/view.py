@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.analysis.activity import Activity
+from fedsim.analysis.presence import Presence
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.errors import nearest
 
@@ -28,6 +29,8 @@ class View:
         start, end: in simulated seconds. What ended at ``start`` belongs to what came before.
         devices: the devices shown, from the top lane to the bottom one.
         at_work: how many devices worked within the span, shown or not.
+        there, away: stretches of time in which each was there, and of these the ones in which it could not be reached, with
+            ``lane``, ``start`` and ``end``; ``away`` is None where nobody knows.
         steps, tasks, rounds, acts: the activity's tables cut down to the span and the devices (``rounds`` and ``acts`` to the
             span alone), with a column ``lane`` where there is a device.
     """
@@ -36,6 +39,8 @@ class View:
     end: float
     devices: NDArray[np.int64]
     at_work: int
+    there: pd.DataFrame
+    away: pd.DataFrame | None
     steps: pd.DataFrame
     tasks: pd.DataFrame
     rounds: pd.DataFrame
@@ -53,13 +58,19 @@ class View:
 
 
 def look_at(
-    activity: Activity, population: pd.DataFrame, span: Span | None = None, most: int = MOST_LANES, order: str = "speed"
+    activity: Activity,
+    population: pd.DataFrame,
+    presence: Presence,
+    span: Span | None = None,
+    most: int = MOST_LANES,
+    order: str = "speed",
 ) -> View:
     """Choose what to show.
 
     Args:
         activity: what happened.
         population: the devices' table (``device``, ``speed``).
+        presence: when they were there. If it is known of some devices when they could be reached, only those have lanes.
         span: from and to, in simulated seconds; None for the whole run.
         most: show at most so many of the devices that worked, evenly spread over the order.
         order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
@@ -84,9 +95,12 @@ def look_at(
     at_work = _SORTS[order](steps, population)
     if not len(at_work):
         raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
-    shown = at_work[evenly(len(at_work), most)]
+    known = at_work[np.isin(at_work, presence.known)] if len(presence.known) else at_work
+    shown = known[evenly(len(known), most)]
     lane = pd.Series(np.arange(len(shown)), index=shown)
-    return View(start, end, shown, len(at_work), _on_lanes(steps, lane), _on_lanes(tasks, lane), rounds, acts)
+    there, away, steps, tasks = (_on_lanes(table, lane) for table in (presence.there, presence.away, steps, tasks))
+    knows = len(presence.known) > 0
+    return View(start, end, shown, len(at_work), there, away if knows else None, steps, tasks, rounds, acts)
 
 
 def span_of_rounds(activity: Activity, first: int, stop: int) -> Span:

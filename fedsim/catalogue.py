@@ -7,6 +7,7 @@ from typing import Any, Literal
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.federation.codecs import CODECS
+from fedsim.federation.malicious import ATTACKS
 from fedsim.language.families import Family, specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.running.runner import EXECUTORS
@@ -19,6 +20,10 @@ from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.study.references import REFERENCES
 from fedsim.study.spec import StudySpec
+from fedsim.world.device_kinds import catalogue as kinds_of_devices
+from fedsim.world.energy.batteries import BatterySpec
+from fedsim.world.energy.presets import TITLES
+from fedsim.world.network.protocol import PROTOCOLS
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import PROCESSES
 
@@ -30,7 +35,9 @@ _FAMILIES = {
     "aggregations": AGGREGATIONS,
     "server optimisers": OPTIMISERS,
     "codecs": CODECS,
+    "attacks": ATTACKS,
     "deadlines": DEADLINES,
+    "protocols": PROTOCOLS,
     "processes of the world": PROCESSES,
 }
 _UNIONS: dict[str, tuple[type[Spec], str]] = {
@@ -45,6 +52,7 @@ _UNIONS: dict[str, tuple[type[Spec], str]] = {
     "speed distributions": (PopulationSpec, "speed"),
     "capacities": (PopulationSpec, "capacity"),
     "numbers of samples": (PopulationSpec, "samples"),
+    "chargings of batteries": (BatterySpec, "charging"),
 }
 _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 
@@ -54,6 +62,8 @@ def catalogue() -> dict[str, Entries]:
     return {
         **{title: [(name, about) for name, (_, about) in family.kinds.items()] for title, family in _FAMILIES.items()},
         **{title: [(name, told_of(spec)[""]) for name, spec in _specs(title).items()] for title in _UNIONS},
+        "kinds of devices": list(kinds_of_devices().items()),
+        "energy presets": list(TITLES.items()),
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
         "executors": list(EXECUTORS.items()),

@@ -47,6 +47,22 @@ def _search_here(context: click.Context, option: click.Parameter, allowed: bool)
     return allowed
 
 
+def _quantity(kind: str) -> Callable[..., float | None]:
+    """Reads an option as a quantity of ``fedsim.language.units``."""
+
+    def read(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+        from pydantic import TypeAdapter, ValidationError
+
+        from fedsim.language import units
+
+        try:
+            return None if text is None else float(TypeAdapter(getattr(units, kind)).validate_python(text))
+        except ValidationError as error:
+            raise click.BadParameter(f"{text!r}: {error.errors(include_url=False)[0]['msg']}") from None
+
+    return read
+
+
 _scenario = click.argument("scenario", type=click.Path(dir_okay=False))
 _changes = click.option(
     "--set",
@@ -119,6 +135,7 @@ def run_command(
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
         job = Job(read, out, where, resume=resume)
         if not quiet:
+            say(*read.stop.notes, err=True)
             progress = RunProgress(read.stop, Console(stderr=True))
             job.simulation.listen(progress.take, progress.close)
             job.on_saved(progress.saved)
@@ -385,6 +402,50 @@ def trace_command(run: Path, out: Path | None) -> None:
     path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
     count = write_trace(RunFolder(run), path)
     say(f"written {count} trace events to {path}")
+
+
+@main.command("calibrate")
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder for the scenario and its tables.")
+@click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
+@click.option(
+    "--hold-out",
+    type=click.Choice(["third", "last", "none"]),
+    default="third",
+    show_default=True,
+    help="Rounds that nothing is fitted to: every third, the last third, none.",
+)
+@click.option(
+    "--bytes",
+    "size",
+    metavar="SIZE",
+    callback=_quantity("Bytes"),
+    help="Of each message, such as '2 MB', where LOG has no such column.",
+)
+@click.option("--samples", type=click.IntRange(min=1), help="Of each training, where LOG has no such column.")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, help="Of each training, where LOG has no such column.")
+@click.option(
+    "--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, such as '20 ms', if it is known."
+)
+@click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")
+@_explained
+def calibrate_command(
+    log: Path,
+    out: Path,
+    by_client: bool,
+    hold_out: Any,
+    size: float | None,
+    samples: int | None,
+    epochs: int,
+    latency: float | None,
+    lenient: bool,
+) -> None:
+    """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
+    from fedsim.calibrate import calibrate
+    from fedsim.calibrate.log import Said
+
+    known = Said(size, samples, epochs, lenient)
+    say(*calibrate(log, out, known, by_client=by_client, hold_out=hold_out, latency=latency))
 
 
 @main.command("report")

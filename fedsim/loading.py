@@ -99,6 +99,15 @@ class LoadedRun:
         return self._frame(files.DEVICES)
 
     @cached_property
+    def energy(self) -> "pd.DataFrame":
+        """One row a device: what it draws in each phase and what it has drawn, its battery and its carbon.
+
+        Raises:
+            RunFolderError: energy was not counted in the run.
+        """
+        return self._frame(files.ENERGY)
+
+    @cached_property
     def events(self) -> "pd.DataFrame":
         """One row a record; ``data`` holds what a kind of record has besides the columns, as a dict."""
         with making_sense([self.path]):

@@ -13,6 +13,7 @@ from fedsim.federation.client import BEST, Client, Done, Order, Setting
 from fedsim.federation.codecs import Codec, Coded
 from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
+from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
@@ -31,15 +32,16 @@ from fedsim.streams import Streams
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import AvailabilityModel
 from fedsim.world.distributions import Distribution
+from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.processes import Hold, Process, World
 from fedsim.world.task import Evaluate, Train
 
 __all__ = [
-    "BEST", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "AvailabilityModel", "Change",
+    "BEST", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack", "AvailabilityModel", "Change",
     "Client", "Codec", "Coded", "Contents", "Deadline", "Device", "Distribution", "Done", "Evaluate", "FedAvg", "Free",
     "Grouped", "GroupedParams", "Hold", "Lazy", "Limit", "Measured", "NetworkModel", "Order", "Part", "Partition",
-    "Process", "Raw", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Shift", "Source", "Spec", "Strategy",
-    "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train",
-    "Training", "World", "federated", "pure",
+    "Process", "Protocol", "Raw", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Shift", "Source", "Spec",
+    "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train",
+    "Training", "Transport", "World", "federated", "pure",
 ]  # fmt: skip

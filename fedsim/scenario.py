@@ -16,6 +16,7 @@ from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.evaluation.evaluator import EvaluationSpec
+from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
 from fedsim.language.imports import from_file
 from fedsim.language.spec import Spec
@@ -30,6 +31,7 @@ from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
 from fedsim.tables import apply_changes, read_toml
+from fedsim.world.energy.spec import EnergySpec
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import WorldSpec
@@ -43,6 +45,8 @@ class Scenario(Spec):
         seed: one seed gives every strategy the same world.
         learning: ``on``, or ``off`` for time and bytes only.
         drift: how data change while the run goes on; None: they don't.
+        malicious: devices that attack the learning; None: there are none.
+        energy: what devices draw, and from what; None: not counted, and nobody has a battery.
         data, model, training, population, network, world, messages, strategy, evaluation, stop, checkpoint: the other sections.
     """
 
@@ -55,7 +59,9 @@ class Scenario(Spec):
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
     world: WorldSpec = WorldSpec()
+    energy: EnergySpec | None = None
     drift: ShiftSpec | None = None
+    malicious: MaliciousSpec | None = None
     messages: MessagesSpec = MessagesSpec()
     strategy: Annotated[SerializeAsAny[StrategyParams], STRATEGIES.validator] = FedAvgParams()
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -71,6 +77,8 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _fits_together(self) -> "Scenario":
         self.strategy.check(self.population.devices)
+        if self.malicious is not None:
+            self.malicious.check(self.population.devices)
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
         if self.learning == "on" and self.population.samples is not None:

@@ -6,7 +6,8 @@ message at a time, in order of posting; and round again until nothing is due now
 may take any time on any number of workers, and the run is the same to the bit.
 
 Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days), so two times
-that ought to be equal are equal however they were added up; ``on_grid`` puts a duration there.
+that ought to be equal are equal however they were added up; ``on_grid`` puts a duration there. Later times are as far apart as
+float64s are (60 ns after ten years), and two sums may differ by some of these steps; ``tie_s`` says how many count as none.
 """
 
 import asyncio
@@ -25,22 +26,26 @@ from simpy.events import NORMAL, URGENT, Event, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
-from fedsim.language.units import CLOCK_END_S, TICK_S
+from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
 _TICKS_PER_SECOND = 1 / TICK_S
-_ALL_ON_GRID_S = 2.0**23
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
 def on_grid(seconds: float) -> float:
     """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64 lies on one."""
-    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < _ALL_ON_GRID_S else seconds
+    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < EXACT_S else seconds
 
 
 def on_grid_after(seconds: float) -> float:
     """The first tick of the clock at or after ``seconds``; from 2^23 s on that is ``seconds``."""
-    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < _ALL_ON_GRID_S else seconds
+    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < EXACT_S else seconds
+
+
+def tie_s(now: float) -> float:
+    """How far apart two times around ``now`` may be that ought to be one (s): each is a sum of a few that were rounded."""
+    return 8 * max(TICK_S, math.ulp(now))
 
 
 class Record(NamedTuple):
@@ -448,4 +453,16 @@ class Simulation:
                 env.step()
 
 
-__all__ = ["TICK_S", "Blueprint", "Environment", "Join", "Record", "Simulation", "Solver", "Wakeup", "on_grid", "on_grid_after"]
+__all__ = [
+    "TICK_S",
+    "Blueprint",
+    "Environment",
+    "Join",
+    "Record",
+    "Simulation",
+    "Solver",
+    "Wakeup",
+    "on_grid",
+    "on_grid_after",
+    "tie_s",
+]

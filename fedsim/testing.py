@@ -37,7 +37,7 @@ from fedsim.running.runner import Job
 
 Sections = dict[str, Any]
 
-TABLES = ("events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "scenario.toml")
+TABLES = ("events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "availability.parquet", "scenario.toml")
 """Files of a run folder that two equal runs have alike, byte for byte."""
 
 FIGURES = ("events_sha256", "models_sha256", "events", "simulated_s", "bytes", "accuracy", "rounds", "stopped", "status")

@@ -98,6 +98,8 @@ class Limit:
         adaptive: it begins another epoch only if the mean of its finished ones says that it will fit.
         at_least: with fewer finished epochs none of them counts, and the task ends as late,
         go_on: unless this is set: then it goes on to the next step, with nothing trained.
+        reserve_s: it stops earlier by so long besides (s), for what it has to do between training and sending.
+        cut_undoes: an epoch that is begun and not finished counts as if none had been.
     """
 
     stop_at: float | None = None
@@ -106,6 +108,8 @@ class Limit:
     adaptive: bool = False
     at_least: int = 1
     go_on: bool = False
+    reserve_s: float = 0.0
+    cut_undoes: bool = False
 
 
 NO_LIMIT = Limit()

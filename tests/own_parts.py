@@ -20,11 +20,13 @@ from fedsim.plugin import (
     FedAvg,
     Free,
     Order,
+    Protocol,
     Raw,
     Ref,
     Selection,
     Server,
     Source,
+    Streams,
     SynchronousClient,
     SynchronousParams,
     TaskEnd,
@@ -48,6 +50,19 @@ class Slowest(Selection):
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         state.setdefault("took", {})[message.device] = server.now - state["begun"]
+
+
+class Satellite(Protocol):
+    """Who is far away gets half of what others do."""
+
+    kind: str = "tests.own_parts:Satellite"
+
+    @property
+    def weighs(self) -> bool:
+        return True
+
+    def weight(self, streams: Streams, device: int, count: int, round_trip: float) -> float:
+        return 0.5 if round_trip > 0.5 else 1.0
 
 
 @pure

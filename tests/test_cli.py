@@ -43,7 +43,8 @@ def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
     assert "8 rounds" in result.output
     names = {path.name for path in out.iterdir()}
     assert names == {
-        "scenario.toml", "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "summary.json", "models"
+        "scenario.toml", "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "availability.parquet",
+        "summary.json", "models"
     }  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 8
@@ -83,6 +84,13 @@ def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_pat
     assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in result.output
     (tmp_path / "resolved.toml").write_text(result.output)
     assert _without_real_times(call("check", tmp_path / "resolved.toml").output) == _without_real_times(result.output)
+
+
+def test_a_run_of_more_than_97_days_says_how_exact_its_times_are(scenario: Path, tmp_path: Path) -> None:
+    note, long = "after 97 d 02 h, .* at its end times are 60 ns apart", ("--set", "stop.simulated_time=3650 day")
+    assert re.search(f"# .*{note}", call("check", scenario, "--no-trial", *long).output)
+    assert re.search(note, call("run", scenario, "--out", tmp_path / "run", *long).output)
+    assert "97 d 02 h" not in call("check", scenario, "--no-trial", "--set", "stop.simulated_time=97 day").output
 
 
 def test_check_says_what_a_run_takes_here_unless_told_not_to_try(scenario: Path) -> None:

@@ -27,15 +27,33 @@ class TestEveryStrategy(StrategyContract):
 
 PARTS = [
     (
-        {"kind": "fedavg", "clients_per_round": 5, "local_epochs": 2, "selection": "least-asked", "aggregation": "median"}
-        | {"server": {"kind": "adam", "lr": 0.03}, "deadline": {"kind": "quantile", "over": 5, "most": "40 s"}},
-        {"messages": {"up": {"kind": "top-k", "share": 0.05}}},
+        {"kind": "fedavg", "clients_per_round": 5, "local_epochs": 2, "selection": "least-asked", "aggregation": "multi-krum"}
+        | {"server": {"kind": "yogi", "lr": 0.03}, "deadline": {"kind": "quantile", "over": 5, "most": "40 s"}},
+        {"messages": {"up": {"kind": "qsgd", "levels": 7, "error_feedback": True}, "down": "float16"}},
     ),
     (
-        {"kind": "flexcfl", "groups": 2, "clients_per_round": 5, "alpha": 3, "server": {"kind": "sgd", "momentum": 0.5}},
-        {"messages": {"up": {"kind": "top-k", "share": 0.2, "error_feedback": False}}},
+        {"kind": "flexcfl", "groups": 2, "clients_per_round": 5, "alpha": 3, "server": "adagrad"}
+        | {"aggregation": {"kind": "trimmed-mean", "share": 0.3}},
+        {"messages": {"up": {"kind": "random-k", "share": 0.2}, "down": "int8"}},
+    ),
+    (
+        {"kind": "ifca", "groups": 2, "clients_per_round": 7, "local_epochs": 1, "aggregation": "bulyan"}
+        | {"server": {"kind": "sgd", "momentum": 0.5, "nesterov": True}},
+        {"messages": {"up": "sign", "down": "bfloat16"}, "malicious": {"attack": "scaled", "share": 0.1}},
     ),
     ({"kind": "scaffold", "clients_per_round": 4, "deadline": "30 s"}, {"messages": {"up": {"kind": "top-k", "share": 0.1}}}),
+    (
+        {"kind": "ifca-mig", "groups": 2, "clients_per_round": 4, "deadline": "30 s"}
+        | {"selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"}},
+        {"messages": {"down": {"dtype": "float16"}}},
+    ),
+    ({"kind": "scaffold", "option": "I", "clients_per_round": 4, "deadline": "30 s"}, {}),
+    ({"kind": "fedprox", "clients_per_round": 5, "selection": {"kind": "oort", "pacer_step": "5 s", "window": 1}}, {}),
+    ({"kind": "fednova", "clients_per_round": 5, "deadline": "20 s", "selection": {"kind": "fedcs", "time": "15 s"}}, {}),
+    ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
+    ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),
+    ({"kind": "ifca", "groups": 2, "clients_per_round": 5, "averaging": "gradients"}, {}),
+    ({"kind": "lcfl", "groups": 2, "warmup_rounds": 2, "local_epochs": 2, "metric": "grad-cos"}, {}),
 ]
 
 
@@ -165,7 +183,7 @@ class Gullible(FedAvg[AggregatingParams]):
 
 class WeighingClient(SynchronousClient[AggregatingParams]):
     def reply(self, device: Device, order: Order, done: Done) -> Contents:
-        learning: Any = device._devices._learner
+        learning: Any = device._devices.learner
         return {"update": done.update, "samples": Free(len(learning._tests._shard(device.number).test))}
 
 

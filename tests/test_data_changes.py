@@ -19,7 +19,7 @@ from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
 from tests.strategies.clustered import opposite_groups
 
 DEVICES = 8
-FILES = ("data.npz", "who.json", "speeds.csv", "phones.json", "network.json")
+FILES = ("data.npz", "who.json", "speeds.csv", "phones.json", "network.json", "devices.csv")
 
 
 def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
         for phone, on in enumerate(draw.uniform(8, 18, 5).tolist())
     }
     (folder / "phones.json").write_text(json.dumps(phones))
+    latencies = [f"{device},{latency:.3f} ms" for device, latency in enumerate(draw.uniform(10, 90, DEVICES))]
+    (folder / "devices.csv").write_text("\n".join(["device,latency", *latencies]) + "\n")
     edges = [{"source": "server", "target": f"cell {cell}", "capacity": f"{9 + seed + cell} kbit/s"} for cell in range(2)]
     nodes = [{"id": name} for name in ("server", "cell 0", "cell 1")]
     (folder / "network.json").write_text(json.dumps({"directed": False, "nodes": nodes, "edges": edges}))
@@ -45,7 +47,13 @@ def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
             "capacity": {"kind": "fedscale", "file": "speeds.csv"},
             "availability": {"kind": "flash", "file": "phones.json"},
         },
-        "network": {"kind": "graph", "file": "network.json", "server": "server", "attach": ["cell 0", "cell 1"]},
+        "network": {
+            "kind": "graph",
+            "file": "network.json",
+            "server": "server",
+            "attach": ["cell 0", "cell 1"],
+            "device": {"latency": {"file": "devices.csv", "column": "latency"}},
+        },
         "drift": {"kind": "swap-all", "probability": 0.5},
         "strategy": {"kind": "ifca", "groups": 2, "clients_per_round": 4, "local_epochs": 2},
         "checkpoint": {"rounds": 2},
@@ -126,6 +134,7 @@ class TestResume:
             ("speeds.csv", "population.capacity"),
             ("phones.json", "population.availability"),
             ("network.json", "network"),
+            ("devices.csv", "network.device.latency"),
         ],
     )
     def test_other_traces_are_refused(

@@ -33,7 +33,7 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
         ("network.device.up", "1e300 Mbit/s", "0.001 B/s to 1e+15 B/s, and inf B/s"),
         ("messages.up", {"size": "inf B"}, "0.001 B to 1e+15 B"),
         ("model", {"kind": "size", "bytes": "inf B"}, "0.001 B to 1e+15 B"),
-        ("model", {"kind": "mlp", "hidden": [10**9]}, "1 to 1000000"),
+        ("model", {"kind": "mlp", "hidden": [10**9]}, "less than or equal to 1000000"),
         ("strategy.local_epochs", 10**9, "less than or equal to 100000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "less than or equal to 10000"),
         ("strategy", {"kind": "lcfl", "groups": 10**9}, "less than or equal to 10000"),

@@ -23,10 +23,11 @@ EXPORTS = {
         load load_run load_study run run_async
     """,
     "fedsim.plugin": """
-        BEST AggregatingParams Aggregation Asynchronous AsynchronousParams AvailabilityModel Change Client Codec Coded Contents
-        Deadline Device Distribution Done Evaluate FedAvg Free Grouped GroupedParams Hold Lazy Limit Measured NetworkModel Order
-        Part Partition Process Raw Ref Selection Server ServerOptimiser Setting Shift Source Spec Strategy StrategyParams
-        Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training World federated pure
+        BEST AggregatingParams Aggregation Asynchronous AsynchronousParams Attack AvailabilityModel Change Client Codec
+        Coded Contents Deadline Device Distribution Done Evaluate FedAvg Free Grouped GroupedParams Hold Lazy Limit Measured
+        NetworkModel Order Part Partition Process Protocol Raw Ref Selection Server ServerOptimiser Setting Shift Source
+        Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training
+        Transport World federated pure
     """,
 }
 """All that users and authors of parts may rely on."""
@@ -107,7 +108,7 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = {"errors", "files", "durable", "language", "simulation", "streams", "training"}
+_COMMON = {"errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
 _ENGINE = {"data", "evaluation", "federation", "learning", "strategies", "world"}
 LAYERS = {
     "version": set(),
@@ -116,6 +117,7 @@ LAYERS = {
     "shipped": {"errors", "files"},
     "executors": {"errors"},
     "files": {"errors"},
+    "model_cost": set(),
     "streams": {"errors"},
     "training": {"errors"},
     "language": {"errors", "files"},
@@ -137,13 +139,14 @@ LAYERS = {
     "analysis": {"compare", "durable", "errors", "language", "output", "records", "strategies", "tables", "version"},
     "loading": _COMMON | {"analysis", "compare", "output", "records", "scenario"},
     "fedsim": {"errors", "loading", "running", "scenario", "simulation", "version"},
+    "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "study": _COMMON
     | {"compare", "executors", "output", "records", "running", "scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
     "catalogue": {"data", "errors", "federation", "language", "running", "scenario", "shipped", "strategies", "study", "world"},
-    "cli": {"catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped", "study"}
-    | {"errors", "analysis", "version"},
+    "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
+    | {"study", "errors", "analysis", "language", "version"},
 }
 """What each room imports at most, lower ones first."""
 

@@ -8,6 +8,7 @@ are run with two rounds, studies with one strategy, and one picture is drawn.
 import pkgutil
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import fedsim
 from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main, study_command
 from fedsim.study.plan import read_study
+from fedsim.tables import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +74,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory: small copies of the scenarios, none of whose runs takes a second."""
     for path in [*(ROOT / "scenarios").glob("*.toml"), *(ROOT / "scenarios").glob("*/communication*.toml")]:
-        tables = tomllib.loads(path.read_text())
+        tables = read_toml(path, "scenario")
         if "variants" in tables:
             tables |= {"variants": {"fedavg": tables["variants"]["fedavg"]}, "seeds": [1], "references": []}
         elif "rounds" in tables["stop"]:
@@ -80,6 +82,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(tomli_w.dumps(tables))
+    shutil.copytree(ROOT / "scenarios" / "validation" / "logs", tmp_path / "scenarios" / "validation" / "logs")
     for block in BLOCKS:
         if named := re.match(r"# (\w+\.py)\n", block.text):
             (tmp_path / named[1]).write_text(block.text)
@@ -128,6 +131,14 @@ def test_python_runs(block: Block, place: Path, capsys: pytest.CaptureFixture[st
 
 @of("toml")
 def test_tables_run(block: Block, place: Path) -> None:
+    devices = range(fedsim.Scenario(**tomllib.loads(block.text)).population.devices)
+    tables = {  # those of the user's own that the blocks name
+        "devices.csv": ["speed,zone,rtt", *(f"{100 + device},Europe/Berlin,20" for device in devices)],
+        "on.csv": ["device,start,end", *(f"{device},0 s,1 week" for device in devices)],
+        "grid.csv": ["intensity", *(["300 g/kWh"] * 24)],
+    }
+    for name, lines in tables.items():
+        (place / name).write_text("\n".join(lines))
     scenario = tomllib.loads((place / "scenarios/quickstart.toml").read_text()) | tomllib.loads(block.text)
     assert fedsim.run(fedsim.Scenario(**scenario)).summary["status"] == "done"
 

@@ -48,18 +48,40 @@ TREE = {
     seed=st.integers(0, 1000),
     share=st.floats(0.0, 1.0),
     tree=st.booleans(),
+    tcp=st.booleans(),
 )
 def test_any_world_any_instant(
-    strategy: dict[str, Any], seed: int, share: float, tree: bool, tmp_path_factory: pytest.TempPathFactory
+    strategy: dict[str, Any], seed: int, share: float, tree: bool, tcp: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("resume")
     scenario = eventful_world(strategy, seed=seed) | ({"network": TREE} if tree else {})
+    scenario["network"] = scenario["network"] | ({"protocol": TCP} if tcp else {})
     events = run(scenario, place / "whole")["events"]
     if run_until(scenario, place / "cut", 1 + int(share * (events - 1))) == "interrupted":
         go_on(scenario, place / "cut")
     assert_same_run(place / "whole", place / "cut")
     assert_sound(place / "cut")
     shutil.rmtree(place)
+
+
+TCP = {"kind": "tcp", "segment": "100 B", "initial_window": 1, "round_trip": "1 s", "weight_spread": 2.0}
+"""With small windows and long round trips, so that slow start lasts."""
+
+
+@pytest.mark.parametrize("network", ["star", "tree"])
+def test_in_slow_start(network: str, tmp_path: Path) -> None:
+    """Stopped after every few records: where windows are open, they go on to double when they would have."""
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=4, rounds=2)
+    scenario |= {"learning": "off", "network": (TREE if network == "tree" else scenario["network"]) | {"protocol": TCP}}
+    run(scenario, tmp_path / "whole")
+    status, windows = run_until(scenario, tmp_path / "cut", 7), 0
+    while status == "interrupted":
+        _, tree, _ = store.read(store.latest(tmp_path / "cut"))
+        windows += bool(tree["root"]["network"]["windows"])
+        status = run_until(scenario, tmp_path / "cut", 7, resume=True)
+    assert windows > 3
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert_sound(tmp_path / "cut")
 
 
 def words(scenario: dict[str, Any], place: Path) -> list[str]:

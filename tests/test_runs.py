@@ -75,6 +75,13 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "flexcfl", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "alpha": 3, "eta_g": 0.1, "deadline": "30 s"},
     {"kind": "ifca-mig", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "scaffold", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "feddyn", "clients_per_round": 5, "local_epochs": 2, "alpha": 0.1, "deadline": "30 s"},
+    {"kind": "fedat", "clients_per_round": 3, "tiers": 3},
+    {"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "local_epochs": 2, "deadline": "12 s"},
+    {"kind": "fednova", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},
+    {"kind": "ditto", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "fl-hc", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    {"kind": "hypcluster", "groups": 3, "clients_per_round": 6, "deadline": "30 s"},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 

@@ -12,9 +12,10 @@ NEVER = re.compile(r"instrument|\bcompany\b|manieth|slips? of the pen|\bin vain\
 
 
 def test_every_column_of_every_table_has_a_line_and_no_other_has() -> None:
-    told = re.findall(r"^\| (events|transfers|rounds|devices) \| (.*?) \|", GLOSSARY, re.MULTILINE)
+    told = re.findall(r"^\| (events|transfers|rounds|devices|availability|energy) \| (.*?) \|", GLOSSARY, re.MULTILINE)
     columns = [(table, column) for table, names in told for column in re.findall(r"`(\w+)`", names)]
     tables = {"events": schema.EVENTS, "transfers": schema.TRANSFERS, "rounds": schema.ROUNDS, "devices": schema.DEVICES}
+    tables |= {"availability": schema.AVAILABILITY, "energy": schema.ENERGY}
     assert sorted(columns) == sorted((table, name) for table, made in tables.items() for name in made.names)
 
 

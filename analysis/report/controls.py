@@ -34,8 +34,9 @@ _CROSS, _CIRCLE = "M6 2.5 L14 10.5 M14 2.5 L6 10.5", "M7 6.5 a3 3 0 1 0 6 0 a3 3
 _SIGNS = {
     "lost": (_CROSS, "its device disconnected"),
     "left": ("M10 2 L14.5 6.5 L10 11 L5.5 6.5 Z", "its device left for good"),
+    "battery": ("M7 2 H13 V11 H7 Z", "its battery is flat"),
     "arrival": ("M6 2 L14 6.5 L6 11 Z", "arrives"),
-    "departure": (_CROSS, "leaves for good"),
+    "departure": ("M14 2 L6 6.5 L14 11 Z", "leaves for good"),
     "shift": (_CIRCLE, "its data shift"),
     "noticed": (_CIRCLE, "it notices the shift"),
     "move": ("M10 1 V12", "moves to another group"),
@@ -95,13 +96,16 @@ def key(found: Sequence[TimelineData]) -> Markup:
     marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
     there = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
     entries = [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in there[0]]
-    entries.append((_swatch(style.PALE), "idle or disconnected"))
+    knows = all(data.header["knows_away"] for data in found)
+    entries.append((_swatch(style.PALE), "idle" if knows else "idle or disconnected"))
+    if any(len(data.columns["off_start"]) for data in found):
+        entries.append((_swatch(style.AWAY), "cannot be reached"))
     entries += [
         (_swatch("#ffffff", style.OUTCOMES[outcome]), f"wasted, {text}")
         for outcome, text in MEANING.items()
         if outcome in there[1]
     ]
-    signs = [name for name, outcome in (("lost", "lost"), ("left", "left")) if outcome in there[1]]
+    signs = [name for name in ("lost", "left", "battery") if name in there[1]]
     entries += [(_sign(name), _SIGNS[name][1]) for name in [*signs, *(MARKS[mark] for mark in marks)]]
     entries.append((_line("#283036", ""), "round's end"))
     if any(data.columns["round_deadline"].any() for data in found):

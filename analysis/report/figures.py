@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.analysis import style
-from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL, Kind
+from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, Kind
 from fedsim.analysis.report.markup import Markup, el
 from fedsim.analysis.series import Series
 from fedsim.records.reading import RunFolder
 
 _ALMOST_WHITE = 250
 _DPI = 160  # 13 inches are 2,080 pixels, and are shown on 1,300 at most
-_OVER_SEEDS = ("costs", "traffic-purposes")
+_OVER_SEEDS = ("costs", "energy", "traffic-purposes")
 
 
 def of_run(run: RunFolder) -> Iterator[Markup]:
@@ -35,8 +35,7 @@ def of_all(runs: Sequence[RunFolder], names: Sequence[str], series: Sequence[Ser
         series: those of which the means over seeds are drawn.
     """
     every = [run for one in series for run in one.runs]
-    alone, together = ("accuracy", "fairness"), ("costs", "accuracy", "fairness", "traffic-compared", "traffic-purposes")
-    for name in alone if len(every) == 1 else together:
+    for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
         yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, names)))
 
 

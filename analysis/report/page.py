@@ -42,7 +42,7 @@ def _frame(title: str, body: Markup) -> str:
         el("title", title),
         Markup(f"<style>{sheet}</style>"),
     )
-    palette = data_block("palette", {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE})
+    palette = data_block("palette", {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE, "away": style.AWAY})
     tail = join(palette, Markup(f'<script type="module">{script}</script>'))
     return f"<!doctype html>\n{el('html', el('head', head), el('body', body, tail), lang='en')}\n"
 

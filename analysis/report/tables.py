@@ -78,8 +78,9 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
         ("train_loss", "training loss"),
         ("discrepancy", "discrepancy"),
         ("purity", "purity (0-1)"),
+        ("joules", "energy (J)"),
     ]
-    measured = [(key, head) for key, head in optional if any(row[key] is not None for row in rows)]
+    measured = [(key, head) for key, head in optional if any(row.get(key) is not None for row in rows)]
     heads = ["round", "ended at", "lasted", *(head for _, head in measured)]
     heads += ["selected", "valid", "slow", "disconnected", "down", "up"]
     body = [

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from fedsim.analysis import style
 from fedsim.analysis.activity import Activity, read_activity
 from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
-from fedsim.records.folder import DEVICES, ROUNDS
+from fedsim.analysis.presence import read_presence
+from fedsim.records.folder import AVAILABILITY, DEVICES, ROUNDS
 from fedsim.records.link_load import Curve, link_load, summed, thinned
 from fedsim.records.reading import RunFolder
 
@@ -62,6 +63,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
     to_ticks = _Ticks(tick, activity.end)
     columns = _lanes(devices, population, to_ticks) | _steps(activity, lane, to_ticks)
     columns["act"] = np.unique(to_ticks(activity.acts["end"]))
+    columns |= _away(run, activity, lane, to_ticks)
     columns |= _rounds(run, activity, to_ticks) | _groups(membership, lane, to_ticks) | _marks(membership, lane, to_ticks)
     for name, curve in _curves(run, activity).items():
         small = thinned(curve, _POINTS)
@@ -72,6 +74,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "population": len(population),
         "worked": int(activity.steps["device"].nunique()),
         "groups": {str(group): style.tint(style.group_colour(group)) for group in membership.groups},
+        "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(columns["round_accuracy"]).any()),
     }
@@ -131,6 +134,18 @@ def _steps(activity: Activity, lane: "pd.Series[int]", to_ticks: _Ticks) -> dict
         "group": _differences(steps["group"].fillna(NO_GROUP).to_numpy(np.int64), first),
         "done": done,
         "asked": asked,
+    }
+
+
+def _away(run: RunFolder, activity: Activity, lane: "pd.Series[int]", to_ticks: _Ticks) -> dict[str, NDArray[Any]]:
+    """When devices could not be reached though they were there, lane by lane."""
+    found = read_presence(run, activity.end).away
+    found = found[found["device"].isin(lane.index)]
+    found = found.assign(lane=found["device"].map(lane)).sort_values(["lane", "start"], kind="stable")
+    return {
+        "off_first": np.searchsorted(found["lane"].to_numpy(np.int64), np.arange(len(lane) + 1)).astype(np.uint32),
+        "off_start": to_ticks(found["start"]),
+        "off_end": to_ticks(found["end"]),
     }
 
 

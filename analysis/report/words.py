@@ -26,7 +26,7 @@ def describe(scenario: Table) -> str:
     Args:
         scenario: the tables of a resolved ``scenario.toml``. What they say in a way that is not known here is left out.
     """
-    parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _drift, _strategy, _end)
+    parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _energy, _drift, _strategy, _end)
     sentences = (_said(part, scenario) for part in parts)
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -63,11 +63,14 @@ def _data(scenario: Table) -> str:
         devices = "One device holds"
     if "samples" in population:
         sizes = population["samples"]
-        words = f"{sizes['low']:,} to {sizes['high']:,}" if sizes["kind"] == "uniform" else "long-tailed numbers of"
+        words = f"{sizes['low']:,} to {sizes['high']:,}" if sizes["kind"] == "uniform" else _SIZES[sizes["kind"]]
         return f"{devices} {words} training samples each."
     source = data["source"]["kind"]
     dealt = _said(lambda partition: _PARTITIONS[partition["kind"]](partition), data["partition"])
     return f"{devices} {_SOURCES.get(source, source)}{', ' if dealt else ''}{dealt}."
+
+
+_SIZES = {"long-tail": "long-tailed numbers of", "list": "given numbers of", "file": "as many as a file says:"}
 
 
 def _sizes(sizes: Table) -> str:
@@ -108,16 +111,27 @@ def _speed(scenario: Table) -> str:
     population = scenario["population"]
     if "capacity" in population:
         words = "Their speeds and links are those of real phones (FedScale)"
+    elif "device" in population:
+        words = f"The devices are {_kinds(population['device'])}, and take as long as the model's operations take on them"
     elif "speed" not in population:
         return "Training takes no simulated time."
     else:
         words = f"A device's speed is {_amount(population['speed'])}"
-    if population.get("jitter"):
-        words += f"; an epoch's time varies by {population['jitter']:.0%}"
+    jitter = _spelled_out(population.get("jitter", 0.0))
+    if jitter.get("value") != 0.0:
+        words += f"; an epoch's time varies by {_amount(jitter, '.0%')}"
     if "stragglers" in population:
         slow = population["stragglers"]
-        words += f"; {slow['share']:.0%} of them are slowed to {slow['factor']:.0%} of their speed"
+        words += f"; {slow['share']:.0%} of them are slowed to {_amount(_spelled_out(slow['factor']), '.0%')} of their speed"
     return f"{words}."
+
+
+def _kinds(device: Table) -> str:
+    """The kinds of devices, with their shares if there are some."""
+    if device["kind"] != "choice" or "shares" not in device:
+        return _amount(device).replace("for each", "for each (by kind)")
+    shares, whole = device["shares"], sum(device["shares"])
+    return _listed([f"{name} ({share / whole:.0%})" for name, share in zip(device["values"], shares, strict=True)])
 
 
 def _availability(scenario: Table) -> str:
@@ -126,6 +140,10 @@ def _availability(scenario: Table) -> str:
         return f"Devices can be reached for {own['mean_on']} and then not for {own['mean_off']}, on average."
     if own["kind"] == "flash":
         return "Devices can be reached when real phones were idle, charging and on Wi-Fi (FLASH)."
+    if own["kind"] == "diurnal":
+        return f"{own['least']:.0%} to {own['most']:.0%} of the devices can be reached, most at {own['peak']} local time."
+    if own["kind"] == "intervals":
+        return "Devices can be reached when a file says so."
     return "Devices can be reached at any time."
 
 
@@ -163,7 +181,9 @@ def _network(scenario: Table) -> str:
         shared = f"{'; '.join(filter(None, [shared, _cells(network)]))}"
     elif network["kind"] == "graph":
         shared = "they reach the server through a network that is read from a file"
-    text = "; ".join(filter(None, [links, shared]))
+    protocol = network.get("protocol", {}).get("kind", "fluid")
+    sent = "" if protocol == "fluid" else f"messages travel by {protocol}"
+    text = "; ".join(filter(None, [links, shared, sent]))
     return f"{text[:1].upper()}{text[1:]}." if text else "Messages take no simulated time."
 
 
@@ -191,6 +211,25 @@ def _process(process: Table) -> str:
             return f"Every {every} the link {link} carries {meanwhile} for {lasts}{on_average}."
         case own:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
+
+
+def _energy(scenario: Table) -> str:
+    energy = scenario.get("energy")
+    if not energy:
+        return ""
+    presets = f" as presets say ({_listed(energy['preset'])})" if "preset" in energy else ""
+    words = f"Energy is counted{presets}, carbon too" if "carbon" in energy else f"Energy is counted{presets}"
+    battery = energy.get("battery")
+    if not battery:
+        return f"{words}."
+    plugged = {
+        "never": "are never charged",
+        "always": "are plugged in all the time",
+        "reached": "charge while their devices can be reached",
+        "renewal": "are plugged in now and then",
+        "daily": "are plugged in each day at a time of their own",
+    }[battery["charging"]["kind"]]
+    return f"{words}; batteries hold {_amount(battery['capacity'])} and {plugged}."
 
 
 def _drift(scenario: Table) -> str:
@@ -223,6 +262,8 @@ def _strategy(scenario: Table) -> str:
         buffer = f", and {own['buffer']} answers make a version of the model" if "buffer" in own else ""
         return f"{name} keeps {own['concurrency']:,} devices at work for {epochs} each{buffer}; it has no rounds."
     asked = own.get("clients_per_round")
+    if own["kind"] == "fedat":
+        return f"{name} has {own['tiers']} tiers; each asks {asked:,} of its devices for {epochs}, and waits for no other tier."
     who = "all devices" if asked is None else f"{asked:,} device{'' if asked == 1 else 's'} a round"
     if "participation" in own and asked is None:
         who = f"{own['participation']:.0%} of the devices a round" if own["participation"] < 1 else "all devices"
@@ -260,17 +301,30 @@ def _end(scenario: Table) -> str:
     return f"The run ends {_listed(ends, 'or')}; what is drawn at random follows from the seed {scenario['seed']}."
 
 
-def _amount(distribution: Table) -> str:
-    """A quantity that may differ between devices."""
+def _spelled_out(value: Any) -> Table:
+    """A distribution; of one of an older version, or of one that was written by hand, a constant one."""
+    return value if isinstance(value, Mapping) else {"kind": "constant", "value": value}
+
+
+def _amount(distribution: Table, form: str = "") -> str:
+    """A quantity that may differ between devices; ``form`` is how its numbers are written."""
+
+    def said(name: str) -> str:
+        return format(distribution[name], form)
+
     match distribution["kind"]:
         case "constant":
-            return str(distribution["value"])
+            return said("value")
         case "uniform":
-            return f"{distribution['low']} to {distribution['high']}"
+            return f"{said('low')} to {said('high')}"
         case "lognormal":
-            return f"{distribution['median']} in the median (lognormal, a factor of {distribution['spread']:g})"
+            return f"{said('median')} in the median (lognormal, a factor of {distribution['spread']:g})"
         case "choice":
-            return _listed([str(value) for value in distribution["values"]], "or")
+            return _listed([format(value, form) for value in distribution["values"]], "or")
+        case "list":
+            return "what is listed for each"
+        case "file":
+            return "what a file says"
     raise ValueError(distribution["kind"])
 
 

@@ -17,7 +17,7 @@ from fedsim.errors import CheckpointError
 
 Arrays = dict[str, NDArray[Any]]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_TAGS = ("~tuple", "~dict", "~float", "~array", "~object")
+_TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
@@ -58,7 +58,8 @@ class Encoder:
         if isinstance(value, list | deque):
             return [self._plain(item) for item in value]
         if isinstance(value, tuple):
-            return {"~tuple": [self._plain(item) for item in value]}
+            items, name = [self._plain(item) for item in value], self._names.get(type(value))
+            return {"~tuple": items} if name is None else {"~named": [name, *items]}
         if isinstance(value, dict):
             if all(isinstance(key, str) and not key.startswith("~") for key in value):
                 return {key: self._plain(item) for key, item in value.items()}
@@ -99,26 +100,28 @@ def decode(written: Any, arrays: Mapping[str, NDArray[Any]], classes: Mapping[st
             for field, value in content.items():
                 if f"{name}.{field}" in left_out or field.startswith("__"):
                     raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
-                object.__setattr__(shell, field, _value(value, arrays, shells))
-        return _value(written["root"], arrays, shells)
+                object.__setattr__(shell, field, _value(value, arrays, shells, classes))
+        return _value(written["root"], arrays, shells, classes)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the state is malformed: {type(error).__name__}: {error}") from None
 
 
-def _value(written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any]) -> Any:
+def _value(written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], classes: Mapping[str, Any]) -> Any:
     if isinstance(written, list):
-        return [_value(item, arrays, shells) for item in written]
+        return [_value(item, arrays, shells, classes) for item in written]
     if not isinstance(written, dict):
         return written
     tag = next(iter(written), None) if len(written) == 1 else None
     if tag not in _TAGS:
-        return {key: _value(item, arrays, shells) for key, item in written.items()}
+        return {key: _value(item, arrays, shells, classes) for key, item in written.items()}
     content = written[tag]
     match tag:
         case "~tuple":
-            return tuple(_value(item, arrays, shells) for item in content)
+            return tuple(_value(item, arrays, shells, classes) for item in content)
+        case "~named":
+            return classes[content[0]]._make(_value(item, arrays, shells, classes) for item in content[1:])
         case "~dict":
-            return {_value(key, arrays, shells): _value(item, arrays, shells) for key, item in content}
+            return {_value(key, arrays, shells, classes): _value(item, arrays, shells, classes) for key, item in content}
         case "~float":
             return _ODD_FLOATS[content]
         case "~array":

@@ -4,6 +4,7 @@ A run reads all of them once, when it is built. One that is resumed reads them a
 """
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import CheckpointError
+from fedsim.language.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
@@ -77,12 +79,16 @@ def _add(digest: "hashlib._Hash", *arrays: NDArray[Any] | None) -> None:
 
 def _traces(scenario: "Scenario") -> Fingerprints:
     """Of the files that the world is described by; they have just been read."""
-    population = scenario.population
-    specs = {
-        "population.capacity": population.capacity,
-        "population.availability": population.availability,
-        "network": scenario.network,
-    }
     root = scenario.data.folder() or Path()
-    files = {section: root / spec.file for section, spec in specs.items() if spec is not None and hasattr(spec, "file")}
-    return {section: hashlib.sha256(path.read_bytes()).hexdigest() for section, path in files.items()}
+    sections = {"population": scenario.population, "network": scenario.network}
+    files = {key: root / file for section, spec in sections.items() for key, file in _files(section, spec)}
+    return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()}
+
+
+def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every file that a part of the scenario names, with its key."""
+    for name, value in spec:
+        if isinstance(value, Spec):
+            yield from _files(f"{key}.{name}", value)
+        elif name == "file":
+            yield key, value

@@ -16,10 +16,11 @@ from fedsim.federation.dispatch import Errand
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
 from fedsim.training import Limit, Part, Training
+from fedsim.world.energy.batteries import Load
 from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
-from fedsim.world.network.star import Half, Tier
-from fedsim.world.task import Download, Evaluate, Payload, Queue, Task, Train, Upload
+from fedsim.world.network.star import Half, Place, Tier
+from fedsim.world.task import Code, Download, Evaluate, Payload, Queue, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.records.recorder import Recorder
@@ -30,8 +31,8 @@ _CLASSES: dict[str, Any] = {
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
         *(Errand, Order, Free, Lazy),
-        *(Task, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
-        *(Filling, Flow, Half, Tier),
+        *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
+        *(Filling, Flow, Half, Load, Place, Tier),
     )
 }
 
@@ -58,6 +59,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "version": run.population.version,
             "network": run.network.snapshot(),
             "workforce": run.workforce.snapshot(),
+            "batteries": None if run.workforce.batteries is None else run.workforce.batteries.snapshot(),
             "lifetimes": run.lifetimes.snapshot(),
             "processes": run.processes.snapshot(),
             "drift": None if run.drift is None else run.drift.snapshot(),
@@ -92,6 +94,8 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
         run.drift.restore(state["drift"])
     run.population.samples[:], run.population.version[:] = state["samples"], state["version"]
     run.network.restore(state["network"])
+    if run.workforce.batteries is not None:
+        run.workforce.batteries.restore(state["batteries"])
     run.workforce.restore(state["workforce"])
     run.lifetimes.restore(state["lifetimes"])
     run.learner.restore(state["learner"])
@@ -114,6 +118,8 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners["process"] = run.processes.rearm
+    if run.workforce.batteries is not None:
+        owners["flat"] = run.workforce.batteries.rearm
     if run.drift is not None:
         owners["drift"] = run.drift.rearm
     return owners

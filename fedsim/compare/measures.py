@@ -47,8 +47,11 @@ FINE_TUNED = Measure("fine-tuned accuracy", "0-1", "accuracy")
 TIME = Measure("simulated time", "s", "cost", is_cost=True)
 TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
 COMPUTE = Measure("compute", "device-s", "cost", is_cost=True)
+ENERGY = Measure("energy", "J", "cost", is_cost=True)
+CARBON = Measure("carbon", "g", "cost", is_cost=True)
 WASTED_TRAFFIC = Measure("wasted traffic", "bytes", "wasted")
 WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
+WASTED_ENERGY = Measure("wasted energy", "J", "wasted")
 DROPPED = Measure("dropped updates", "0-1", "wasted")
 JAIN = Measure("Jain's index of selections", "0-1", "fairness and groups")
 MOVES = Measure("migrations", "", "fairness and groups")
@@ -57,19 +60,21 @@ LAST_PURITY = Measure("last purity of groups", "0-1", "fairness and groups")
 
 
 def measures(targets: Sequence[float] = ()) -> list[Measure]:
-    """All measures, in the order of their columns; three more for each target accuracy."""
+    """All measures, in the order of their columns; five more for each target accuracy."""
     return [
-        *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE),
+        *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE, ENERGY, CARBON),
         *(measure for target in targets for measure in _of_target(target)),
-        *(WASTED_TRAFFIC, WASTED_COMPUTE, DROPPED, JAIN, MOVES, PURITY, LAST_PURITY),
+        *(WASTED_TRAFFIC, WASTED_COMPUTE, WASTED_ENERGY, DROPPED, JAIN, MOVES, PURITY, LAST_PURITY),
     ]
 
 
-def _of_target(target: float) -> tuple[Measure, Measure, Measure]:
+def _of_target(target: float) -> tuple[Measure, ...]:
     return (
         Measure(f"rounds to target {target:g}", "", "to target", is_cost=True),
         Measure(f"time to target {target:g}", "s", "to target", is_cost=True),
         Measure(f"traffic to target {target:g}", "bytes", "to target", is_cost=True),
+        Measure(f"energy to target {target:g}", "J", "to target", is_cost=True),
+        Measure(f"carbon to target {target:g}", "g", "to target", is_cost=True),
     )
 
 
@@ -99,7 +104,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "str
 
 
 def _of_run(run: RunFolder, ledger: Preset) -> Values:
-    summary, moved = run.summary, run.summary["bytes"]
+    summary, moved, energy = run.summary, run.summary["bytes"], run.summary.get("energy", {})
     work, selected = read_work(run), sum(row["selected"] or 0 for row in run.rounds)
     accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
     purities = [row["purity"] for row in run.rounds if row["purity"] is not None]
@@ -112,8 +117,11 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
         TIME.name: summary["simulated_s"],
         TRAFFIC.name: float(moved["paper"] if ledger == "paper" else moved["down"] + moved["up"]),
         COMPUTE.name: work.seconds,
+        ENERGY.name: energy.get("joules"),
+        CARBON.name: energy.get("grams"),
         WASTED_TRAFFIC.name: moved["wasted"],
         WASTED_COMPUTE.name: work.wasted,
+        WASTED_ENERGY.name: energy.get("wasted"),
         DROPPED.name: 1 - sum(row["valid"] or 0 for row in run.rounds) / selected if selected else None,
         JAIN.name: jain_index(row["selected"] for row in run.devices),
         MOVES.name: work.moves,
@@ -129,5 +137,13 @@ def _until(run: RunFolder, target: float) -> Values:
     for row in run.rounds:
         moved += row["bytes_down"] + row["bytes_up"]
         if row["accuracy"] is not None and row["accuracy"] >= target:
-            return dict(zip(names, (row["round"] + 1, row["time"], moved), strict=True))
+            drawn = (_sum_until(run, row["round"], name) for name in ("joules", "grams"))
+            return dict(zip(names, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
     return dict.fromkeys(names)
+
+
+def _sum_until(run: RunFolder, last: int, name: str) -> float | None:
+    """The sum of a column up to a round; None where it has none, or the run is older than it."""
+    values = [row.get(name) for row in run.rounds if row["round"] <= last]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None

@@ -60,6 +60,7 @@ class Shard:
         quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
         label_map: new label of each class, int64 [C]; None leaves labels alone.
         augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None augments nothing.
+        flips: whether its device takes the label l of a training sample, as it sees it, for C - 1 - l.
     """
 
     train: Index
@@ -67,6 +68,7 @@ class Shard:
     quarter_turns: int = 0
     label_map: NDArray[np.int64] | None = None
     augment_seed: int | None = None
+    flips: bool = False
 
 
 @dataclass
@@ -80,6 +82,7 @@ class FederatedData:
         truth: the true group of the data that each device holds *now*, where the generator knows it, int64 [devices];
             ``NO_GROUP`` where a shift left data of none of the groups. A copy of what is given, changed in place by the
             rules of ``fedsim.data.shifts``: copy it to keep it. No strategy ever sees it.
+        flipping: devices that turn their training labels around, whatever data they come to hold.
         initial_truth: the same as it was before any shift.
     """
 
@@ -87,6 +90,7 @@ class FederatedData:
     shards: list[Shard]
     augmentation: Augmentation | None = None
     truth: NDArray[np.int64] | None = None
+    flipping: frozenset[int] = frozenset()
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
     _versions: NDArray[np.int64] = field(init=False, repr=False)
     _later: dict[tuple[int, int], Shard] = field(init=False, repr=False, default_factory=dict)
@@ -102,7 +106,9 @@ class FederatedData:
 
     def shard(self, device: int, version: int = 0) -> Shard:
         """The shard of ``device`` as it was in ``version`` (0 before any shift)."""
-        return self._later[device, version] if version else self.shards[device]
+        held = self._later[device, version] if version else self.shards[device]
+        flips = device in self.flipping  # another's shard may have come by an exchange
+        return held if held.flips == flips else replace(held, flips=flips)
 
     def version(self, device: int) -> int:
         """The number of the data that ``device`` holds now; 0 before any shift."""
@@ -132,7 +138,7 @@ class FederatedData:
         raw = self._turned(shard, shard.train)
         if shard.augment_seed is not None and self.augmentation is not None:
             raw = augment(raw, self.augmentation, shard.augment_seed)
-        return self.pool.normalised(raw), self._labels(shard, shard.train)
+        return self.pool.normalised(raw), self.train_labels(shard)
 
     def test_samples(self, shard: Shard) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The test samples as the model sees them, never augmented: x float32 [m, *shape], y int64 [m]."""
@@ -140,7 +146,8 @@ class FederatedData:
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each training sample as the device sees it; int64 [n]."""
-        return self._labels(shard, shard.train)
+        labels = self._labels(shard, shard.train)
+        return self.pool.classes - 1 - labels if shard.flips else labels
 
     def test_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each test sample as the device sees it; int64 [m]."""
@@ -148,7 +155,7 @@ class FederatedData:
 
     def label_counts(self, shard: Shard) -> NDArray[np.int64]:
         """Training samples of each class as the device sees its labels; int64 [C]."""
-        return np.bincount(self._labels(shard, shard.train), minlength=self.pool.classes)
+        return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
         """One device with the samples of all, device after device: the reference line of centralised training.

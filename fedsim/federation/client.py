@@ -29,6 +29,7 @@ class Setting:
             relative deadlines.
         lr_in: the learning rate of a round.
         planned_rounds: when the run is to stop, or None.
+        momentum: of local SGD.
     """
 
     devices: int
@@ -37,6 +38,7 @@ class Setting:
     mean_epoch_s: float
     lr_in: Callable[[int], float]
     planned_rounds: int | None
+    momentum: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,9 +66,11 @@ class Done(NamedTuple):
         samples: training samples that it computed on: all that it holds, unless a part was asked for.
         epochs: local epochs that the update is made of.
         steps: SGD steps that these were.
-        update: the trained model; None without an epoch that counts.
+        update: the trained model; None without an epoch that counts. After several trainings that of the last.
         start: the model from which it was trained.
         tested: the best of the models that were tested; None without an ``Evaluate`` step.
+        earlier: the trained models of the trainings before the last, in order, of those with an epoch that counts.
+        trained: what the last training gave, whatever the device has made of its update since.
     """
 
     samples: int
@@ -75,6 +79,8 @@ class Done(NamedTuple):
     update: Ref | None
     start: Ref | None
     tested: Ref | None
+    earlier: tuple[Ref, ...] = ()
+    trained: Ref | None = None
 
 
 class Client(Generic[P]):
@@ -100,6 +106,10 @@ class Client(Generic[P]):
     def limit(self, device: Device, order: Order) -> Limit:
         """How long it may train."""
         return NO_LIMIT
+
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """What the device makes of what it has computed, before it answers; by default it stays as it is."""
+        return done
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
         """What the device answers when it has computed; None for nothing. By default its update and what that is made of."""

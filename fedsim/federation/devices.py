@@ -1,5 +1,6 @@
 """The devices as their own client halves see them: facts of their data, and what they remember. The server sees none of it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from fedsim.federation.contents import Contents, Lazy, payloads
 from fedsim.learning.functions import Function, weighted_sum
 from fedsim.learning.refs import Ref
+from fedsim.training import Training
+from fedsim.world.network.base import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
@@ -34,6 +37,21 @@ class Device:
     def state(self) -> dict[str, Any]:
         """What it remembers: JSON-able values and refs. It exists from the first time that something is put into it."""
         return self._devices.states.setdefault(self.number, {})
+
+    @property
+    def epoch_s(self) -> float:
+        """How long an epoch over its samples takes by its own speed (s); infinite where it has no room for the training.
+
+        What slows it down on the way it cannot know.
+        """
+        population, epoch = self._devices.population, Training(None)
+        if population.failing_s(self.number, epoch, self.samples) is not None:
+            return math.inf
+        return float(population.training_s(self.number, epoch, self.samples, batch_size=1))  # its size counts for steps alone
+
+    def model_s(self, direction: Direction) -> float:
+        """How long a model takes on its own link with nothing else on the way, with decoding or encoding it (s)."""
+        return self._devices.model_s(self.number, direction)
 
     @property
     def label_counts(self) -> NDArray[np.int64]:
@@ -93,6 +111,7 @@ class Devices:
         model_bytes: of a model on its way up.
 
     Attributes:
+        model_s: see ``Device``; set when there are links.
         states: what each device remembers.
         used_versions: on which version of its data each last computed for a task that it finished; absent: the first.
         initial: the initial models that devices have asked for.
@@ -109,6 +128,7 @@ class Devices:
         self.learner = learner
         self.label_counts = label_counts
         self.model_bytes = model_bytes
+        self.model_s: Callable[[int, Direction], float]
         self.states: dict[int, dict[str, Any]] = {}
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}

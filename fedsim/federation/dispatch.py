@@ -4,7 +4,7 @@ The server half asks; the world carries the message; the client half says what i
 instant at which the device comes to it; the world carries the answer; the server half is told. Neither half holds the other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import BEST, Client, Done, Order
 from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.devices import Devices
+from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Simulation, Wakeup
@@ -63,6 +64,8 @@ class Dispatch:
         messages: how models are written.
         batch_size: B, samples of an SGD step.
         devices: what each device knows of itself.
+        attack: what malicious devices do to their updates; None where there are no such devices.
+        malicious: which they are.
 
     Attributes:
         errands: what each running task is about.
@@ -79,6 +82,8 @@ class Dispatch:
         messages: MessagesSpec,
         batch_size: int,
         devices: Devices,
+        attack: Attack | None = None,
+        malicious: Collection[int] = (),
     ) -> None:
         self.simulation = simulation
         self.population = population
@@ -92,6 +97,7 @@ class Dispatch:
         self._down, self._up = Wire(messages.down, learner), Wire(messages.up, learner)
         self._client: Client[Any]
         self._devices = devices
+        self._attack, self._malicious = attack, frozenset(malicious)
         self._batch_size = batch_size
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
@@ -103,13 +109,17 @@ class Dispatch:
         self.strategy = strategy
         self._client = client
         self.drift = drift
+        wires = {"down": self._down, "up": self._up}
+        self._devices.model_s = lambda device, way: (
+            workforce.nominal_transfer_s(device, way, wires[way].model_bytes) + wires[way].model_s
+        )
 
     # From the server half to the world.
 
     def ask(self, device: int, contents: Contents, job: str, number: int | None, group: int | None, *, continues: bool) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
         parts = payloads(contents, self._down.model_bytes)
-        steps = (Download(parts),) if parts else ()
+        steps: tuple[Step, ...] = (Download(parts), *self._down.work_on(contents, "decode")) if parts else ()
         task = self.workforce.start(device, steps, number, group, continues=continues)
         if not self._down.changes_nothing:
             contents, _ = self._down.through(contents, {}, {})
@@ -125,6 +135,11 @@ class Dispatch:
     def upload_bytes(self) -> float:
         """Bytes of a model on its way up."""
         return self._up.model_bytes
+
+    @property
+    def coding_s(self) -> tuple[float, float]:
+        """How long a device decodes a model that came down, and encodes one that goes up (s)."""
+        return self._down.model_s, self._up.model_s
 
     def await_return(self, device: int, when: float) -> None:
         """Tell the strategy at ``when`` (s) that a device is there."""
@@ -157,12 +172,12 @@ class Dispatch:
         device = self._devices[task.device]
         if not errand.begun:
             errand.begun = True
-            steps = tuple(self._client.work(device, errand.order))
+            steps = tuple(map(self._with_time_to_encode, self._client.work(device, errand.order)))
             if steps:
                 errand.computed = True
                 return steps
         errand.replied = True
-        done = self._done(task)
+        done = self._attacked(task, self._client.computed(device, errand.order, self._done(task)))
         errand.reply = self._client.reply(device, errand.order, done)
         if errand.reply is None:
             return ()
@@ -170,26 +185,42 @@ class Dispatch:
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
             errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
         parts = payloads(errand.reply, self._up.model_bytes)
-        return (Upload(parts),) if parts else ()
+        return (*self._up.work_on(errand.reply, "encode"), Upload(parts)) if parts else ()
+
+    def _with_time_to_encode(self, step: Train | Evaluate) -> Train | Evaluate:
+        """A training that must leave time for its upload leaves time for encoding it, too."""
+        if not self._up.model_s or not isinstance(step, Train) or not step.limit.reserve_upload:
+            return step
+        models = step.limit.reserve_upload / self._up.model_bytes
+        return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
 
     def _done(self, task: Task) -> Done:
         """What a device has computed."""
         update: Ref | None = None
         start: Ref | None = None
         tested: Ref | None = None
-        steps = 0
+        steps, epochs = 0, iter(task.trained)
+        earlier: tuple[Ref, ...] = ()
         for step in task.steps:
             if isinstance(step, Evaluate):
                 tested = self.learner.best(step.models, task.device, version=task.version)
-            elif isinstance(step, Train) and task.epochs:
+            elif isinstance(step, Train) and (finished := next(epochs)):
                 start = tested if step.training.start == BEST else step.training.start
                 training = step.training
-                if start is not training.start or task.epochs != training.epochs:
-                    training = replace(training, start=start, epochs=task.epochs)
+                if start is not training.start or finished != training.epochs:
+                    training = replace(training, start=start, epochs=finished)
                 number = task.round or 0
+                earlier += () if update is None else (update,)
                 update = self.learner.train(training, task.device, key=task.count, round=number, version=task.version)
                 steps = training.sgd_steps(task.samples, self._batch_size)
-        return Done(task.samples, task.epochs, steps, update, start, tested)
+        return Done(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
+
+    def _attacked(self, task: Task, done: Done) -> Done:
+        """What a malicious device says that it has computed."""
+        if task.device not in self._malicious or self._attack is None or done.update is None or done.start is None:
+            return done
+        stream = ("world/attack", task.device, task.count)
+        return done._replace(update=self._attack.update(self.learner, done.update, done.start, stream))
 
     # From the world to the server half.
 
@@ -224,11 +255,16 @@ class Dispatch:
                 self._untold.append((kind, number))
 
     def _tell(self, kind: str, device: int) -> None:
-        """Give the strategy the message that a device can be reached; later, if it is switched off."""
+        """Give the strategy the message that a device can be reached; later, if it is switched off, or its battery flat."""
         if device in self.workforce.off:
             self._untold.append((kind, device))
-        else:
+        elif (
+            self.workforce.batteries is None
+            or (when := self.workforce.next_on(device, self.simulation.now)) <= self.simulation.now
+        ):
             self.simulation.post(_MESSAGES[kind](device))
+        elif when < float("inf"):
+            self.rearm(kind, device, when)
 
     def on_shift(self, device: int) -> None:
         """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
@@ -262,6 +298,8 @@ class Dispatch:
             case Shift(device):
                 await self._shift(device)
             case Start():
+                if self._attack is not None:
+                    self.simulation.emit("malicious", attack=self._attack.kind, devices=sorted(self._malicious))
                 await self.strategy.on_start()
             case _:
                 raise SimulationError(f"the server cannot handle a {type(message).__name__}")

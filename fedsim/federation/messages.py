@@ -13,7 +13,7 @@ class TaskEnd:
 
     Attributes:
         task, device, round, group, job: as asked.
-        outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``).
+        outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``, ``battery``).
         asked: what the server had sent, by name.
         contents: what it received, by name; empty unless the task is done.
     """

@@ -4,6 +4,7 @@ It sees messages, and nothing of the world behind them: no device's data, speed 
 instant; they may await values (real work), never simulated time.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,7 @@ class Server:
         stream: tuple[Any, ...] | None = None,
         otherwise: Ref | None = None,
         leave_out: bool = False,
+        size: int | None = None,
         **constants: Any,
     ) -> Ref:
         """What a pure function makes of models; not computed until it is needed.
@@ -219,10 +221,11 @@ class Server:
             stream: a purpose, and numbers: the function is given ``rng`` too, the generator of the strategy's so named.
             otherwise: stands in where one of ``models`` is not finite; without it the result is then itself not finite.
             leave_out: a model that is not finite is left out instead, as in ``mix``; ``otherwise`` stands in for none at all.
+            size: how many numbers the function gives; None for a model. With a number it is given all models, finite or not.
             constants: what else the function is given; JSON-able.
         """
         named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
-        how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out}
+        how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out, "size": size}
         return self._dispatch.learner.apply(function, models, **how, **constants)
 
     @property
@@ -252,6 +255,10 @@ class Server:
                 f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" has none; set learning = "on"'
             )
         match sent[0].what:
+            case "loss":
+                await learner.values(refs)  # as one cohort
+                losses = [await learner.train_loss([(ref, 1.0)]) for ref in refs]
+                return [np.array([math.nan if loss is None else loss]) for loss in losses]
             case "losses":
                 return await learner.losses(refs) or []
             case "choice":
@@ -300,7 +307,7 @@ class Server:
         """End the run after this instant."""
         self._dispatch.simulation.stop(reason)
 
-    async def finish_round(self, number: int, models: Served, updates: Sequence[Measured] = (), **counts: int) -> bool:
+    async def finish_round(self, number: int, models: Served, updates: Sequence[Measured] = (), **counts: float) -> bool:
         """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
 
         Measuring takes no simulated time and moves no bytes.
@@ -309,7 +316,7 @@ class Server:
             number: the round that has just been aggregated, from 0.
             models: the strategy's models and the devices that each serves (None: all).
             updates: what was aggregated: for the training loss and the discrepancy.
-            counts: ``selected``, ``valid``, ``slow``, ``disconnected``.
+            counts: ``selected``, ``valid``, ``slow``, ``disconnected``; ``epsilon`` where privacy is spent.
 
         Returns:
             Whether the run goes on.

@@ -1,7 +1,7 @@
 """``[messages]``: how models are written on their way down and up; and the contents of messages, brought through it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -10,6 +10,7 @@ from fedsim.federation.codecs.plain import Plain
 from fedsim.federation.contents import Contents
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
+from fedsim.world.task import Code
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
@@ -26,6 +27,10 @@ class MessagesSpec(Spec):
         for way, codec in (("down", self.down), ("up", self.up)):
             if way not in codec.ways:
                 raise ValueError(f"'{way}' is {codec.kind!r}, which is a codec for {' and '.join(codec.ways)} only")
+        if getattr(self.down, "error_feedback", False):
+            raise ValueError(
+                "'down' has error_feedback = true; only devices remember what they have not sent, so 'up' alone may"
+            )
         return self
 
 
@@ -38,6 +43,7 @@ class Wire:
 
     Attributes:
         model_bytes: of a model, as it is written.
+        model_s: how long a device takes to write or read one (s).
     """
 
     def __init__(self, codec: Codec, learner: "Learner") -> None:
@@ -46,6 +52,15 @@ class Wire:
         self._parameters = int(learner.parameters)
         self.changes_nothing = isinstance(codec, Plain)
         self.model_bytes = codec.bytes(learner.parameters)
+        self.model_s = codec.seconds(self._parameters)
+
+    def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
+        """What a device has to do to write or read the models of contents; nothing where that takes no time."""
+        if not self.model_s:
+            return ()
+        listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
+        models = sum(isinstance(item, Ref) for items in listed for item in items)
+        return (Code(name, models * self.model_s),) if models else ()
 
     def through(self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref]) -> tuple[dict[str, Any], dict[str, Ref]]:
         """What arrives of contents, and what the sender then keeps (of several models in one content nothing).

@@ -16,6 +16,7 @@ def nominal_lines(run: Run) -> list[str]:
     epoch_s = run.population.epochs_s()
     down = np.array([run.workforce.nominal_transfer_s(device, "down", dispatch.download_bytes) for device in range(devices)])
     up = np.array([run.workforce.nominal_transfer_s(device, "up", dispatch.upload_bytes) for device in range(devices)])
+    decode_s, encode_s = dispatch.coding_s
     lines = [
         f"{devices} devices with {int(run.samples.sum())} training samples "
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(run.samples))})",
@@ -26,9 +27,9 @@ def nominal_lines(run: Run) -> list[str]:
     ]
     params = run.scenario.strategy
     if isinstance(params, RoundParams) and stop.rounds is not None:
-        task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up)
+        task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up) + decode_s + encode_s
         lines += _round_lines(run, params, stop.rounds, task_s)
-    return lines
+    return lines + stop.notes
 
 
 def _task_s(

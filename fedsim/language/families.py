@@ -167,11 +167,13 @@ class Kinds:
         base: the import path of the class that one of the user's own inherits; None where there can be none.
         usual: the kind of a table that names none; None where each has to.
         bare: the key of the usual kind whose value stands for the whole, instead of a name (``speed = "3 samples/s"``).
+        by_device: whether a bare list is short for a ``list`` of values, and a table with a ``file`` needs no kind.
     """
 
     base: str | None = None
     usual: str | None = None
     bare: str | None = None
+    by_device: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(self._validate, handler(source))
@@ -179,7 +181,11 @@ class Kinds:
     def _validate(self, value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         if value is None or isinstance(value, Spec):
             return value if ":" in getattr(value, "kind", "") else known(value)
-        if not isinstance(value, Mapping):
+        if self.by_device and isinstance(value, list):
+            value = {"kind": "list", "values": value}
+        elif self.by_device and isinstance(value, Mapping) and "file" in value:
+            value = {"kind": "file"} | dict(value)
+        elif not isinstance(value, Mapping):
             value = {"kind": value} if self.bare is None else {"kind": self.usual, self.bare: value}
         elif self.usual is not None and self.bare is None:
             value = {"kind": self.usual} | dict(value)
@@ -206,4 +212,6 @@ class Kinds:
         usual = [] if self.usual is None else [handler.resolve_ref_schema({"$ref": known[self.usual]})]
         short = {"enum": [*known]} if self.bare is None else usual[0]["properties"][self.bare]
         tableless = [_without_kind(schema) for schema in usual if self.bare is None]
-        return {"anyOf": [short, *tables["oneOf"], *tableless, *(_OWN if self.base else ())]}
+        listed = [handler.resolve_ref_schema({"$ref": known["list"]})["properties"]["values"]] if "list" in known else []
+        filed = [_without_kind(handler.resolve_ref_schema({"$ref": known["file"]}))] if self.by_device else []
+        return {"anyOf": [short, *listed, *tables["oneOf"], *tableless, *filed, *(_OWN if self.base else ())]}

@@ -1,9 +1,11 @@
 """When a run ends."""
 
+import math
+
 from pydantic import Field, model_validator
 
 from fedsim.language.spec import Spec
-from fedsim.language.units import Seconds
+from fedsim.language.units import EXACT_S, Seconds, show_seconds
 
 
 class StopSpec(Spec):
@@ -26,3 +28,12 @@ class StopSpec(Spec):
         if self.simulated_time is not None and self.simulated_time <= 0:
             raise ValueError("'simulated_time' must be above 0 s")
         return self
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of so long a run before it begins."""
+        if self.simulated_time is None or self.simulated_time <= EXACT_S:
+            return []
+        step_ns = math.ulp(self.simulated_time) * 1e9
+        until = f"stop.simulated_time is after {show_seconds(EXACT_S)}, until when times of 0.93 ns are added up exactly"
+        return [f"{until}; at its end times are {step_ns:.0f} ns apart"]

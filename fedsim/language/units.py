@@ -1,9 +1,10 @@
 """Quantities that carry their unit: ``"90 s"``, ``"40 Mbit/s"``, ``"400 samples/s"``.
 
 A scenario writes quantities as text with a unit; code holds plain floats in the base unit, which the type's name says:
-``Seconds`` and ``PositiveSeconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``. A number without a unit
-is refused, and so is one too large or too small to be computed with: each type has its bounds. Written back
-(``scenario.toml``), a quantity gets the unit that makes its number shortest and reads back to the very same float.
+``Seconds`` and ``PositiveSeconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``, ``FlopPerSecond``,
+``Watts``, ``Joules``, ``JoulesPerByte``, ``GramsPerJoule``. A number without a unit is refused, and so is one too large or too
+small to be computed with: each type has bounds. Written back (``scenario.toml``), a quantity gets the unit that makes its
+number shortest and reads back to the very same float.
 """
 
 import math
@@ -19,11 +20,17 @@ from pydantic_core import PydanticCustomError, core_schema
 from fedsim.errors import nearest
 
 TICK_S = 2.0**-30  # the clock goes in such steps, so that sums of times are exact
+EXACT_S = 2.0**23  # 97 days: until then sums of such times are exact in a float64
 CLOCK_END_S = 1e10  # 317 years; float64s are 2 us apart there, and much later a wait of a second would no longer move the clock
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "week": 604800.0}
 _SIZE = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
 _RATE = {"bit/s": 0.125, "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 _SPEED = {"samples/s": 1.0, "samples/min": 1 / 60, "samples/h": 1 / 3600}
+_ARITHMETIC = {"FLOP/s": 1.0, "MFLOP/s": 1e6, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
+_POWER = {"W": 1.0, "mW": 1e-3, "kW": 1e3}
+_ENERGY = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "mWh": 3.6, "Wh": 3600.0, "kWh": 3.6e6}
+_BYTE_ENERGY = {"J/B": 1.0, "J/kB": 1e-3, "J/MB": 1e-6, "J/GB": 1e-9, "Wh/GB": 3.6e-6, "kWh/GB": 3.6e-3, "nJ/bit": 8e-9}
+_CARBON = {"g/J": 1.0, "g/kWh": 1 / 3.6e6, "kg/kWh": 1 / 3.6e3}
 _FREQUENCY = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600, "/day": 1 / 86400}
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf"
@@ -131,6 +138,11 @@ BytesPerSecond = Annotated[
 ]
 SamplesPerSecond = Annotated[float, Quantity("a speed", tuple(_SPEED.items()), 1e-6, 1e15, True)]
 PerSecond = Annotated[float, Quantity("a rate", tuple(_FREQUENCY.items()), 1e-10, 1e9)]
+FlopPerSecond = Annotated[float, Quantity("a rate of arithmetic", tuple(_ARITHMETIC.items()), 1.0, 1e21)]
+Watts = Annotated[float, Quantity("a power", tuple(_POWER.items()), 1e-9, 1e9)]
+Joules = Annotated[float, Quantity("an energy", tuple(_ENERGY.items()), 1e-9, 1e15, True)]
+JoulesPerByte = Annotated[float, Quantity("an energy a byte", tuple(_BYTE_ENERGY.items()), 1e-15, 1e6)]
+GramsPerJoule = Annotated[float, Quantity("a carbon intensity", tuple(_CARBON.items()), 1e-12, 1e3)]
 
 
 def show_seconds(value: float) -> str:
@@ -149,3 +161,11 @@ def show_bytes(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def show_joules(value: float) -> str:
+    """An energy for people: ``"3.6 kJ"``; from a million joules on as it is metered, ``"1.2 kWh"``."""
+    for unit, factor, least in (("MWh", 3.6e9, 3.6e9), ("kWh", 3.6e6, 1e6), ("kJ", 1e3, 1e3)):
+        if abs(value) >= least:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g} J"

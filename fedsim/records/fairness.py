@@ -1,7 +1,8 @@
 """Fairness, read off a run folder: how evenly devices were selected, and what became of it.
 
 A selection is a task of a round (or of a version, where there are no rounds); reports, profiling and tests are none. What
-becomes of it is ``valid``, ``slow`` (late, or not one epoch finished) or ``disconnected``; ``stopped`` if the run ended first.
+becomes of it is ``valid``, ``slow`` (late, not one epoch finished, or no room for the model) or ``disconnected``; ``stopped``
+if the run ended first.
 """
 
 import json
@@ -14,7 +15,15 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = ("valid", "slow", "disconnected", "stopped")
-_OF_TASK = {"done": "valid", "late": "slow", "lost": "disconnected", "left": "disconnected", "stopped": "stopped"}
+_OF_TASK = {
+    "done": "valid",
+    "late": "slow",
+    "lost": "disconnected",
+    "left": "disconnected",
+    "battery": "disconnected",
+    "stopped": "stopped",
+    "memory": "slow",
+}
 
 
 def jain_index(values: Iterable[float]) -> float:

@@ -19,7 +19,9 @@ from fedsim.files import read_json, regular
 from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
+AVAILABILITY = "availability.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
+ENERGY, ENERGY_SETTING = "energy.parquet", "energy.json"
 SEAL = "summary_sha256"  # of the summary itself, among its entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
@@ -76,7 +78,8 @@ def summarised_status(path: Path) -> Any:
 
 def reopen(path: Path, parts: Collection[Path]) -> None:
     """Remove what an interrupted run had closed and what a killed one was writing, and all parts but these: it goes on."""
-    closed = [path / name for name in (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, MODELS, NETWORK)]
+    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, ENERGY, ENERGY_SETTING)
+    closed = [path / name for name in names]
     others = [part for part in path.glob("*.part-*") if is_part(part.name) and part not in parts]
     for left in (*closed, *others, *path.rglob("*" + WRITING)):  # which follows no link
         if left.is_dir() and not left.is_symlink():
@@ -201,11 +204,32 @@ def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[np.floa
 
 def write_devices(folder: Path, columns: Mapping[str, Any]) -> None:
     """Write ``devices.parquet``; each column has one entry a device."""
+    from fedsim.records.schema import DEVICES as SCHEMA
+
+    _write_columns(folder / DEVICES, columns, SCHEMA)
+
+
+def write_availability(folder: Path, columns: Mapping[str, Any]) -> None:
+    """Write ``availability.parquet``; each column has one entry a change of a device's state."""
+    from fedsim.records.schema import AVAILABILITY as SCHEMA
+
+    _write_columns(folder / AVAILABILITY, columns, SCHEMA)
+
+
+def write_energy(folder: Path, columns: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
+    """Write ``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what else energy is counted by."""
+    from fedsim.records.schema import ENERGY as SCHEMA
+
+    devices = len(columns["zone"])
+    others = {"device": np.arange(devices)} | dict.fromkeys(("capacity_j", "initial_j", "charge_w"), [None] * devices)
+    _write_columns(folder / ENERGY, others | dict(columns), SCHEMA)
+    write_text(folder / ENERGY_SETTING, json.dumps(setting, indent=1, allow_nan=False) + "\n")
+
+
+def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from fedsim.records.schema import DEVICES as SCHEMA
-
-    arrays = [pa.array(columns[field.name], type=field.type) for field in SCHEMA]
-    with replacing(folder / DEVICES) as beside:
-        pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), beside, compression="zstd")
+    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
+    with replacing(path) as beside:
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), beside, compression="zstd")

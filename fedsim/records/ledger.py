@@ -30,7 +30,7 @@ class Ledger:
 
     Attributes:
         down, up: all bytes that moved each way, in bytes.
-        wasted: those of tasks whose work was not used: they ended late, lost or left, or came too late to count.
+        wasted: those of tasks whose work was not used: they ended late, lost or left, or trained without one epoch that counts.
         by_purpose: bytes by purpose, both ways.
     """
 
@@ -40,6 +40,7 @@ class Ledger:
         self.wasted = 0.0
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
+        self._idle: dict[int, bool] = {}  # tasks that trained without an epoch that counts
 
     def add(self, task: int | None, direction: str, payloads: Payloads, delivered: float) -> None:
         """A message has ended, whole or cut short; one between parts of the server's side belongs to no task."""
@@ -53,10 +54,15 @@ class Ledger:
         if task is not None:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
+    def note_training(self, task: int, epochs: int) -> None:
+        """A training of a task has ended, with so many epochs that count. Without one, all that the task moves is wasted."""
+        if not epochs:
+            self._idle[task] = True
+
     def close_task(self, task: int, outcome: str) -> None:
-        """A task has ended; unless it was done, what it moved was wasted."""
-        moved = self._by_task.pop(task, 0.0)
-        if outcome != "done":
+        """A task has ended; unless it was done, and with an epoch that counts, what it moved was wasted."""
+        moved, idle = self._by_task.pop(task, 0.0), self._idle.pop(task, False)
+        if outcome != "done" or idle:
             self.wasted += moved
 
     def summary(self) -> dict[str, Any]:

@@ -26,22 +26,22 @@ class Curve(NamedTuple):
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     """Bytes/s over the server's link in one direction.
 
-    Each message counts with its mean rate: what was delivered, from the end of its latency on. How a link was shared within
-    one message is not recorded. What parts of the server's side send each other is on no link.
+    Each message counts with its mean rate: what of it was on the wire, from the end of its latency on. How a link was shared
+    within one message is not recorded. What parts of the server's side send each other is on no link.
 
     Raises:
         RunFolderError: a table is missing or damaged.
     """
-    table = run.table(TRANSFERS).select(["start", "end", "device", "direction", "delivered"])
+    table = run.table(TRANSFERS).select(["start", "end", "device", "direction", "wire_bytes"])
     latency = run.table(DEVICES).column("latency").to_numpy()
     device = table.column("device").to_numpy(zero_copy_only=False).astype(float)
     mine = (table.column("direction").cast("string").to_numpy(zero_copy_only=False) == direction) & np.isfinite(device)
-    start, end, delivered = (table.column(name).to_numpy()[mine] for name in ("start", "end", "delivered"))
+    start, end, size = (table.column(name).to_numpy()[mine] for name in ("start", "end", "wire_bytes"))
     begin = start + latency[device[mine].astype(np.int64)]
-    moved = (delivered > 0) & (end > start)
-    begin, end, delivered = np.minimum(begin, end)[moved], end[moved], delivered[moved]
+    moved = (size > 0) & (end > start)
+    begin, end, size = np.minimum(begin, end)[moved], end[moved], size[moved]
     begin = np.where(begin < end, begin, start[moved])  # a latency of the whole transfer, up to rounding: it moved at once
-    rate = delivered / (end - begin)
+    rate = size / (end - begin)
     return summed(np.concatenate([begin, end]), np.concatenate([rate, -rate]))
 
 

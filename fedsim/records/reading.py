@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
+def _completed(table: Any, columns: Any) -> Any:
+    """A table with the columns that it lacks because an older version wrote it."""
+    import pyarrow as pa
+
+    from fedsim.records import schema
+
+    for column in columns:
+        if column.name in schema.LATER and column.name not in table.column_names:
+            same = schema.LATER[column.name]
+            table = table.append_column(column, pa.nulls(len(table), column.type) if same is None else table.column(same))
+    return table
+
+
 def _alike(found: Any, wanted: Any) -> bool:
     """Whether a column may be of a type: whole numbers of any width are whole numbers, who wrote them may have had others."""
     import pyarrow as pa
@@ -118,10 +131,26 @@ class RunFolder:
         """A Parquet table of the folder, as ``pyarrow.Table``."""
         import pyarrow.parquet as pq
 
+        from fedsim.records import schema
+
         # ``read_table`` is half as fast on small ones.
         with self._reading(name), pq.ParquetFile(regular(self.path / name)) as file:
-            self._check_columns(name, file.schema_arrow)
-            return file.read()
+            tables = {files.EVENTS: schema.EVENTS, files.TRANSFERS: schema.TRANSFERS}
+            tables |= {files.ROUNDS: schema.ROUNDS, files.DEVICES: schema.DEVICES, files.AVAILABILITY: schema.AVAILABILITY}
+            tables |= {files.ENERGY: schema.ENERGY}
+            wanted = tables.get(name, ())
+            for column in wanted:
+                if column.name not in file.schema_arrow.names and column.name in schema.LATER:
+                    continue
+                if column.name not in file.schema_arrow.names:
+                    raise KeyError(f"it has no column {column.name}")
+                if not _alike(found := file.schema_arrow.field(column.name).type, column.type):
+                    raise TypeError(f"its column {column.name} is {found}, not {column.type}")
+            return _completed(file.read(), wanted)
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has such a file; one of an older fedsim may lack it."""
+        return (self.path / name).exists()
 
     def size(self, name: str) -> int:
         """How many rows a Parquet table of the folder has."""
@@ -144,29 +173,20 @@ class RunFolder:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from fedsim.records import schema
+
         with self._reading(name):
             file = pq.ParquetFile(regular(self.path / name))
         with file:
-            pieces = file.iter_batches(rows, columns=columns.names)
+            stand_ins = [schema.LATER[column] for column in columns.names if schema.LATER.get(column)]
+            pieces = file.iter_batches(rows, columns=list(dict.fromkeys([*columns.names, *stand_ins])))
             while True:
                 with self._reading(name):
                     batch = next(pieces, None)
                     if batch is None:
                         return
-                    table = pa.Table.from_batches([batch]).select(columns.names).cast(columns)
+                    table = _completed(pa.Table.from_batches([batch]), columns).select(columns.names).cast(columns)
                 yield table
-
-    def _check_columns(self, name: str, found: Any) -> None:
-        """Refuse a table that is another one than its name says: one that lacks a column, or has one of another type."""
-        from fedsim.records import schema
-
-        tables = {files.EVENTS: schema.EVENTS, files.TRANSFERS: schema.TRANSFERS}
-        tables |= {files.ROUNDS: schema.ROUNDS, files.DEVICES: schema.DEVICES}
-        for column in tables.get(name, ()):
-            if column.name not in found.names:
-                raise KeyError(f"it has no column {column.name}")
-            if not _alike(found.field(column.name).type, column.type):
-                raise TypeError(f"its column {column.name} is {found.field(column.name).type}, not {column.type}")
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 from fedsim.durable import sync
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
+from fedsim.records.energy import EnergyLedger
 from fedsim.records.ledger import Ledger
 from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row, purpose_of
 from fedsim.records.tables import TableWriter
@@ -15,7 +16,7 @@ from fedsim.simulation import Record
 _ROWS_AT_ONCE = 4_096
 _DIRECTIONS = {"download": "down", "upload": "up"}
 _MEASURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi")
-_ROUND_FIELDS = (*_MEASURES, "selected", "valid", "slow", "disconnected")
+_ROUND_FIELDS = (*_MEASURES, "epsilon", "selected", "valid", "slow", "disconnected")
 
 
 class Recorder:
@@ -23,12 +24,14 @@ class Recorder:
 
     Args:
         folder: an existing folder, or None to keep only the rounds, in memory.
+        energy: the ledger of energy, if that is counted. It takes each record before this does.
 
     Attributes:
         ledger, rounds, last_time: the bytes, the aggregations, the time of the last record (s).
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, energy: EnergyLedger | None = None) -> None:
+        self.energy = energy
         self._chain = EventChain()
         self._rows: list[Row] = []  # of records that the chain has not taken in yet
         self._follow = {
@@ -67,6 +70,8 @@ class Recorder:
     def close(self) -> None:
         """Bring the tables into their final files."""
         self._settle()
+        if self.energy is not None:
+            self.energy.close(self.last_time)
         for table in self._tables.values():
             table.close()
 
@@ -89,6 +94,7 @@ class Recorder:
             "last_time": self.last_time,
             "starts": self._starts,
             "moved": self._moved,
+            "energy": None if self.energy is None else self.energy.snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -104,6 +110,8 @@ class Recorder:
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
         self._starts, self._moved = state["starts"], state["moved"]
+        if self.energy is not None:
+            self.energy.restore(state["energy"])
 
     def _settle(self) -> None:
         """Bring the events so far into their chain and their table."""
@@ -127,6 +135,8 @@ class Recorder:
         """A message is a row of the transfers; other steps are none."""
         direction = _DIRECTIONS.get(fields["step"])
         if direction is None:
+            if fields["step"] == "train":
+                self.ledger.note_training(fields["task"], fields["epochs"])
             return
         payloads = fields["payloads"]
         self.ledger.add(fields["task"], direction, payloads, fields["delivered"])
@@ -141,6 +151,7 @@ class Recorder:
                 purpose_of(payloads),
                 fields["bytes"],
                 fields["delivered"],
+                fields.get("wire_bytes", fields["delivered"]),
                 fields["outcome"],
                 fields["round"],
                 fields["task"],
@@ -156,7 +167,7 @@ class Recorder:
         self.ledger.add(None, "up", payloads, size)
         text, ends = encode_payloads(payloads), (fields["sender"], fields["receiver"])
         self._append(
-            files.TRANSFERS, (time, time, None, "up", purpose, size, size, "done", fields.get("round"), None, text, *ends)
+            files.TRANSFERS, (time, time, None, "up", purpose, size, size, 0.0, "done", fields.get("round"), None, text, *ends)
         )
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
@@ -164,5 +175,6 @@ class Recorder:
         self._moved = (self.ledger.down, self.ledger.up)
         row = {"round": fields["round"], "time": time} | {name: fields.get(name) for name in _ROUND_FIELDS}
         row |= {"bytes_down": down, "bytes_up": up}
+        row |= {"joules": None, "grams": None} if self.energy is None else self.energy.since_last(time)
         self.rounds.append(row)
         self._append(files.ROUNDS, tuple(row.values()))

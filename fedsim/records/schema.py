@@ -53,6 +53,7 @@ TRANSFERS = pa.schema(
         ("purpose", _name),
         ("bytes", pa.float64()),
         ("delivered", pa.float64()),
+        ("wire_bytes", pa.float64()),
         ("outcome", _name),
         ("round", pa.int32()),
         ("task", pa.int32()),
@@ -74,14 +75,20 @@ ROUNDS = pa.schema(
         ("purity", pa.float64()),
         ("ari", pa.float64()),
         ("nmi", pa.float64()),
+        ("epsilon", pa.float64()),
         ("selected", pa.int32()),
         ("valid", pa.int32()),
         ("slow", pa.int32()),
         ("disconnected", pa.int32()),
         ("bytes_down", pa.float64()),
         ("bytes_up", pa.float64()),
+        ("joules", pa.float64()),
+        ("grams", pa.float64()),
     ]
 )
+
+LATER = {"epsilon": None, "wire_bytes": "delivered", "joules": None, "grams": None}
+"""Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
 
 DEVICES = pa.schema(
     [
@@ -97,9 +104,21 @@ DEVICES = pa.schema(
         ("group", pa.int32()),
         ("selected", pa.int32()),
         ("accuracy", pa.float64()),
+        ("joules", pa.float64()),
     ]
 )
 
+AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
+
+ENERGY = pa.schema(
+    [
+        ("device", pa.int32()),
+        ("zone", pa.int32()),
+        *((name, pa.float64()) for name in ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte")),
+        *((name, pa.float64()) for name in ("tail_w", "tail_s", "capacity_j", "initial_j", "charge_w")),
+        *((name, pa.float64()) for name in ("idle_j", "compute_j", "receive_j", "send_j", "tail_j", "grams")),
+    ]
+)
 
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """A value as JSON, without spaces and with sorted keys."""

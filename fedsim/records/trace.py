@@ -7,13 +7,15 @@ It is written as the events are read, batch by batch, so that a run of millions 
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import RunFolderError
-from fedsim.records.folder import EVENTS, writing
+from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, writing
 from fedsim.records.link_load import link_load, thinned
-from fedsim.records.reading import RunFolder, as_rows
+from fedsim.records.reading import RunFolder, as_list, as_rows
+from fedsim.records.schema import AVAILABILITY as AVAILABILITY_SCHEMA
 from fedsim.records.schema import is_act
 
 _MICRO = 1e6  # the format counts in microseconds; thousandths of them are as fine as the simulated clock
@@ -21,7 +23,7 @@ _SERVER, _DEVICES = 1, 2
 _ROWS_A_BATCH = 16_384
 _MOST_LOADS = 20_000  # changes of a link's load: more than anybody can see, and a tenth of the file even of a long run
 
-_LOSSES = {"lost": "disconnected", "left": "left for good"}
+_LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
 _KEPT = (
     *("task", "round", "purpose", "bytes", "delivered", "epochs", "asked", "models", "what", "partner", "before", "why"),
@@ -51,11 +53,11 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[Entry]:
     """All of a trace.
 
-    On the lanes of devices: their steps as slices, and as instants when they disconnect, arrive, leave for good, have shifted
-    data, are put into a group, and what processes of the world do to them. On the server's lane: rounds as slices (versions of
-    a strategy without rounds as instants), deadlines that were reached, decisions about groups, and what processes do to links.
+    On the lanes of devices: their steps as slices, and the phases in which they could not be reached; as instants when they
+    disconnect, arrive, leave for good, have shifted data, are put into a group, and what processes of the world do to them. On
+    the server's lane: rounds as slices (versions of a strategy without rounds as instants), deadlines that were reached,
+    decisions about groups, and what processes do to links.
     Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
-
 
     Raises:
         RunFolderError: a table is missing or damaged.
@@ -65,6 +67,7 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
     lanes = _Lanes()
     for event in _events(run):
         yield from lanes.take(event)
+    yield from _off_phases(run, lanes)
     yield from lanes.close()
     for way in ("down", "up"):
         load = thinned(link_load(run, way), _MOST_LOADS)
@@ -73,20 +76,25 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
 
 
 class _Lanes:
-    """What is open while events go by: steps, a round, devices at work, and who has a lane."""
+    """What is open while events go by: steps, a round, devices at work, and who has a lane.
+
+    Attributes:
+        devices: who has one.
+        last: the time of the last event (s).
+    """
 
     def __init__(self) -> None:
         self._begun: dict[int, Entry] = {}
         self._round: Entry | None = None
-        self._devices: set[int] = set()
+        self.devices: set[int] = set()
         self._working = self._counted = 0  # devices, and how many of them the trace knows of
         self._changed = 0.0  # when their number did
-        self._last = 0.0
+        self.last = 0.0
 
     def take(self, event: Entry) -> Iterator[Entry]:
         """The entries that an event makes."""
         time, kind, data = event["time"], event["kind"], event["data"]
-        self._last = time
+        self.last = time
         if time > self._changed and self._working != self._counted:
             yield self._count_working()
         match kind:
@@ -120,10 +128,10 @@ class _Lanes:
     def close(self) -> Iterator[Entry]:
         """What a run that was cut off has left open, the last count, and the lanes' names."""
         for event in self._begun.values():
-            yield self._step(event, self._last, "stopped", {})
+            yield self._step(event, self.last, "stopped", {})
         if self._working != self._counted:
             yield self._count_working()
-        for device in sorted(self._devices):
+        for device in sorted(self.devices):
             yield _named("thread_name", _DEVICES, device, f"device {device}")
             yield _named("thread_sort_index", _DEVICES, device, device)
 
@@ -133,7 +141,7 @@ class _Lanes:
         return _counter("devices at work", self._changed, self._working)
 
     def _step(self, begun: Entry, end: float, outcome: str, data: Entry) -> Entry:
-        self._devices.add(begun["device"])
+        self.devices.add(begun["device"])
         name = begun["step"] if outcome == "done" else f"{begun['step']} ({outcome})"
         facts = {"task": begun["task"], "round": begun["round"]} | data
         if "payloads" in data:
@@ -142,7 +150,7 @@ class _Lanes:
         return _slice(name, _DEVICES, begun["device"], begun["time"], end, facts)
 
     def _instant(self, event: Entry, name: str) -> Entry:
-        self._devices.add(event["device"])
+        self.devices.add(event["device"])
         return _instant(name, _DEVICES, event["device"], event["time"], event["data"])
 
     def _end_round(self, event: Entry) -> Iterator[Entry]:
@@ -158,6 +166,25 @@ class _Lanes:
         accuracy = data.get("accuracy")
         if accuracy is not None and math.isfinite(accuracy):
             yield _counter("accuracy", time, accuracy)
+
+
+def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:
+    """When devices that have a lane could not be reached, as slices; not before they arrived, nor after they left for good."""
+    if not run.has(AVAILABILITY):
+        return
+    population = run.table(DEVICES).select(["device", "arrival", "departure"])
+    lives = {device: life for device, *life in zip(*map(as_list, population.columns), strict=True)}
+    begun: tuple[int, float] | None = None  # an off phase that goes on
+    rows = (row for piece in run.batches(AVAILABILITY, AVAILABILITY_SCHEMA, _ROWS_A_BATCH) for row in as_rows(piece))
+    for row in chain(rows, [{"device": None, "time": lanes.last, "on": True}]):
+        if begun is not None:
+            device, start = begun
+            arrival, departure = lives[device]
+            end = row["time"] if row["device"] == device else lanes.last
+            start, end = max(start, arrival), min(end, departure)
+            if start < end:
+                yield _slice("cannot be reached", _DEVICES, device, start, end, {})
+        begun = None if row["on"] or row["device"] not in lanes.devices else (row["device"], row["time"])
 
 
 def _events(run: RunFolder) -> Iterator[Entry]:

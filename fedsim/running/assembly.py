@@ -16,15 +16,23 @@ from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
+from fedsim.world.availability.changes import changes
+from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
+from fedsim.world.energy.batteries import Powered
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Network
 from fedsim.world.processes.world import Processes
+from fedsim.world.roofline import Rooflines
 from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
     from fedsim.scenario import Scenario
+
+
+_ALL_DEVICES = 2_000  # of so many a picture may show them all
+_MOST_CHANGES = 200_000  # a second or two to walk through, and more than pictures show
 
 
 class Run:
@@ -38,6 +46,7 @@ class Run:
     Attributes:
         scenario, simulation: what runs, and its clock.
         population, network, workforce, processes: the world.
+        energy: what is drawn in it; None where that is not counted.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
         dispatch: what carries the messages of the two halves.
@@ -49,12 +58,26 @@ class Run:
         spec, root = scenario.population, scenario.data.folder()
         streams = Streams(scenario.seed)
         capacity = spec.capacities(streams, root)
-        self.network: Network = scenario.network.build(simulation, streams, spec.devices, capacity.links, root)
+        links = None if scenario.network.has_device_rates and capacity.kinds else capacity.links  # what is said goes first
+        self.network: Network = scenario.network.build(simulation, streams, spec.devices, links, root)
         self._build_learning(streams, learner)
-        self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample)
-        paths = spec.availability.build(streams, spec.devices, root)
+        malicious = scenario.malicious
+        members = [] if malicious is None else malicious.members(streams, spec.devices)
+        if self.data is not None and malicious is not None and malicious.attack.flips_labels:
+            self.data.flipping = frozenset(members)
+        rooflines = self._rooflines(capacity)
+        self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample, root, rooflines)
+        paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
+        self._past = availability.span  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
+        self.energy, batteries = None, None
+        if scenario.energy is not None:
+            self.energy = scenario.energy.build(streams, spec.devices, scenario.network.places, root, capacity.powers())
+            batteries = scenario.energy.batteries(self.energy, simulation, streams, self.population.arrival, paths, root)
+        if batteries is not None:
+            availability = powered = Powered(availability, batteries)
+            self._past = powered.past
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )
@@ -72,8 +95,10 @@ class Run:
                 self._label_counts,
                 scenario.messages.up.bytes(int(self.learner.parameters)),
             ),
+            attack=None if malicious is None else malicious.attack,
+            malicious=members,
         )
-        compute = Compute(streams, spec.jitter, spec.slow_phases, spec.devices)
+        compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.workforce = Workforce(
             simulation,
             self.population,
@@ -83,12 +108,13 @@ class Run:
             scenario.training.batch_size,
             self.dispatch.next_steps,
             self.dispatch.on_task_end,
+            batteries,
         )
         setting = self._setting()
         strategy = strategy_class(scenario.strategy.kind)
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
-        client = strategy.Client(scenario.strategy, setting)
+        client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
         self.processes = Processes(
@@ -108,8 +134,9 @@ class Run:
             shape, classes = data.pool.shape, data.pool.classes
         else:
             self.data = None
-            self.samples = scenario.population.samples.draw(devices, streams.generator("world/samples"))
+            self.samples = scenario.population.sizes(streams, scenario.data.folder())
             shape, classes = scenario.data.shape_and_classes()
+        self._shape_and_classes = shape, classes
         self.learner: Learner
         if scenario.learning == "on" and learner is None:
             from fedsim.learning import Learning  # loads torch
@@ -117,6 +144,16 @@ class Run:
             self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
+
+    def _rooflines(self, capacity: Capacity) -> Rooflines | None:
+        """How long kinds of devices take for the scenario's model; None where there are none."""
+        if capacity.which is None:
+            return None
+        from fedsim.learning.profile import cost_of  # loads torch
+
+        scenario = self.scenario
+        cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training)
+        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size)
 
     def _setting(self) -> Setting:
         scenario = self.scenario
@@ -127,6 +164,7 @@ class Run:
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
             lr_in=scenario.training.lr_in,
             planned_rounds=scenario.stop.rounds,
+            momentum=scenario.training.momentum,
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
@@ -206,7 +244,14 @@ class Run:
             "group": [self.strategy.group_of(device) for device in devices],
             "selected": self.workforce.times_selected,
             "accuracy": accuracy,
+            "joules": [None] * len(devices),
         }
+
+    def availability_columns(self, end: float) -> dict[str, NDArray[Any]]:
+        """The content of ``availability.parquet`` up to ``end`` (s): of all devices if they are few, else of those asked."""
+        asked = self.workforce.times_asked > 0
+        devices = np.flatnonzero(asked | (len(asked) <= _ALL_DEVICES))
+        return changes(self._past, devices, end, _MOST_CHANGES)
 
     def _test_samples(self) -> list[int]:
         """Test samples that each device holds now."""
@@ -215,8 +260,7 @@ class Run:
         return [len(self.data.current(device).test) for device in range(self.scenario.population.devices)]
 
     def _fastest_download_s(self) -> float:
-        network = self.network
-        return float((network.latencies_s() + self.dispatch.download_bytes / network.lone_rates("down")).min())
+        return float(self.network.all_alone_s("down", self.dispatch.download_bytes).min())
 
 
 def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
@@ -232,6 +276,8 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.workforce.end_all("stopped"))
+    if run.workforce.batteries is not None:
+        simulation.at_end(run.workforce.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.post(Start())
     return run

@@ -23,6 +23,7 @@ from fedsim.executors.threads import Threads
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.digest import models_digest
+from fedsim.records.energy import EnergyLedger
 from fedsim.records.lock import locked
 from fedsim.records.reading import as_frame
 from fedsim.records.recorder import Recorder
@@ -144,7 +145,8 @@ class Job:
                 held.enter_context(locked(out))
                 files.refuse_unusable(out)  # another process may have used it meanwhile
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
-            self.recorder = Recorder(out)
+            energy = None if self.run.energy is None else EnergyLedger(self.run.energy.columns, self.run.energy.setting)
+            self.recorder = Recorder(out, energy)
             self.checkpointer: Checkpointer | None = None
             if out is not None:
                 origins = Origins(self.run)
@@ -154,6 +156,8 @@ class Job:
                 files.write_network(out, self.run.network.layout())
                 if lost is None:
                     self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
+            if energy is not None:
+                self.simulation.listen(energy.take)
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch)
@@ -196,7 +200,8 @@ class Job:
             summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
         if self.out is not None:
             files.write_models(self.out, tensors)
-            files.write_devices(self.out, self.run.device_columns())
+            self._write_devices(self.out)
+            files.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
             for part in not_needed:  # only now: until there was a summary, a killed run could have gone on
@@ -207,6 +212,14 @@ class Job:
         """Which models a strategy has made of numbers that are none; updates that are not finite never come into one."""
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
         return {"not_finite": f"{', '.join(wrong)}{home_of(type(self.run.strategy))}"} if wrong else {}
+
+    def _write_devices(self, out: Path) -> None:
+        energy, columns = self.recorder.energy, self.run.device_columns()
+        if energy is not None:
+            drawn = energy.of_devices()
+            columns["joules"] = drawn["joules"]
+            files.write_energy(out, {**energy.columns, **drawn}, energy.setting)
+        files.write_devices(out, columns)
 
     def _summary(self, status: str, models_sha256: str) -> dict[str, Any]:
         recorder = self.recorder
@@ -225,6 +238,7 @@ class Job:
                 "best": max(accuracies) if accuracies else None,
             },
             "bytes": recorder.ledger.summary(),
+            **({} if recorder.energy is None else {"energy": recorder.energy.summary()}),
             "events": recorder.chain.count,
             "events_sha256": recorder.chain.hexdigest(),
             "models_sha256": models_sha256,

@@ -28,7 +28,8 @@ class AsynchronousParams(StrategyParams):
         concurrency: how many clients work at any time, if so many can be had.
         local_epochs: E, passes over its own data that a client makes.
         retry: with fewer clients at work than that, look for more after this time (s).
-        selection: who is asked next (``parts/selection``): how often clients were drawn stands for the round.
+        selection: who is asked next (``parts/selection``): how often clients were drawn stands for the round, and it learns
+            when a version is made. One that asks candidates first is refused.
     """
 
     concurrency: int = Field(default=10, ge=1)
@@ -47,7 +48,13 @@ class AsynchronousParams(StrategyParams):
         return data
 
     def check(self, devices: int) -> None:
-        """No more clients can work than there are devices."""
+        """No more clients can work than there are devices, and nobody can be asked before a round begins."""
+        if self.selection.asks:
+            raise ScenarioError(
+                f"strategy.selection is {self.selection.kind!r}, which asks candidates before a round begins; without rounds "
+                "clients are replaced at once, and allowed are those that ask nobody first: random, least-asked, oort, "
+                "least-available, or power-of-choice with losses = 'reported'"
+            )
         if self.concurrency > devices:
             raise ScenarioError(
                 f"strategy.concurrency is {self.concurrency}, more than the population's {devices} devices; "
@@ -80,6 +87,10 @@ class Asynchronous(Strategy[A]):
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Take in an update (``message["update"]``), trained from ``base``; ``publish`` a new version when it is time."""
         raise NotImplementedError
+
+    async def learn(self) -> None:
+        """A version is made, and another one follows: what the selection learns from what was reported since the last."""
+        await self.params.selection.learn(self.server, self.remembered("selection"))
 
     # The loop.
 
@@ -130,20 +141,23 @@ class Asynchronous(Strategy[A]):
             state["refilling"] = True
             self.server.timer("refill", self.server.now)
 
-    async def publish(self, model: Ref, updates: Sequence[dict[str, Any]]) -> None:
+    async def publish(self, model: Ref, updates: Sequence[dict[str, Any]], **about: int) -> None:
         """Make ``model`` the next version.
 
         Args:
             model: the new model.
             updates: what went into it, dicts of ``task``, ``update`` and ``base`` (refs), ``samples``, ``weight`` and
                 ``staleness``.
+            about: what else the record of the aggregation says: the ``group`` for whose clients alone it is.
         """
         state, server = self.state, self.server
         state["model"] = model
         tasks, weights, staleness = ([entry[name] for entry in updates] for name in ("task", "weight", "staleness"))
-        server.emit("aggregate", round=state["version"], tasks=tasks, weights=weights, staleness=staleness)
+        server.emit("aggregate", round=state["version"], tasks=tasks, weights=weights, staleness=staleness, **about)
         measured = [Measured(entry["update"], float(entry["samples"]), entry["base"], model) for entry in updates]
         state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured)
+        if not state["over"]:
+            await self.learn()
         state["version"] += 1
         server.begin_round(state["version"])
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Client
+from fedsim.federation.client import Client, Setting
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
+from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase
 
 
@@ -44,6 +45,7 @@ class StrategyParams(Spec):
 
 
 P = TypeVar("P", bound=StrategyParams)
+ClientHalf = Client[Any]  # within the class the name is another's
 
 
 class Strategy(Generic[P]):
@@ -59,6 +61,12 @@ class Strategy(Generic[P]):
     """Its client half."""
     score: ClassVar[Literal["pooled", "device-mean"]] = "pooled"
     """How its accuracy is counted unless the scenario says otherwise."""
+
+    @classmethod
+    def client_half(cls, params: P, setting: Setting) -> ClientHalf:
+        """What runs on the devices: its ``Client``, which also says what the selection wants to know, where there is one."""
+        own, selection = cls.Client(params, setting), getattr(params, "selection", None)
+        return SelectionClient(own, selection) if isinstance(selection, Selection) and selection.talks else own
 
     def __init__(self, params: P, server: Server) -> None:
         self.params = params

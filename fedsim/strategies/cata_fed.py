@@ -120,6 +120,10 @@ class CataFedParams(CombiningParams):
         margin: part of T that a client keeps back for its upload (eps_i of the paper, s).
         reserve_upload: it also keeps back the time that it expects its upload to take on its own link.
         mitigation: slow stragglers split their data (straggler mitigation, SMS).
+        cut_epoch: what a client does that T finds in the middle of an epoch: finished ones are ``kept``, as
+            Eq. 13 says; or they are ``lost``, and it is a slow straggler (Algorithm 2, lines 45 to 49, by the letter).
+        size_reports: a straggler that has split its data reports the size of its ``largest`` part (a scalar), or those of
+            ``all`` 2^u parts (2^u scalars; Algorithm 2, line 41, by the letter), of which the server uses the largest.
         smallest_part: pi, samples; no part becomes smaller (but for rounding).
         straggler_upload: what a slow straggler sends besides its flag: the unchanged ``model``, as the paper says, or nothing
             (``flag``).
@@ -137,6 +141,8 @@ class CataFedParams(CombiningParams):
     margin: Seconds = 0.0
     reserve_upload: bool = False
     mitigation: bool = True
+    cut_epoch: Literal["kept", "lost"] = "kept"
+    size_reports: Literal["largest", "all"] = "largest"
     smallest_part: int = Field(default=100, ge=1)
     straggler_upload: Literal["model", "flag"] = "model"
     clusters: int = Field(default=4, ge=1)
@@ -206,7 +212,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         params = self.params
         reserve = device.upload_bytes({"update": order["model"], "control": 1}) if params.reserve_upload else 0.0
         at_least = 1 if params.adaptive else params.local_epochs
-        return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True)
+        lost = params.cut_epoch == "lost"
+        return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents:
         """The size of the largest part on connection; update and flag; or the flag, and the size when the data were split."""
@@ -221,7 +228,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             return {**unchanged, "control": 0}
         device.state["splits"] = splits + 1
         sizes = self._sizes(device)
-        return {**unchanged, "control": 0, "size-report": sizes[0], "parts": Free(sizes)}
+        report = sizes if params.size_reports == "all" else sizes[0]
+        return {**unchanged, "control": 0, "size-report": report, "parts": Free(sizes)}
 
     def _counts(self, device: Device) -> tuple[int, int]:
         return device.state["splits"], device.state["selected"]
@@ -306,7 +314,7 @@ class CataFed(FedAvg[CataFedParams]):
         self.state["connecting"][self.server.ask(device, {}, "connect")] = device
 
     def _take_report(self, message: TaskEnd) -> None:
-        self.state["sizes"][message.device] = message["size-report"]
+        self.state["sizes"][message.device] = np.max(message["size-report"]).item()
         self.state["reported"] = True
 
     def _disconnect(self, device: int) -> None:
@@ -368,6 +376,9 @@ class CataFed(FedAvg[CataFedParams]):
 
     def heard(self, message: TaskEnd) -> None:
         """Nothing: the selection knows reports and waiting times, which are state of the strategy."""
+
+    async def learn(self) -> None:
+        """Nothing, for the same reason."""
 
     async def on_task_end(self, message: TaskEnd) -> None:
         """A client has connected, or answered, or was lost."""

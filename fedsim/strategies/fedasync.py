@@ -1,8 +1,8 @@
 """FedAsync: every update is mixed in as it comes, the less the staler it is (Xie et al., 2019)."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedsim.federation.client import Client, Order
 from fedsim.federation.devices import Device
@@ -17,14 +17,39 @@ class FedAsyncParams(AsynchronousParams):
 
     Attributes:
         alpha: weight of a fresh update in the new model.
-        exponent: a, how fast the weight falls with staleness; 0: not at all.
+        alpha_decay: alpha is multiplied by this ...
+        alpha_decay_at: ... when so many versions have been made, ascending (the paper: by 0.5 at 800).
+        staleness: how the weight falls with staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then
+            1 / (a (tau - b) + 1).
+        exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
+        hinge_slope: a of ``hinge``; the defaults are those of the paper's experiments.
+        hinge_from: b of ``hinge``, in versions.
         rho: weight of the proximal term rho/2 ||w - w_received||^2 of the local solve.
     """
 
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
+    alpha_decay: float = Field(default=0.5, gt=0.0, le=1.0)
+    alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
+    staleness: Literal["polynomial", "hinge"] = "polynomial"
     exponent: float = Field(default=0.5, ge=0.0)
+    hinge_slope: float = Field(default=10.0, gt=0.0)
+    hinge_from: int = Field(default=4, ge=0)
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
+
+    @field_validator("alpha_decay_at")
+    @classmethod
+    def _ascending(cls, versions: list[int]) -> list[int]:
+        if versions != sorted(set(versions)):
+            raise ValueError(f"{versions} is not in ascending order; allowed are different numbers of versions from 1 on")
+        return versions
+
+    def weight(self, version: int, staleness: int) -> float:
+        """alpha_t: how much an update of ``staleness`` counts when ``version`` versions have been made."""
+        alpha = self.alpha * self.alpha_decay ** sum(version >= at for at in self.alpha_decay_at)
+        if self.staleness == "hinge":
+            return alpha / (self.hinge_slope * max(staleness - self.hinge_from, 0) + 1)
+        return float(alpha * (1 + staleness) ** -self.exponent)
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
@@ -38,9 +63,9 @@ class FedAsyncClient(Client[FedAsyncParams]):
 class FedAsync(Asynchronous[FedAsyncParams]):
     """Asynchronous federated optimisation.
 
-    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the polynomial staleness
-    function of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with
-    alpha_t = alpha (1 + tau)^-a. tau is the number of versions made since the client's download, 0 for a fresh update.
+    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness
+    functions of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha s(tau).
+    tau is the number of versions made since the client's download, 0 for a fresh update.
 
     At any time ``concurrency`` clients are at work. Each receives the model (d parameters), minimises its loss plus
     rho/2 ||w - w_received||^2, and sends the result (d parameters); a version is made of each update. Evaluating every version
@@ -52,7 +77,7 @@ class FedAsync(Asynchronous[FedAsyncParams]):
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Mix the update in."""
-        weight = self.params.alpha * (1 + staleness) ** -self.params.exponent
+        weight = self.params.weight(self.state["version"], staleness)
         before, update = self.state["model"], message["update"]
         model = self.server.mix([(before, 1.0 - weight), (update, weight)], otherwise=before)
         entry = {"task": message.task, "update": update, "samples": message["samples"], "base": base}

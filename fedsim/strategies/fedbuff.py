@@ -7,6 +7,7 @@ from pydantic import Field
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+from fedsim.strategies.parts.server import ServerOptimiserSpec
 
 
 class FedBuffParams(AsynchronousParams):
@@ -15,12 +16,15 @@ class FedBuffParams(AsynchronousParams):
     Attributes:
         buffer: K, how many updates make a version.
         server_lr: eta_g, the server's step along their mean.
+        server: what the server makes of that (``parts/server``): server momentum is ``{ kind = "sgd", momentum = 0.3 }``; None:
+            it is the next version.
         staleness_discount: whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same.
     """
 
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
     server_lr: float = Field(default=1.0, gt=0.0, le=1e6)
+    server: ServerOptimiserSpec | None = None
     staleness_discount: bool = True
 
 
@@ -35,7 +39,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
     At any time ``concurrency`` clients are at work. Each receives the model (d parameters), runs local SGD, and sends its
     update (d parameters). An update that is not finite is left out, and the others weigh more.
 
-    State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version.
+    State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version; ``server``, what that remembers.
     """
 
     Params: ClassVar[type[AsynchronousParams]] = FedBuffParams
@@ -60,7 +64,8 @@ class FedBuff(Asynchronous[FedBuffParams]):
 
         Differences are mixes of their own, so that an update that is not finite takes its base out with it.
         """
-        mix, model = self.server.mix, self.state["model"]
+        mix, model, optimiser = self.server.mix, self.state["model"], self.params.server
         differences = [(mix([(entry["update"], 1.0), (entry["base"], -1.0)]), entry) for entry in buffer]
         step = mix([(difference, entry["weight"]) for difference, entry in differences])
-        return mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
+        stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
+        return stepped if optimiser is None else optimiser.step(self.server, self.remembered("server"), model, stepped)

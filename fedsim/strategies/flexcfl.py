@@ -183,7 +183,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     """Flexible clustered federated learning.
 
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
-    to 4; where it differs from the published code, the parameters name both.
+    and 3 and section 3.4; where it differs from the published code, the parameters name both.
 
     Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
     (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the

@@ -172,6 +172,10 @@ class Grouped(Synchronous[G]):
             task = self.server.ask(device, contents, job, group=self.group_of(device))
         self.state["preparing"][task] = (device, in_round)
 
+    def passed_over(self, device: int) -> None:
+        """It may be prepared beside the round."""
+        self._prepare_aside(device)
+
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this very instant."""
         state = self.state

@@ -15,7 +15,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.training import Training
+from fedsim.training import Limit, Training
 from fedsim.world.task import Evaluate, Train
 
 
@@ -24,6 +24,9 @@ class IFCAParams(MigratingParams):
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
+        averaging: ``models``: clients train for ``local_epochs``, and their models are averaged (Algorithm 1, option II).
+            ``gradients``: each makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
+            divided by the number of all clients of the round (option I; ``local_epochs`` and ``aggregation`` do not count).
         starts: the m models begin at draws of their own (``different``) or all at one (``same``). Devices cannot tell equal
             models apart and all choose the first, for ever: refused for more than one group.
     """
@@ -34,6 +37,7 @@ class IFCAParams(MigratingParams):
     sweep: bool = True
     aggregation: AggregationSpec = Mean()
     dynamic: bool = False
+    averaging: Literal["models", "gradients"] = "models"
     starts: Literal["different", "same"] = "different"
 
     def check(self, devices: int) -> None:
@@ -53,8 +57,16 @@ class IFCAClient(MigratingClient[IFCAParams]):
         """Test, and train if that is asked."""
         if order.job == "choose":
             return (Evaluate(tuple(order["migration"])),)
-        training = Training(BEST, self.params.local_epochs)
+        training = Training(BEST, full_batch=True) if self._steps_once else Training(BEST, self.params.local_epochs)
         return (Evaluate(tuple(order["model"])), Train(training, self.limit(device, order)))
+
+    def limit(self, device: Device, order: Order) -> Limit:
+        """The one step, or all epochs."""
+        return Limit(budget=self.training_limit) if self._steps_once else super().limit(device, order)
+
+    @property
+    def _steps_once(self) -> bool:
+        return self.params.averaging == "gradients"
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
         """The choice, and the update."""
@@ -72,7 +84,7 @@ class IFCAClient(MigratingClient[IFCAParams]):
 class IFCA(Migrating[IFCAParams]):
     """The iterative federated clustering algorithm.
 
-    Source: Ghosh et al., "An efficient framework for clustered federated learning" (2020), Algorithm 1 with model averaging.
+    Source: Ghosh et al., "An efficient framework for clustered federated learning" (2020), Algorithm 1.
 
     In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
     data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
@@ -130,6 +142,17 @@ class IFCA(Migrating[IFCAParams]):
                 self.move(device, group, "choice")
         await super().aggregate()
         await self.test_again(newcomers)
+
+    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
+        """With gradients: a step along their sum, divided by the number of all clients of the round."""
+        if self.params.averaging == "models":
+            return super().combine(model, entries, slot, **record)
+        mix, share = self.server.mix, 1 / len(self.state["received"])
+        self.record_aggregate(entries, [share] * len(entries), **record)
+        # Differences are mixes of their own, so that one that is not finite is left out alone.
+        steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]
+        moved = mix([(model, 1.0), (mix(steps, rescale=False), 1.0)], otherwise=model, rescale=False)
+        return self.advance(model, moved, slot)
 
     async def _choices(self, entries: Sequence[dict[str, Any]]) -> list[int]:
         """The model that each device found best; where nothing is learnt, one at random."""

@@ -45,7 +45,10 @@ class LCFLParams(SelectingParams, CombiningParams):
         local_start: the local warm-up begins at a model that the server sends (``common``) or at the device's own draw
             (``own``).
         metric: how far apart two devices are: ``lcfl`` (Eq. 2); ``diff-norm``, the distance of their models; ``grad-cos``, 1
-            minus the cosine of their last updates.
+            minus the cosine of their gradients.
+        gradient: what ``grad-cos`` compares: the gradients on all of a device's data at its own model (``final``, as in the
+            paper), which each device computes and sends; or the whole changes by the last training (``update``), which the
+            server has anyway.
         clustering: ``k-medoids``, ``hierarchical`` (average linkage) or ``dbscan``.
         start: the first medoids: ``build``, ``heuristic`` (the published code's) or ``k-medoids++``.
         eps: DBSCAN's radius; None for the published code's, the percentile 100 / (groups - 1) of all distances. That one
@@ -71,6 +74,7 @@ class LCFLParams(SelectingParams, CombiningParams):
     warmup_iterations: Iterations | None = None
     local_start: Literal["common", "own"] = "common"
     metric: Measure = "lcfl"
+    gradient: Literal["final", "update"] = "final"
     clustering: Literal["k-medoids", "hierarchical", "dbscan"] = "k-medoids"
     start: Start = "build"
     eps: float | None = Field(default=None, ge=0.0)
@@ -84,12 +88,20 @@ class LCFLParams(SelectingParams, CombiningParams):
         """Rounds before the devices are clustered."""
         return self.warmup_rounds if self.warmup == "federated" else 0
 
+    @property
+    def second_campaign(self) -> Literal["exchange", "gradient"] | None:
+        """What devices that have a model are asked for before they are clustered, if anything."""
+        if self.metric == "lcfl":
+            return "exchange"
+        return "gradient" if self.metric == "grad-cos" and self.gradient == "final" else None
+
     def cohort_size(self, devices: int) -> int:
         """A share of each group, and so of all."""
         return share_of(devices, self.participation)
 
     def check(self, devices: int) -> None:
         """There must be as many devices as groups; whom a round asks follows from the groups alone."""
+        self.aggregation.check(self.cohort_size(devices))
         if self.groups > devices:
             raise ScenarioError(
                 f"strategy.groups is {self.groups}, more than the population's {devices} devices; allowed are 1 to {devices}"
@@ -132,7 +144,7 @@ def by_models(models: Sequence[NDArray[np.float32]]) -> Found:
 
 
 def by_updates(models: Sequence[NDArray[np.float32]], starts: Sequence[NDArray[np.float32]]) -> Found:
-    """1 - cosine of what devices' last training has changed (LCFL's GradCos), without what is not finite."""
+    """1 - cosine of what devices' training has changed (LCFL's GradCos), without what is not finite."""
     kept = _finite(models)
     if not kept:
         return [], np.zeros((0, 0))
@@ -158,7 +170,7 @@ def cluster(distance: Matrix, params: "LCFLParams", generator: np.random.Generat
 class LCFLClient(SynchronousClient[LCFLParams]):
     """Trains a model of its own in the warm-up, compares it with those of others, and then trains its cluster's.
 
-    State: ``own``, the model that it has sent last; from the exchange on it is needed no more.
+    State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
     """
 
     def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
@@ -168,6 +180,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 models = list(order["exchange"])
                 models.insert(order["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
+            case "gradient":
+                return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
                 return (Evaluate(tuple(order["cold-start"])),)
             case "warm-up":
@@ -190,6 +204,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "exchange":
                 assert done.tested is not None
                 return {"probe-loss": Lazy("losses", done.tested, len(order["exchange"]))}
+            case "gradient":
+                return {"gradient": done.update}
             case "cold-start":
                 assert done.tested is not None
                 return {"id": Lazy("choice", done.tested)}
@@ -199,9 +215,9 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
     def sent(self, device: Device, order: Order, reply: Contents) -> None:
         """The server has the model: it will be compared with others."""
-        if order.job == "exchange":
+        if order.job == self.params.second_campaign:
             device.state.pop("own", None)
-        elif self.params.metric == "lcfl" and (order.job == "warm-up" or "compared" in order.contents):
+        elif self.params.second_campaign and (order.job == "warm-up" or "compared" in order.contents):
             device.state["own"] = reply.get("update") or reply.get("warm-up")
 
 
@@ -218,18 +234,19 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
     Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i
     of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes). The
     distance of two devices is the sum of what both found. The objective is what training minimises, with the penalty
-    ``training.l2`` if there is one. The metrics ``diff-norm`` and ``grad-cos`` need no exchange: the server has the models,
-    and where each began; a "gradient" is the whole change by a device's last training, the paper's is taken at its end.
+    ``training.l2`` if there is one. The other metrics need no exchange. For ``diff-norm`` the server has the models. For
+    ``grad-cos`` each of these devices is asked for the gradient on all of its data at w_i: it makes one step of length 1 and
+    sends the model that it has then (d parameters).
 
     Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way).
 
-    Who is lost in the local warm-up or the exchange is asked again on its return, up to ``exchange_attempts`` times. Clusters
-    are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training has
-    diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best and
-    say which (4 bytes): as soon as they can, but not before no two clusters have the same model, since clusters that begin at
-    the global one cannot be told apart. LCFL has no rule for data that shift: a device stays where it is.
+    Who is lost in the local warm-up or in what follows it is asked again on its return, up to ``exchange_attempts`` times.
+    Clusters are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training
+    has diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best
+    and say which (4 bytes): as soon as they can, but not before no two clusters have the same model, since clusters that begin
+    at the global one cannot be told apart. LCFL has no rule for data that shift: a device stays where it is.
 
-    A campaign is one task each for many devices, outside of the rounds: the local warm-up, or the exchange.
+    A campaign is one task each for many devices, outside of the rounds: the local warm-up, the exchange, or the gradients.
 
     State besides ``Grouped``'s:
         campaign: the name of the campaign that runs, or None.
@@ -239,7 +256,7 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         global: the model of the warm-up.
         clustered: whether there are clusters; ``admitting``: whether newcomers can tell them apart.
         own: the model w_i that each device sent last before that, or None; ``began``: the model from which it trained.
-        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice.
+        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice or model.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -367,11 +384,11 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
             return
         device = state["campaign_open"].pop(message.task)
         if message.outcome == "done":
-            if message.job == "exchange":
-                state["tested"][device] = message["probe-loss"]
+            if message.job == self.params.second_campaign:
+                state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
             else:
                 self._keep(device, message["warm-up"], message["start"])
-        elif message.outcome == "lost" and state["campaign_asked"][device] < self.params.exchange_attempts:
+        elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.exchange_attempts:
             self._invite(device)
         await self._look_whether_over()
 
@@ -387,6 +404,8 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
     def _campaign_contents(self, device: int) -> Contents:
         """A model to train from; or the models of all others, and which place is the device's own."""
         state, params = self.state, self.params
+        if state["campaign"] == "gradient":
+            return {}
         if state["campaign"] == "exchange":
             others = [state["own"][other] for other in state["exchanged"] if other != device]
             return {"exchange": others, "place": Free(state["exchanged"].index(device))}
@@ -397,13 +416,13 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
     async def _campaign_over(self, name: str) -> None:
         """Go on with those who came back: to the exchange, or to the clusters."""
         state, server, params = self.state, self.server, self.params
-        found = list(state["tested"]) if name == "exchange" else self._with_model()
+        found = self._with_model() if name == "warm-up" else list(state["tested"])
         if len(found) < params.groups:
             what = f"{len(found)} devices came back from the {name}, too few for {params.groups} groups"
             server.stop(what)
-        elif name == "warm-up" and params.metric == "lcfl":
+        elif name == "warm-up" and params.second_campaign is not None:
             state["exchanged"] = found
-            await self._begin_campaign("exchange", found)
+            await self._begin_campaign(params.second_campaign, found)
         else:
             await self._make_clusters(sorted(found))
 
@@ -435,12 +454,16 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
                     "groups that they are to make; a smaller training.lr may help"
                 )
             devices = [devices[at] for at in kept]
-            labels = cluster(distance, params, generator).tolist()
+            labels = self.clusters(distance, generator).tolist()
             record |= shown_pairs("distance", distance)
         else:
             labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
         server.emit("clustering", devices=devices, groups=labels, **record)
         return devices, labels
+
+    def clusters(self, distance: Matrix, generator: np.random.Generator) -> Labels:
+        """The cluster of each device, int64 [n]."""
+        return cluster(distance, self.params, generator)
 
     async def _distances(self, devices: list[int]) -> Found:
         """How far apart devices are, by positions in ``devices``."""
@@ -452,7 +475,8 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         models = await server.values([state["own"][device] for device in devices])
         if self.params.metric == "diff-norm":
             return by_models(models)
-        return by_updates(models, await server.values([state["began"][device] for device in devices]))
+        other = "tested" if self.params.gradient == "final" else "began"
+        return by_updates(models, await server.values([state[other][device] for device in devices]))
 
     # Who comes later.
 

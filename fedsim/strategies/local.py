@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
+from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Done, Order
 from fedsim.federation.contents import Contents, Free
@@ -21,6 +22,15 @@ class LocalParams(SelectingParams):
 
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
+
+    def check(self, devices: int) -> None:
+        """A selection cannot ask about a model that the server does not have."""
+        super().check(devices)
+        if self.selection.needs_model:
+            raise ScenarioError(
+                f"strategy.selection is {self.selection.kind!r}, which asks for the loss of the server's model; local training "
+                "has none, and allows those that ask for nothing of it: random, least-asked, oort, fedcs, least-available"
+            )
 
 
 class LocalClient(SynchronousClient[LocalParams]):

@@ -83,7 +83,7 @@ class MigratingClient(SynchronousClient[M]):
 
 
 class Migrating(Grouped[M]):
-    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 4.3).
+    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 3.4).
 
     A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
     too far apart it has to be prepared again, and its present counts become the reference. One that works or is away tests

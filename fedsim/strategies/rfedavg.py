@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,8 @@ class RFedAvgParams(SynchronousParams):
             ``uniform-by-data``, by samples, so that clusters make no difference (its FedAvg).
         clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (the paper's
             benchmark).
-        kmeans_clusters: N of K-means, which the paper does not say: as many as there are ``classes``, or as ``ccs`` would find.
-            Fewer if there are not so many distinct gradients.
+        kmeans_clusters: N of K-means, which the paper does not say: a number, or as many as there are ``classes``, or as
+            ``ccs`` would find. Fewer if there are not so many distinct gradients.
         imbalance: a device's I_k compares its class counts with D / M, D all samples of all devices (``global``, Eq. 17 as it
             stands), or with D_k / M, its own (``local``).
         theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not given in the paper).
@@ -54,7 +54,7 @@ class RFedAvgParams(SynchronousParams):
     clients_per_round: int = Field(default=30, ge=1)
     weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"
     clustering: Literal["ccs", "kmeans"] = "ccs"
-    kmeans_clusters: Literal["classes", "ccs"] = "classes"
+    kmeans_clusters: Literal["classes", "ccs"] | Annotated[int, Field(ge=1)] = "classes"
     imbalance: Literal["global", "local"] = "global"
     theta: float = Field(default=math.pi / 36, ge=0.0, le=math.pi / 2)
     least_loss: float = Field(default=0.0, ge=0.0)
@@ -103,7 +103,9 @@ def cluster_gradients(
     found = [] if eps is None else greedy_clusters(similarity, eps)
     if params.clustering == "ccs":
         return found
-    wanted = len(found) if params.kmeans_clusters == "ccs" else classes
+    wanted = params.kmeans_clusters
+    if isinstance(wanted, str):
+        wanted = len(found) if wanted == "ccs" else classes
     distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
     return members(kmeans(_coordinates(gradients), min(wanted, distinct), generator))
 
@@ -293,7 +295,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             self._hear_size(device)
             self._begin()
             return
-        if message.outcome == "done":
+        if message.outcome == "done" and message.job == "train":
             state["sizes"][device] = self.samples(message)
             if self.params.uses_imbalance:
                 state["imbalance"][device] = message["control"][1]

@@ -1,6 +1,9 @@
 """SCAFFOLD: local steps corrected by control variates (Karimireddy et al., 2020)."""
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from fedsim.federation.client import Done, Order
 from fedsim.federation.contents import Contents
@@ -11,6 +14,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
 
 
 class ScaffoldParams(AggregatingParams):
@@ -18,10 +22,19 @@ class ScaffoldParams(AggregatingParams):
 
     Attributes:
         aggregation: the plain mean, as in the paper, unless another is given.
+        option: how a client renews c_i. ``II``: from how far its steps have led. ``I``: as its gradient over all of its data at
+            the model that it received, for which it goes through them once more.
     """
 
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
+    option: Literal["I", "II"] = "II"
+
+    @model_validator(mode="after")
+    def _one_training(self) -> Self:
+        if self.option == "I":
+            self.refuse_budget("with 'option' I a client finds a gradient too")
+        return self
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
@@ -30,6 +43,11 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     State: ``control``, c_i; absent while it is 0.
     """
 
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
+        gradient = Train(Training(order["model"], steps=1, full_batch=True, lr=1.0))
+        return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)
+
     def training(self, device: Device, order: Order) -> Training:
         """Local SGD with the correction."""
         own = [(device.state["control"], -1.0)] if "control" in device.state else []
@@ -37,10 +55,14 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         return Training(order["model"], self.params.local_epochs, linear=linear)
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
-        """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II)."""
+        """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
         assert done.update is not None
-        scale = 1.0 / (done.steps * self.setting.lr_in(order.round or 0)) if done.steps else 0.0
-        parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
+        if done.earlier:
+            own = [(device.state["control"], -1.0)] if "control" in device.state else []
+            parts = [(order["model"], 1.0), (done.earlier[0], -1.0), *own]
+        else:
+            scale = 1.0 / (done.steps * self.setting.lr_in(order.round or 0)) if done.steps else 0.0
+            parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
         return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
 
     def sent(self, device: Device, order: Order, reply: Contents) -> None:
@@ -53,14 +75,15 @@ class Scaffold(FedAvg[ScaffoldParams]):
     """Stochastic controlled averaging.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning" (ICML 2020), Algorithm 1,
-    option II.
+    options I and II.
 
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
     added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
     becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. c and all c_i begin at
     0. A client whose answer is cut off keeps the c_i that it had; a newcomer is a client whose c_i is 0.
 
-    The corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of what a step moves.
+    With option II the corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of what a step
+    moves.
 
     State besides FedAvg's: ``control``, c.
     """

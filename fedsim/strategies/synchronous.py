@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Measured
-from fedsim.federation.client import Client, Order, Setting
+from fedsim.evaluation.evaluator import Measured, Served
+from fedsim.federation.client import Client, Done, Order, Setting
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -23,7 +23,7 @@ from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Weighted
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
-from fedsim.strategies.parts.selection import Selection, SelectionSpec
+from fedsim.strategies.parts.selection import QUESTION, Selection, SelectionSpec
 from fedsim.strategies.parts.selection.random import Random
 from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
 from fedsim.training import Limit
@@ -72,6 +72,11 @@ class RoundParams(StrategyParams):
         if isinstance(self.deadline, Deadline) and self.bounds_training:
             raise ValueError("'deadline' is a rule, which counts from the begin of the round; 'deadline_from' must be 'round'")
         return self
+
+    def refuse_budget(self, why: str) -> None:
+        """Refuse a deadline that bounds one training, where a client trains twice."""
+        if self.bounds_training and (self.deadline is not None or self.relative_deadline is not None):
+            raise ValueError(f"'deadline_from' is 'download', which bounds one training, but {why}; allowed is 'round'")
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
@@ -191,6 +196,11 @@ class CombiningParams(RoundParams):
     aggregation: AggregationSpec = Weighted()
     server: ServerOptimiserSpec | None = None
 
+    def check(self, devices: int) -> None:
+        """A cohort must be large enough for its aggregation."""
+        super().check(devices)
+        self.aggregation.check(self.cohort_size(devices))
+
 
 class AggregatingParams(SynchronousParams, CombiningParams):
     """What a strategy in rounds takes that leaves all its parts open."""
@@ -214,6 +224,13 @@ class SynchronousClient(Client[S]):
         """All epochs or none."""
         return self._limit
 
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """What the aggregation has clients do to their updates."""
+        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        if aggregation is None or done.update is None or done.start is None:
+            return done
+        return done._replace(update=aggregation.on_device(device, done.update, done.start))
+
 
 class Synchronous(Strategy[S]):
     """A strategy in rounds. Most algorithms fill in ``select``, ``contents`` and ``aggregate``.
@@ -228,7 +245,9 @@ class Synchronous(Strategy[S]):
         selected: how many were asked.
         asked_at: when they were (s).
         limit: how long they have, where a rule says so (s).
-        selection, deadline, server: what these parts remember; the last one by group.
+        candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
+        questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
+        selection, deadline, aggregation, server: what these parts remember; the last two by group.
         slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
 
     Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
@@ -236,6 +255,8 @@ class Synchronous(Strategy[S]):
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
+    late_goes_on: ClassVar[bool] = False
+    """Whether the deadline closes the round only: it ends no task, and the record of the round names it as no task's."""
 
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
@@ -257,9 +278,12 @@ class Synchronous(Strategy[S]):
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
         """So many clients by ``selection``; ``ids``: where one round selects several times."""
-        part, state = self._selection, self.remembered("selection")
-        chosen = part.select(self.server, state, count, (self.state["round"], *ids), among)
-        return self.server.chosen(chosen, type(part).select)
+        selection, stream = self._selection, (self.state["round"], *ids)
+        chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
+        chosen = self.server.chosen(chosen, type(selection).select)
+        if selection.asks and chosen:
+            self.state["candidates"].append((chosen, count))
+        return chosen
 
     def heard(self, message: TaskEnd) -> None:
         """A task of the round has ended: what selection and deadline learn from it."""
@@ -270,7 +294,7 @@ class Synchronous(Strategy[S]):
 
     @property
     def _selection(self) -> Selection:
-        """Whose choice it is; who has no such parameter fills in ``select`` and ``heard``."""
+        """Whose choice it is; who has no such parameter fills in ``select``, ``heard`` and ``learn``."""
         selection: Selection = self.params.selection  # type: ignore[attr-defined]
         return selection
 
@@ -282,24 +306,41 @@ class Synchronous(Strategy[S]):
         state = self.remembered("server").setdefault(group, {})
         return optimiser.step(self.server, state, model, aggregated)
 
-    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
+    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+        """How much each update counts; by default as the aggregation says. They sum to 1."""
+        how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none combines nothing
+        return how.weights(entries)
+
+    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """The model that follows on ``model``: what the aggregation, and the server optimiser, make of some updates.
 
         Args:
             model: from which they were trained.
             entries: of ``received``, at least one.
-            slot: tells models apart whose server optimisers remember.
+            slot: tells models apart whose aggregations and server optimisers remember.
             record: what the record ``aggregate`` says besides round, tasks and weights.
         """
         how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none does not call it
-        weights = how.weights(entries)
+        weights = self.weights(entries)
         self.record_aggregate(entries, weights, **record)
-        return self.advance(model, how.combine(self.server, entries, weights, model), slot)
+        state = self.remembered("aggregation").setdefault(slot, {})
+        return self.advance(model, how.combine(self.server, state, entries, weights, model), slot)
 
-    def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: int) -> None:
+    def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any) -> None:
         """Record which updates became a model, with which weights."""
         tasks = [entry["task"] for entry in entries]
-        self.server.emit("aggregate", round=self.state["round"], **record, tasks=tasks, weights=weights)
+        self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
+
+    async def learn(self) -> None:
+        """The round is closed, and another one follows: what the selection learns from what was reported in it."""
+        await self._selection.learn(self.server, self.remembered("selection"))
+
+    def shared_models(self) -> Served:
+        """The models that the server has to send, with the devices that each is for; by default all (``models``)."""
+        return self.models()
+
+    def passed_over(self, device: int) -> None:
+        """A candidate of the round was not chosen after all."""
 
     async def before_asking(self) -> None:
         """The round's cohort is known, and whose data shift in this round knows it; nobody has been asked yet."""
@@ -328,7 +369,7 @@ class Synchronous(Strategy[S]):
         """What has become of a task."""
         if message.outcome == "done":
             return "valid"
-        return "slow" if message.outcome == "late" else "disconnected"
+        return "slow" if message.outcome in ("late", "memory") else "disconnected"
 
     def wait(self) -> None:
         """Nobody can be asked: look again later, with ``_open_round``."""
@@ -353,12 +394,50 @@ class Synchronous(Strategy[S]):
 
     def _open_round(self) -> None:
         self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
+        self.state |= {"candidates": [], "questions": {}, "answers": {}}
         self.state["cohort"] = self.server.chosen(self.select(), type(self).select, idle=False)
+        if self.state["candidates"]:
+            self._ask_candidates()
+        else:
+            self._begin_round()
+
+    def _begin_round(self) -> None:
         if not self.state["cohort"]:
             self.wait()
         else:
             self.server.begin_round(self.state["round"])
             self.server.timer("ask", self.server.now)  # when those whose data shift in this round have been told
+
+    def _ask_candidates(self) -> None:
+        selection, models = self._selection, list(self.shared_models().values())
+        served = [None if devices is None else set(devices) for _, devices in models]
+        for device in [device for candidates, _ in self.state["candidates"] for device in candidates]:
+            own = [model for (model, _), devices in zip(models, served, strict=True) if devices is None or device in devices]
+            contents = selection.question(own or [model for model, _ in models])
+            self.state["questions"][self.server.ask(device, contents, QUESTION, group=self.group_of(device))] = device
+        if selection.question_limit is not None:
+            self.server.timer("questions", self.server.now + selection.question_limit)
+
+    async def _answered(self, message: TaskEnd) -> None:
+        """A candidate has answered, or not; after the last one the cohort is chosen."""
+        state, server = self.state, self.server
+        device = state["questions"].pop(message.task)
+        if message.outcome == "done":
+            state["answers"][device] = dict(message.contents)
+        if state["questions"]:
+            return
+        server.cancel_timer("questions")
+        answers = state["answers"]
+        for candidates, count in state["candidates"]:
+            there = {device: answers[device] for device in candidates if device in answers and server.idle(device)}
+            chosen = await self._selection.choose(server, self.remembered("selection"), count, there)
+            state["cohort"] = [device for device in state["cohort"] if device in chosen or device not in candidates]
+        state["cohort"] = [device for device in state["cohort"] if server.idle(device)]
+        for device in (device for candidates, _ in state["candidates"] for device in candidates):
+            if device not in state["cohort"]:
+                self.passed_over(device)
+        state |= {"candidates": [], "answers": {}}
+        self._begin_round()
 
     def _ask_cohort(self) -> None:
         server, number, devices = self.server, self.state["round"], self.state["cohort"]
@@ -367,7 +446,8 @@ class Synchronous(Strategy[S]):
             self.state["limit"] = self.params.deadline.limit_s(self.remembered("deadline"), number)
         deadline = None if self.round_limit is None else server.timer("deadline", server.now + self.round_limit)
         limit = {} if self.training_limit is None else {"training_limit": self.training_limit}
-        server.emit("round-start", round=number, selected=len(devices), deadline=deadline, **limit)
+        told = None if self.late_goes_on else deadline
+        server.emit("round-start", round=number, selected=len(devices), deadline=told, **limit)
         for device in devices:
             self._ask(device)
         self.state["selected"] = len(devices)
@@ -392,6 +472,9 @@ class Synchronous(Strategy[S]):
             self._ask_cohort()
         elif name == "deadline":
             self._end_open()
+        elif name == "questions":
+            for task in list(self.state["questions"]):
+                self.server.end(task, "late")
 
     def _end_open(self) -> None:
         for task in list(self.state["open"]):
@@ -400,13 +483,14 @@ class Synchronous(Strategy[S]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """Note what came back; the last one closes the round."""
         state = self.state
+        if message.job == QUESTION:
+            await self._answered(message)
+            return
         del state["open"][message.task]
         self.heard(message)
         verdict = self.verdict(message)
         if verdict == "valid":
-            entry = {name: getattr(message, name) for name in ("task", "device", "group", "contents")}
-            entry |= {"update": message["update"], "samples": self.samples(message), "start": self.start(message)}
-            state["received"].append(entry)
+            state["received"].append(self.entry(message))
             if len(state["received"]) == self.params.enough:
                 self._end_open()
         elif verdict == "slow":
@@ -416,15 +500,30 @@ class Synchronous(Strategy[S]):
         if not state["open"]:
             await self._close_round()
 
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        """An update that came, as aggregations take it."""
+        entry = {name: getattr(message, name) for name in ("task", "device", "group", "contents")}
+        return entry | {"update": message["update"], "samples": self.samples(message), "start": self.start(message)}
+
+    def counts(self) -> dict[str, int]:
+        """What the record of the round says of its clients."""
+        counts = {"selected": self.state["selected"], "valid": len(self.state["received"])}
+        return counts | {name: self.state[name] for name in ("slow", "disconnected")}
+
     async def _close_round(self) -> None:
         state, server = self.state, self.server
         server.cancel_timer("deadline")
         await self.aggregate()
         received = state["received"]
         updates = [Measured(entry["update"], float(entry["samples"]), entry["start"], self.center(entry)) for entry in received]
-        counts = {"selected": state["selected"], "valid": len(received)}
-        counts |= {name: state[name] for name in ("slow", "disconnected")}
-        goes_on = await server.finish_round(state["round"], self.models(), updates=updates, **counts)
+        goes_on = await server.finish_round(state["round"], self.models(), updates=updates, **self.counts(), **self.spent())
         state["received"] = []
         if goes_on:
+            await self.learn()
             self.next_round()
+
+    def spent(self) -> dict[str, float]:
+        """What else the record of the round says: what the aggregation has spent of something."""
+        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        devices, rounds = self.server.devices, self.state["round"] + 1
+        return {} if aggregation is None else aggregation.spent(rounds, self.params.cohort_size(devices), devices)

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import Done, Order
@@ -63,8 +63,10 @@ class TiFLParams(AggregatingParams):
         profiling_rounds: how often it does so for each device.
         profiling_limit: Tmax (s). A task that takes longer is ended and counts as Tmax; a device that never came in below it is
             dropped. None: whoever comes, however late, gets a tier.
-        mode: ``uniform``: every tier is equally likely. ``credits``: the less accurate the model is on a tier's clients, the
-            likelier it is, and none is chosen more often than it has credits.
+        mode: ``uniform``: every tier is equally likely. ``static``: as likely as ``probabilities`` says. ``credits``: the less
+            accurate the model is on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
+        probabilities: of each tier in a static policy, from that with the least data (or the lowest latency) on, up to a common
+            factor. The paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
         credits: of each tier; by default the planned rounds, divided by the tiers.
         interval: I, a test after every so many rounds, by default as many as there are tiers.
         require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the test
@@ -79,12 +81,22 @@ class TiFLParams(AggregatingParams):
     tiers_from: Literal["size", "latency"] = "size"
     profiling_rounds: int = Field(default=1, ge=1)
     profiling_limit: PositiveSeconds | None = None
-    mode: Literal["uniform", "credits"] = "uniform"
+    mode: Literal["uniform", "static", "credits"] = "uniform"
+    probabilities: list[Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] | None = None
     credits: int | None = Field(default=None, ge=1)
     interval: int | None = Field(default=None, ge=1)
     require_no_improvement: bool = True
     accuracy_from: Literal["clients", "measurement"] = "clients"
     test_clients: int = Field(default=5, ge=1)
+
+    @model_validator(mode="after")
+    def _one_probability_a_tier(self) -> Self:
+        given = self.probabilities
+        if (given is not None) != (self.mode == "static"):
+            raise ValueError(f"'probabilities' belong to mode 'static'; the mode is {self.mode!r}, and they are {given}")
+        if given is not None and (len(given) != self.tiers or not sum(given) > 0):
+            raise ValueError(f"'probabilities' are {given}; allowed are {self.tiers}, one a tier, not all 0")
+        return self
 
     def check(self, devices: int) -> None:
         """Tiers need devices."""
@@ -177,7 +189,7 @@ class TiFL(FedAvg[TiFLParams]):
         self.state |= {"introducing": {}, "expected": 0, "figures": [None] * devices}
         self.state |= {"profiles": [(0, 0.0)] * devices, "bins": None, "members": [[] for _ in range(tiers)], "current": None}
         self.state |= {"tier": [None] * devices}
-        self.state |= {"credits": [self.credits_of_each] * tiers, "probabilities": [1.0] * tiers}
+        self.state |= {"credits": [self.credits_of_each] * tiers, "probabilities": self.params.probabilities or [1.0] * tiers}
         self.state |= {"accuracies": [None] * tiers, "tested": None, "testing": {}, "heard": {}}
         here = set(server.online())
         for device in filter(server.arrived, range(devices)):
@@ -226,6 +238,10 @@ class TiFL(FedAvg[TiFLParams]):
     def _profiled(self, device: int, message: TaskEnd, latency: float) -> None:
         """A task of profiling has ended: the next one, or a tier, or none."""
         state, limit, wanted = self.state, self.params.profiling_limit, self.params.profiling_rounds
+        if message.outcome == "memory":  # it never can train
+            state["expected"] -= 1
+            self.server.emit("tier-drop", device=device, latency=None)
+            return
         count, total = state["profiles"][device]
         away = message.outcome not in ("done", "late")
         if not away or limit is not None:
@@ -294,7 +310,9 @@ class TiFL(FedAvg[TiFLParams]):
         """How likely each tier is, up to a factor; empty ones and, while there are credits, those without, are not."""
         state = self.state
         inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
-        weights = inhabited * state["probabilities"] * (np.array(state["credits"]) > 0)
+        weights = inhabited * state["probabilities"]
+        if self.params.mode == "credits":
+            weights *= np.array(state["credits"]) > 0
         return weights if weights.any() else inhabited
 
     def group_of(self, device: int) -> int | None:

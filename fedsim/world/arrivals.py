@@ -1,6 +1,7 @@
 """When newcomers join the population: at the times of a Poisson process, or by a schedule. All others are there from time 0."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PerSecond
 from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
-from fedsim.world.schedule import Schedule
+from fedsim.world.schedule import Schedule, TimesFromFile
 
 
 def _positive(rate: float) -> float:
@@ -46,7 +47,7 @@ class PoissonArrivals(Spec):
         if self.newcomers is not None and self.newcomers > devices:
             raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
 
-    def draw(self, streams: Streams, devices: int) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
         """When each device joins (s), float64 [devices]; draws from ``world/arrivals`` and ``world/arrivals/gap``."""
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
@@ -66,7 +67,7 @@ class ScheduledArrivals(Schedule):
         """
         self.check_devices("population.arrivals", devices)
 
-    def draw(self, streams: Streams, devices: int) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
         """When each device joins (s), float64 [devices]; draws from ``world/arrivals`` if no devices are named."""
         named = self.devices
         newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
@@ -75,4 +76,14 @@ class ScheduledArrivals(Schedule):
         return arrival
 
 
-ArrivalsSpec = Annotated[PoissonArrivals | ScheduledArrivals, Field(discriminator="kind"), Kinds()]
+class ArrivalsFromFile(TimesFromFile):
+    """When each device joins stands in a column of a table; one with 0 or an empty cell is there from the start."""
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+        """When each device joins (s), float64 [devices]."""
+        return self.by_device("population.arrivals", devices, root, 0.0)
+
+
+ArrivalsSpec = Annotated[
+    PoissonArrivals | ScheduledArrivals | ArrivalsFromFile, Field(discriminator="kind"), Kinds(by_device=True)
+]

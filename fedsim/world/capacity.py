@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from fedsim.errors import DataError, shown
 from fedsim.files import regular
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
+from fedsim.world.device_kinds import DeviceKind
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
 _LEAST, _MOST = 1e-6, 1e12  # of each: nothing overflows in its unit
@@ -25,11 +27,23 @@ class Capacity:
 
     Attributes:
         speed: samples/s, float64 [devices].
-        links: (down, up) in bytes/s, each float64 [devices]; None where the network's own distributions hold.
+        links: (down, up) in bytes/s and perhaps latencies (s), each float64 [devices]; None where the network's own
+            distributions hold.
+        kinds, which: the kinds of devices that there are, and each device's place among them, int [devices]; none where
+            ``speed`` says how fast they are.
     """
 
     speed: NDArray[np.float64]
-    links: tuple[NDArray[np.float64], NDArray[np.float64]] | None
+    links: tuple[NDArray[np.float64], ...] | None
+    kinds: Sequence[DeviceKind] = ()
+    which: NDArray[np.integer] | None = None
+
+    def powers(self) -> dict[str, NDArray[np.float64]]:
+        """What devices draw by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
+        if self.which is None:
+            return {}
+        names = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
+        return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in names.items()}
 
 
 class FedScaleCapacity(Spec):

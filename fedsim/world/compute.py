@@ -6,6 +6,8 @@ so it belongs to the world: whoever trains on this device at this time meets the
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.language.spec import Spec
@@ -22,7 +24,7 @@ _TIE_S = 2 / _TICKS_PER_SECOND  # more than rounding can make up; an epoch begun
 class SlowPhases(Spec):
     """Phases in which a device computes at ``factor`` of its speed (another app runs, the phone is hot)."""
 
-    factor: float = Field(gt=0.0, le=1.0)
+    factor: float = Field(ge=1e-6, le=1.0)
     mean_normal: PositiveSeconds
     mean_slow: PositiveSeconds
 
@@ -32,7 +34,7 @@ class Compute:
 
     Args:
         streams: the run's streams; this draws from ``world/jitter`` and ``world/slow``.
-        jitter: coefficient of variation of an epoch's time (lognormal, mean 1); 0 for none.
+        jitter: coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices]; 0 for none.
         slow: slow phases, or None.
         devices: how many devices there are.
 
@@ -40,9 +42,10 @@ class Compute:
         reach_s: how far to look ahead at first (s); what ends later is mostly never waited for.
     """
 
-    def __init__(self, streams: Streams, jitter: float, slow: SlowPhases | None, devices: int) -> None:
+    def __init__(self, streams: Streams, jitter: float | NDArray[np.float64], slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams
-        self._sigma = math.sqrt(math.log1p(jitter**2))
+        values, which = np.unique(np.broadcast_to(jitter, devices), return_inverse=True)
+        self._sigma = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])[which]
         self._factor = 1.0 if slow is None else slow.factor
         # "on" is the normal phase.
         self._phases = None
@@ -72,7 +75,7 @@ class Compute:
             SimulationError: the device would go through too many slow phases on the way.
         """
         horizon = min(limit, horizon)
-        if self._sigma == 0.0 and self._phases is None:
+        if self._sigma.item(device) == 0.0 and self._phases is None:
             fitting = epochs
             if on_grid(epoch_s) > 0:
                 for last, beyond in ((limit, 0), (horizon, 1)):
@@ -104,10 +107,11 @@ class Compute:
         return ends[:begun]
 
     def _jitter(self, device: int, start: float) -> float:
-        if self._sigma == 0.0:
+        sigma = self._sigma.item(device)
+        if sigma == 0.0:
             return 1.0
         normal = self._streams.normal("world/jitter", device, int(start * _TICKS_PER_SECOND))
-        return math.exp(self._sigma * normal - self._sigma**2 / 2)
+        return math.exp(sigma * normal - sigma**2 / 2)
 
     def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
         """When ``work_s`` seconds of work at full speed are done, begun at ``start``; past ``horizon`` any later time."""

@@ -1,5 +1,6 @@
 """When devices leave the population for good: after a stay of random length, or by a schedule."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
-from fedsim.world.schedule import Schedule
+from fedsim.world.schedule import Schedule, TimesFromFile
 
 
 class ExponentialStays(Spec):
@@ -33,7 +34,7 @@ class ExponentialStays(Spec):
     def check(self, devices: int) -> None:
         """Any number of devices will do."""
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64]) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
         """When each device leaves (s), inf for never, float64 [devices].
 
         Draws from ``world/departures`` and ``world/departures/stay``.
@@ -57,7 +58,7 @@ class ScheduledDepartures(Schedule):
         """
         self.check_devices("population.departures", devices)
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64]) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
         """When each device leaves (s), inf for never, float64 [devices]; draws from ``world/departures`` if none are named.
 
         Raises:
@@ -66,13 +67,7 @@ class ScheduledDepartures(Schedule):
         departure = np.full(len(arrival), np.inf)
         if self.devices is not None:
             departure[self.devices] = self.ticks()
-            for device in self.devices:
-                if departure[device] <= arrival[device]:
-                    raise ScenarioError(
-                        f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
-                        f"{arrival[device]:.12g} s; allowed are times after its arrival"
-                    )
-            return departure
+            return _after(arrival, departure)
         order = streams.generator("world/departures").permutation(len(arrival))
         # In order of time nobody who could leave now loses that later, so whoever is taken, the choice gets as far as any.
         for time in np.sort(self.ticks()):
@@ -87,4 +82,28 @@ class ScheduledDepartures(Schedule):
         return departure
 
 
-DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures, Field(discriminator="kind"), Kinds()]
+class DeparturesFromFile(TimesFromFile):
+    """When each device leaves for good stands in a column of a table; one with an empty cell stays."""
+
+    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+        """When each device leaves (s), inf for never, float64 [devices].
+
+        Raises:
+            ScenarioError: a device would leave before it has arrived.
+        """
+        return _after(arrival, self.by_device("population.departures", len(arrival), root, np.inf))
+
+
+def _after(arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The departures, if all are after the arrivals."""
+    for device in np.flatnonzero(departure <= arrival).tolist():
+        raise ScenarioError(
+            f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
+            f"{arrival[device]:.12g} s; allowed are times after its arrival"
+        )
+    return departure
+
+
+DeparturesSpec = Annotated[
+    ExponentialStays | ScheduledDepartures | DeparturesFromFile, Field(discriminator="kind"), Kinds(by_device=True)
+]

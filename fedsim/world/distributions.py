@@ -1,15 +1,21 @@
-"""Distributions of a quantity over the devices: a constant, or uniform, lognormal, choice, values, with units in the text."""
+"""A quantity of every device, with units in the text.
+
+Drawn (a constant, uniform, lognormal, choice), or said device by device: in a list, or in a table of the user's own.
+"""
 
 import math
-from typing import Annotated, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
+from fedsim.errors import ScenarioError
 from fedsim.language.families import Kinds
 from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond, SamplesPerSecond, Seconds
+from fedsim.world.device_table import DeviceTable
 
 Q = TypeVar("Q")
 
@@ -17,9 +23,20 @@ Q = TypeVar("Q")
 class Distribution(Spec):
     """The base of every distribution."""
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
         """``size`` values in the base unit, float64 [size]."""
         raise NotImplementedError
+
+    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
+        """The value of each device in the base unit, float64 [devices]: by default drawn.
+
+        Args:
+            key: where it stands in the scenario, for errors.
+            generator: where it is drawn from.
+            devices: how many.
+            root: the folder in which files are sought.
+        """
+        return self.draw(generator, devices)
 
 
 class Constant(Distribution, Generic[Q]):
@@ -28,9 +45,9 @@ class Constant(Distribution, Generic[Q]):
     kind: Literal["constant"] = "constant"
     value: Q
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
         """``size`` values in the base unit, float64 [size]."""
-        return np.full(size, self.value, dtype=np.float64)
+        return np.full(size, self.value)
 
 
 class Uniform(Distribution, Generic[Q]):
@@ -78,28 +95,106 @@ class Choice(Distribution, Generic[Q]):
             raise ValueError("'shares' must be as many as 'values', none negative, not all zero")
         return self
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+    def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
         """``size`` values in the base unit, float64 [size]."""
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-        return generator.choice(np.array(self.values, dtype=np.float64), size, p=shares)
+        return generator.choice(np.array(self.values), size, p=shares)
 
+
+class Listed(Distribution, Generic[Q]):
+    """A value for each device, in order of their numbers. In a scenario a bare list means this."""
+
+    kind: Literal["list"] = "list"
+    values: list[Q] = Field(min_length=1)
+
+    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
+        """The values as they are listed.
+
+        Raises:
+            ScenarioError: there are more or fewer than devices.
+        """
+        if len(self.values) != devices:
+            raise ScenarioError(f"{key} lists {len(self.values)} values for {devices} devices; allowed is one a device")
+        return np.array(self.values)
+
+
+class FromFile(Distribution, Generic[Q]):
+    """A column of a CSV or Parquet file with a row a device: in order of their numbers, or as its column ``device`` says.
+
+    Attributes:
+        file: the file, relative to ``data.root`` or ``$FEDSIM_DATA`` (or absolute).
+        column: the column's name.
+        unit: of the cells that are bare numbers, such as ``"Mbit/s"``; others carry their own.
+    """
+
+    kind: Literal["file"] = "file"
+    file: str
+    column: str
+    unit: str | None = None
+
+    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
+        """The values of the column.
+
+        Raises:
+            DataError: the file or the column is missing, a row or a value is missing, or a value is not allowed here.
+        """
+        quantity = type(self).__pydantic_generic_metadata__["args"][0]
+        table = DeviceTable(key, (root or Path()) / self.file, (self.column,), ("device",))
+        return np.array(table.by_device(self.column, devices, quantity, self.unit))
+
+
+def _above_zero(rate: float) -> float:
+    if not rate > 0:
+        raise ValueError("a link must carry something: its rate must be above 0")
+    return rate
+
+
+LinkRate = Annotated[BytesPerSecond, AfterValidator(_above_zero)]
+Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
+Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # below, times overflow
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 SpeedDistribution = Annotated[
     SerializeAsAny[
         Annotated[
-            Constant[SamplesPerSecond] | Uniform[SamplesPerSecond] | LogNormal[SamplesPerSecond] | Choice[SamplesPerSecond],
+            Constant[SamplesPerSecond]
+            | Uniform[SamplesPerSecond]
+            | LogNormal[SamplesPerSecond]
+            | Choice[SamplesPerSecond]
+            | Listed[SamplesPerSecond]
+            | FromFile[SamplesPerSecond],
             Field(discriminator="kind"),
         ]
     ],
-    Kinds("fedsim.world.distributions:Distribution", usual="constant", bare="value"),
+    Kinds("fedsim.world.distributions:Distribution", usual="constant", bare="value", by_device=True),
 ]
 RateDistribution = Annotated[
-    Constant[BytesPerSecond] | Uniform[BytesPerSecond] | LogNormal[BytesPerSecond] | Choice[BytesPerSecond],
+    Constant[BytesPerSecond]
+    | Uniform[BytesPerSecond]
+    | LogNormal[BytesPerSecond]
+    | Choice[BytesPerSecond]
+    | Listed[BytesPerSecond]
+    | FromFile[LinkRate],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value"),
+    Kinds(usual="constant", bare="value", by_device=True),
 ]
 TimeDistribution = Annotated[
-    Constant[Seconds] | Uniform[Seconds] | LogNormal[Seconds] | Choice[Seconds],
+    Constant[Seconds] | Uniform[Seconds] | LogNormal[Seconds] | Choice[Seconds] | Listed[Seconds] | FromFile[Seconds],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value"),
+    Kinds(usual="constant", bare="value", by_device=True),
+]
+JitterDistribution = Annotated[
+    Constant[Jitter] | Uniform[Jitter] | LogNormal[Jitter] | Choice[Jitter] | Listed[Jitter] | FromFile[Jitter],
+    Field(discriminator="kind"),
+    Kinds(usual="constant", bare="value", by_device=True),
+]
+FactorDistribution = Annotated[
+    Constant[Factor] | Uniform[Factor] | Choice[Factor] | Listed[Factor] | FromFile[Factor],
+    Field(discriminator="kind"),
+    Kinds(usual="constant", bare="value", by_device=True),
+]
+NameDistribution = Annotated[
+    Constant[str] | Choice[str] | Listed[str] | FromFile[str],
+    Field(discriminator="kind"),
+    Kinds(usual="constant", bare="value", by_device=True),
 ]

@@ -3,22 +3,42 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.language.sizes import Sizes
+from fedsim.language.families import Kinds
+from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
+from fedsim.training import Training
 from fedsim.world.arrivals import ArrivalsSpec
-from fedsim.world.availability import AlwaysOn, AvailabilitySpec
+from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
+from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.capacity import Capacity, FedScaleCapacity
 from fedsim.world.compute import SlowPhases
 from fedsim.world.departures import DeparturesSpec
-from fedsim.world.distributions import Constant, SpeedDistribution
+from fedsim.world.device_kinds import OwnKind, find_kind
+from fedsim.world.distributions import (
+    Choice,
+    Constant,
+    Count,
+    Distribution,
+    Factor,
+    FactorDistribution,
+    FromFile,
+    Jitter,
+    JitterDistribution,
+    Listed,
+    NameDistribution,
+    SpeedDistribution,
+)
+from fedsim.world.roofline import Rooflines
+
+_FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
 
 DeadlineBase = Literal["unslowed", "all"]
 """Whose mean epoch a relative deadline counts: as if no device was slowed, or with the slowed ones as they are."""
@@ -29,13 +49,15 @@ class Population:
     """What the devices are like. Every column has one entry a device.
 
     Attributes:
-        speed: training speed, samples/s of the reference model; float64.
+        speed: training speed, samples/s of the reference model; float64. Of kinds of devices: of the trained model, in full
+            batches.
         samples: training samples held now; int64.
         cost: how many times the reference model's cost a sample of the trained model takes.
         arrival: when the device joins (s); float64.
         departure: when it leaves for good (s), ``inf`` if never; float64.
         slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; 1 for
             all others.
+        rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
         version: which version of its data a device holds, from 0; int64.
     """
 
@@ -45,6 +67,7 @@ class Population:
     arrival: NDArray[np.float64]
     departure: NDArray[np.float64]
     slowness: NDArray[np.float64] | float = 1.0
+    rooflines: Rooflines | None = None
     version: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,13 +78,30 @@ class Population:
         self.version[device] = version
         self.samples[device] = samples
 
-    def epoch_s(self, device: int, samples: int | None = None) -> float:
-        """Seconds of one undisturbed pass over the device's training samples, or over so many of them."""
-        return (self.samples.item(device) if samples is None else samples) * self.cost / self.speed.item(device)
+    def training_s(self, device: int, training: Training, samples: int, batch_size: int) -> float:
+        """Seconds of what counts as one undisturbed epoch of a training on so many samples."""
+        if self.rooflines is not None:
+            return self.rooflines.training_s(device, training, samples) / self._slowness(device)
+        return training.samples_an_epoch(samples, batch_size) * self.cost / self.speed.item(device)
+
+    def testing_s(self, device: int, samples: int) -> float:
+        """Seconds of an undisturbed forward pass over so many samples."""
+        if self.rooflines is not None:
+            return self.rooflines.testing_s(device, samples) / self._slowness(device)
+        return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
+
+    def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
+        """Seconds until a device finds no room for a training on so many samples, or with None for testing; None if it has."""
+        return None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
 
     def epochs_s(self) -> NDArray[np.float64]:
         """Seconds of an undisturbed epoch of every device, float64 [devices]."""
+        if self.rooflines is not None:
+            return self.rooflines.epochs_s(self.samples) / self.slowness
         return self.samples * self.cost / self.speed
+
+    def _slowness(self, device: int) -> float:
+        return self.slowness if isinstance(self.slowness, float) else self.slowness.item(device)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
         """Mean over all devices of an undisturbed epoch's time (s).
@@ -69,26 +109,41 @@ class Population:
         Args:
             over: devices at the speed that they would have if none was slowed (``unslowed``), or as they are (``all``).
         """
+        if self.rooflines is not None:
+            return float(np.mean(self.epochs_s() * (self.slowness if over == "unslowed" else 1.0)))
         speed = self.speed / self.slowness if over == "unslowed" else self.speed
         with np.errstate(divide="ignore"):
             return float(np.mean(self.samples * self.cost / speed))
 
 
 class Stragglers(Spec):
-    """Tentative stragglers (CATA-Fed, section 5.3): a share of the devices computes at a factor of its speed, all the time.
+    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices computes at a factor of its speed, all the time.
 
     They are the first of a random order of the devices, so a larger share in the same world slows the same ones and more.
+
+    Attributes:
+        share: of the devices that are slow.
+        factor: of its own speed, for each device that is.
     """
 
     share: float = Field(ge=0.0, le=1.0)
-    factor: float = Field(default=0.5, gt=0.0, le=1.0)
+    factor: FactorDistribution = Constant[Factor](value=0.5)
 
-    def slowness(self, streams: Streams, devices: int) -> NDArray[np.float64]:
-        """Each device's factor, float64 [devices]; draws from ``world/stragglers``."""
-        order = streams.generator("world/stragglers").permutation(devices)
+    def slowness(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+        """Each device's factor, float64 [devices]; draws from ``world/stragglers`` and ``world/stragglers/factor``."""
+        generator = streams.generator("world/stragglers/factor")
+        factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
+        slow = streams.generator("world/stragglers").permutation(devices)[: round(self.share * devices)]
         slowness = np.ones(devices)
-        slowness[order[: round(self.share * devices)]] = self.factor
+        slowness[slow] = factor[slow]
         return slowness
+
+
+SamplesByDevice = Annotated[
+    UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count],
+    Field(discriminator="kind"),
+    Kinds(usual="uniform", by_device=True),
+]
 
 
 class PopulationSpec(Spec):
@@ -98,13 +153,18 @@ class PopulationSpec(Spec):
         devices: how many.
         speed: training speed in samples/s, for the scenario's own model, or for the reference model if that is given.
         capacity: speeds and links from a file of real phones, instead of ``speed`` and the network's device rates.
-        samples: how many training samples devices hold where there is no learning: ``{low, high}``, or ``"long-tail"``; None:
-            as the data are dealt.
+        device: the kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with
+            shares, a list, or a column of a file. Training takes as long as the trained model's operations do on them.
+        kinds: kinds of the user's own by name: all figures of ``DeviceKind``, or those in which one differs from the one that
+            it is ``like``.
+        samples: how many training samples devices hold where there is no learning: ``{low, high}``, ``"long-tail"``, a list, or
+            a column of a file; None: as the data are dealt.
         reference_flops: FLOPs a sample (forward and backward) of the model that ``speed`` is for; the trained model's time
             is scaled by its own FLOPs. None: ``speed`` is for the trained model itself.
         jitter: coefficient of variation of an epoch's time.
         slow_phases: phases in which a device is slow.
         stragglers: devices that are slow all the time.
+        calendar: which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere.
         availability: when devices can be reached while they are there.
         arrivals: devices that join later; None if all are there from the start.
         departures: devices that leave for good; None if all stay.
@@ -113,19 +173,28 @@ class PopulationSpec(Spec):
     devices: int = Field(default=100, ge=1, le=100_000_000)
     speed: SpeedDistribution | None = None
     capacity: FedScaleCapacity | None = None
-    samples: Sizes | None = None
+    device: NameDistribution | None = None
+    kinds: dict[str, OwnKind] = Field(default_factory=dict)
+    samples: SamplesByDevice | None = None
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
-    jitter: float = Field(default=0.0, ge=0.0, le=100.0)
+    jitter: JitterDistribution = Constant[Jitter](value=0.0)
     slow_phases: SlowPhases | None = None
     stragglers: Stragglers | None = None
+    calendar: CalendarSpec | None = None
     availability: AvailabilitySpec = AlwaysOn()
     arrivals: ArrivalsSpec | None = None
     departures: DeparturesSpec | None = None
 
     @model_validator(mode="after")
     def _one_source_of_speed(self) -> "PopulationSpec":
-        if self.speed is not None and self.capacity is not None:
-            raise ValueError("'speed' and 'capacity' both say how fast devices are; give one of them")
+        said = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
+        if len(said) > 1:
+            raise ValueError(f"{said[0]!r} and {said[1]!r} both say how fast devices are; give one of them")
+        if self.device is not None and self.reference_flops is not None:
+            raise ValueError("'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are")
+        if isinstance(self.device, Constant | Choice | Listed):
+            for name in [self.device.value] if isinstance(self.device, Constant) else self.device.values:
+                find_kind(name, self.kinds, "population.device")
         return self
 
     @model_validator(mode="after")
@@ -136,26 +205,62 @@ class PopulationSpec(Spec):
         return self
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Speeds (samples/s) and, from a file, link rates (bytes/s) of all devices.
+        """Speeds (samples/s) and, from a file or of kinds of devices, links of all devices.
 
         Raises:
             DataError: a capacity file is missing or malformed.
+            ScenarioError: a file names a kind of device that is unknown.
         """
+        if self.device is not None:
+            return self._of_kinds(self.device, streams, root)
         if self.capacity is not None:
             return self.capacity.draw(streams, self.devices, root)
         speed = self.speed if self.speed is not None else Constant(value=math.inf)
-        return Capacity(speed.draw(streams.generator("world/speed"), self.devices), None)
+        return Capacity(speed.by_device("population.speed", streams.generator("world/speed"), self.devices, root), None)
+
+    def _of_kinds(self, device: Distribution, streams: Streams, root: Path | None) -> Capacity:
+        names = device.by_device("population.device", streams.generator("world/device"), self.devices, root)
+        known, which = np.unique(names, return_inverse=True)
+        kinds = [find_kind(name, self.kinds, "population.device") for name in known.tolist()]
+        down, up, latency = (np.array([getattr(kind, name) for kind in kinds])[which] for name in ("down", "up", "latency"))
+        return Capacity(np.full(self.devices, np.inf), (down, up, latency), kinds, which)
+
+    def sizes(self, streams: Streams, root: Path | None) -> NDArray[np.int64]:
+        """Training samples of each device where there are no data, int64 [devices]; draws from ``world/samples``."""
+        generator = streams.generator("world/samples")
+        if isinstance(self.samples, UniformSizes | LongTailSizes):
+            return self.samples.draw(self.devices, generator)
+        assert self.samples is not None
+        return self.samples.by_device("population.samples", generator, self.devices, root).astype(np.int64)
+
+    def jitters(self, streams: Streams, root: Path | None) -> NDArray[np.float64]:
+        """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws from ``world/jitter/size``."""
+        return self.jitter.by_device("population.jitter", streams.generator("world/jitter/size"), self.devices, root)
+
+    def paths(self, streams: Streams, root: Path | None) -> Availability:
+        """When devices can be reached, apart from arrivals and departures."""
+        calendar = Calendar.assumed(self.devices) if self.calendar is None else self.calendar.build(streams, self.devices, root)
+        return self.availability.build_on(streams, self.devices, root, calendar)
 
     def build(
-        self, streams: Streams, speed: NDArray[np.float64], samples: NDArray[np.int64], flops_per_sample: float
+        self,
+        streams: Streams,
+        speed: NDArray[np.float64],
+        samples: NDArray[np.int64],
+        flops_per_sample: float,
+        root: Path | None = None,
+        rooflines: Rooflines | None = None,
     ) -> Population:
         """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
 
-        ``speed`` is that of the devices before any of them is slowed (samples/s).
+        ``speed`` is that of the devices before any of them is slowed (samples/s); ``rooflines``, if given, stand for it.
 
         Raises:
             ScenarioError: a device has no speed, or a departure is scheduled for a time at which it is not there.
         """
+        if rooflines is not None:
+            rooflines.check(int(samples.min()))
+            speed = rooflines.speeds()
         slowest = int(np.argmin(speed))
         if not speed[slowest] > 0:
             raise ScenarioError(
@@ -163,7 +268,7 @@ class PopulationSpec(Spec):
                 "allowed is more than 0"
             )
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
-        slowness = np.ones(self.devices) if self.stragglers is None else self.stragglers.slowness(streams, self.devices)
-        arrival = np.zeros(self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices)
-        departure = np.full(self.devices, np.inf) if self.departures is None else self.departures.draw(streams, arrival)
-        return Population(speed * slowness, samples.copy(), cost, arrival, departure, slowness)
+        slowness = np.ones(self.devices) if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
+        arrival = np.zeros(self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices, root)
+        departure = np.full(self.devices, np.inf) if self.departures is None else self.departures.draw(streams, arrival, root)
+        return Population(speed * slowness, samples.copy(), cost, arrival, departure, slowness, rooflines)

@@ -1,5 +1,6 @@
 """Times at which something happens to one device each, as a scenario lists them."""
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -8,8 +9,9 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
+from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.simulation import on_grid
+from fedsim.world.device_table import DeviceTable
 
 
 class Schedule(Spec):
@@ -47,3 +49,30 @@ class Schedule(Spec):
             if device in seen:
                 raise ScenarioError(f"{key}.devices names device {device} twice; allowed is once")
             seen.add(device)
+
+
+class TimesFromFile(Spec):
+    """A time for each device, from a column of a CSV or Parquet file with a row a device; an empty cell is for none.
+
+    Attributes:
+        file: the file, relative to ``data.root`` or ``$FEDSIM_DATA`` (or absolute).
+        column: the column's name.
+        unit: of the cells that are bare numbers, such as ``"s"``; others carry their own.
+    """
+
+    kind: Literal["file"] = "file"
+    file: str
+    column: str
+    unit: str | None = None
+
+    def check(self, devices: int) -> None:
+        """The file is read later."""
+
+    def by_device(self, key: str, devices: int, root: Path | None, empty: float) -> NDArray[np.float64]:
+        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none.
+
+        Raises:
+            DataError: the file or the column is missing, a row is, or a cell is no time.
+        """
+        table = DeviceTable(key, (root or Path()) / self.file, (self.column,), ("device",))
+        return np.array([on_grid(time) for time in table.by_device(self.column, devices, Seconds, self.unit, empty)])

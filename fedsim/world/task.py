@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from fedsim.training import NO_LIMIT, Limit, Training
 from fedsim.world.network.base import Direction
 
-Cause = Literal["late", "lost", "left", "stopped"]
+Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for
-good, or the run was over."""
+good, its device's battery is flat, the run was over, or what it was to compute does not fit into its memory."""
 
-Outcome = Literal["done", "late", "lost", "left", "stopped"]
+Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory"]
 
 
 class Payload(NamedTuple):
@@ -65,13 +65,26 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """The device writes models in the form in which they are sent, or reads them; for so long whatever its speed.
+
+    Attributes:
+        name: ``encode`` or ``decode``.
+        seconds: how long it takes.
+    """
+
+    name: Literal["encode", "decode"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """The device waits until it is let in with the message of the step after this one."""
 
     name = "queue"
 
 
-Step = Download | Train | Evaluate | Upload | Queue
+Step = Download | Train | Evaluate | Upload | Code | Queue
 
 
 @dataclass(slots=True)
@@ -88,7 +101,8 @@ class Task:
         continues: whether it goes on with what the task before began.
         position: the step that runs now.
         step_start: when that step began (s).
-        epochs: local epochs finished so far, of those that count.
+        epochs: local epochs finished so far, of those that count, in the last training.
+        trained: the same of each training that is over.
         samples: training samples that it computes on: those that the device held (or the part of them) when the last training
             or evaluation began, or when the task did.
         version: the version of the device's data at that instant.
@@ -107,6 +121,7 @@ class Task:
     position: int = 0
     step_start: float = 0.0
     epochs: int = 0
+    trained: tuple[int, ...] = ()
     samples: int = 0
     version: int = 0
     epoch_ends: list[float] | None = None

@@ -4,8 +4,10 @@ A task is no SimPy process but a few callbacks and the record of where it stands
 their events were what took the time, and a record can be saved. A step ends exactly once, through its gate: by its own
 completion, by the device vanishing, or by the server. Who comes first wins; where completion and disconnection fall on the same
 instant the step counts as complete (and the next one is lost at once). The task of a device that vanishes for good is not lost
-but left; all else is the same. The server acts only when the world stands still, so what is complete at the very instant of a
-deadline is in time.
+but left, that of one whose battery is flat ends ``battery``; all else is the same. The server acts only when the world stands
+still, so what is complete at the very instant of a deadline is in time. So is what would be complete some ticks of the clock
+later, at most ``tie_s``: no tick lies on 0.8 s or on 10 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s. It is complete
+then.
 """
 
 import math
@@ -20,13 +22,14 @@ import simpy
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
+from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after, tie_s
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
-from fedsim.world.task import Cause, Download, Evaluate, Queue, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
+    from fedsim.world.energy.batteries import Batteries
     from fedsim.world.population import Population
 
 Ending = Cause | None
@@ -41,6 +44,7 @@ class Wait:
         task: which.
         fields: what every record of it carries.
         off: when its device vanishes next (s), as of its begin.
+        dry: when its battery is flat (s), as far as that is known of the running step.
         closed: whether the step's gate is closed: the task waits at it. Not before its first step has begun.
         alarm: opens the gate: the end of a computation, or the instant at which the device vanishes.
         flow: the transfer whose end opens the gate.
@@ -50,6 +54,7 @@ class Wait:
     task: Task
     fields: dict[str, Any]
     off: float
+    dry: float = math.inf
     closed: bool = False
     alarm: Wakeup | None = None
     flow: Flow | None = None
@@ -58,9 +63,8 @@ class Wait:
 
 # A union written where it is asked for would be made anew at each of millions of steps.
 _COMPUTING = (Train, Evaluate)
+_ALONE = (*_COMPUTING, Code)  # without a link
 _MOVING = (Download, Upload)
-
-_FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
 
 
 class Workforce:
@@ -75,6 +79,7 @@ class Workforce:
         batch_size: B, samples of an SGD step.
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
+        batteries: those of the devices, if they have any.
 
     Attributes:
         running: the tasks that have not ended, by their numbers.
@@ -93,6 +98,7 @@ class Workforce:
         batch_size: int,
         next_steps: Callable[[Task], tuple[Step, ...]],
         on_end: Callable[[Task], None],
+        batteries: "Batteries | None" = None,
     ) -> None:
         self._simulation = simulation
         self._population = population
@@ -102,6 +108,10 @@ class Workforce:
         self._batch_size = batch_size
         self._next_steps = next_steps
         self._on_end = on_end
+        self.batteries = batteries
+        self._scarce: dict[int, Wait] = {}  # whose batteries may not last for what they send or receive
+        if batteries is not None:
+            network.on_shared = self._look_at_scarce
         self.running: dict[int, Task] = {}
         self.paces: dict[int, float] = {}
         self.off: set[int] = set()
@@ -175,10 +185,26 @@ class Workforce:
         return task
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """End a running task early, in this instant. A task that has just ended stays as it ended."""
+        """End a running task early, in this instant. A task that has just ended stays as it ended, one that is due is done."""
         wait = self._waits.get(task_id)
-        if wait is not None:
+        if wait is None:
+            return
+        if cause == "late" and wait.closed and self._is_due(wait):
+            self._open(wait, None)
+            self._simulation.soon(partial(self.end, task_id, cause))  # what it still had to do then would be late
+        else:
             self._open(wait, cause)
+
+    def _is_due(self, wait: Wait) -> bool:
+        """Whether the running step ought to be carried out now, but for the rounding of times; a message then is."""
+        if wait.flow is not None:
+            return self._network.finish(wait.flow)
+        now, alarm, ends = self._simulation.now, wait.alarm, wait.task.epoch_ends
+        if alarm is None or alarm.name[0] != "step" or wait.task.ending is not None or alarm.when > now + tie_s(now):
+            return False
+        if ends:
+            ends[-1] = min(ends[-1], now)
+        return True
 
     def end_all(self, cause: Cause) -> None:
         """End every running task: the run is over."""
@@ -219,9 +245,9 @@ class Workforce:
         wait.off = now = self._simulation.now
         if not wait.closed:
             return  # the next step is lost when it begins
-        if isinstance(wait.task.steps[wait.task.position], _COMPUTING):
+        if isinstance(wait.task.steps[wait.task.position], _ALONE):
             if wait.alarm is not None and wait.alarm.when > now:
-                self._open(wait, self._loss(device, now))
+                self._open(wait, self._loss(wait, now))
         else:
             self._vanish(wait)
 
@@ -272,6 +298,8 @@ class Workforce:
             "off": sorted(self.off),
             "known_ends": self._known_ends,
             "queued": queued,
+            "dry": {task_id: wait.dry for task_id, wait in self._waits.items() if wait.dry < math.inf},
+            "scarce": list(self._scarce),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -281,12 +309,15 @@ class Workforce:
         self.paces, self.off, self._queued = state["paces"], set(state["off"]), state["queued"]
         self._known_ends = state["known_ends"]
         for task, flow in state["running"]:
-            wait = Wait(task, task.fields(), self._off(task.device), closed=True, flow=flow)
+            wait = Wait(
+                task, task.fields(), self._off(task.device), state["dry"].get(task.id, math.inf), closed=True, flow=flow
+            )
             if flow is not None:
                 flow.done = partial(self._open, wait, None)
             self._waits[task.id] = wait
             self.running[task.id] = task
             self._set_working(task)
+        self._scarce = {task_id: self._waits[task_id] for task_id in state["scarce"]}
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: of a ``step``, a ``look-ahead`` or a device's ``vanish``."""
@@ -303,6 +334,8 @@ class Workforce:
     def _begin_task(self, wait: Wait) -> None:
         continues = {"continues": True} if wait.task.continues else {}
         self._simulation.record("task-start", wait.fields | continues)
+        if self.batteries is not None:
+            self.batteries.start(wait.task.device)
         if not wait.task.steps:
             wait.task.steps = self._next_steps(wait.task)
         if not wait.task.steps:
@@ -320,6 +353,8 @@ class Workforce:
         task.step_start = self._simulation.now
         wait.closed = True
         self._simulation.record("step-start", {**wait.fields, "step": step.name})
+        if self.batteries is not None:
+            self.batteries.begin(task.device, step)
         self._begin(task, step, wait)
 
     def _open(self, wait: Wait, ending: Ending) -> None:
@@ -330,8 +365,12 @@ class Workforce:
 
     def _go_on(self, wait: Wait, ending: Ending) -> None:
         """The running step has ended; the next one begins, unless the task ends with it."""
-        task = wait.task
+        task, flow = wait.task, wait.flow
         ending = self._finish(task, task.steps[task.position], wait, ending)
+        if self.batteries is not None:
+            self._scarce.pop(task.id, None)
+            wait.dry = math.inf
+            self.batteries.end(task.device, 0.0 if flow is None else flow.sent, dry=ending == "battery")
         if ending is None:
             task.position += 1
             if task.position == len(task.steps):
@@ -343,12 +382,16 @@ class Workforce:
         self._busy[task.device] = False
         task.outcome = ending or "done"
         self._simulation.record("task-end", {**wait.fields, "outcome": task.outcome})
+        if self.batteries is not None:
+            self.batteries.stop(task.device)
         self._on_end(task)
 
     def _begin(self, task: Task, step: Step, wait: Wait) -> None:
         """Start a step, and arm what will open its gate."""
         if isinstance(step, _COMPUTING):
             self._begin_computing(task, step, wait)
+        elif isinstance(step, Code):
+            self._arm(task, wait, on_grid(self._simulation.now + step.seconds))
         elif isinstance(step, Queue):
             self._watch(wait)
         else:
@@ -367,7 +410,7 @@ class Workforce:
             done = ending or "done"
             self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=done, models=len(step.models))
             return ending
-        if isinstance(step, Queue):
+        if isinstance(step, Code | Queue):
             self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=ending or "done")
             if ending is not None:
                 self._leave_slot(wait)
@@ -380,7 +423,13 @@ class Workforce:
         self._note_data(task)
         if isinstance(step, Train) and step.training.part is not None:
             task.samples = step.training.part.samples
-        self._look_ahead(wait)
+        failing_s = self._population.failing_s(task.device, step.training if isinstance(step, Train) else None, task.samples)
+        if failing_s is None:
+            self._look_ahead(wait)
+        else:
+            task.epoch_ends = []
+            self._arm(task, wait, on_grid_after(self._simulation.now + failing_s))
+            task.ending = task.ending or "memory"
 
     def _look_ahead(self, wait: Wait) -> None:
         """Find out when the running computation ends; if that is far away, only that it does not end for long.
@@ -394,39 +443,42 @@ class Workforce:
         reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
         if isinstance(step, Train):
             limit, epochs = self._training_limit(task, step), step.training.epochs
-            epoch_s = self._epoch_s(task.device, step.training.samples_an_epoch(task.samples, self._batch_size))
+            epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
         else:
             assert isinstance(step, Evaluate)
             limit, epochs = math.inf, 1
-            epoch_s = self._epoch_s(task.device, task.samples) * _FORWARD_SHARE * len(step.models)
+            epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
+        epoch_s = epoch_s / self.paces.get(task.device, 1.0) if self.paces else epoch_s
         known = self._known_ends.get(task.id, []) if self._known_ends else []
         begin = known[-1] if known else start
         ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, epochs - len(known), limit, min(last, reach))
         far = reach < last and bool(ends) and reach < min(ends[-1], limit)
         adaptive = isinstance(step, Train) and step.limit.adaptive
+        if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):
+            ends[-1] = limit  # the time that is kept back was rounded up
         if adaptive and not far:
             ends = self._compute.adapt(start, ends, limit)
         task.epoch_ends = ends
+        if far and self._runs_dry(wait, reach):
+            self._arm(task, wait, math.inf)
+            return
         if far:
             wait.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self._look_ahead, wait))
             return
         all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
         self._arm(task, wait, ends[-1] if all_fit else max(limit, now))
 
-    def _epoch_s(self, device: int, samples: int) -> float:
-        """Seconds of an undisturbed epoch at the device's present pace."""
-        seconds = self._population.epoch_s(device, samples)
-        return seconds / self.paces.get(device, 1.0) if self.paces else seconds
-
     def _finish_training(self, task: Task, step: Train, wait: Wait, ending: Ending) -> Ending:
         ends = task.epoch_ends or []
         done = bisect_right(ends, self._simulation.now)
         task.epochs = done
-        if ending is None and done < step.limit.at_least:  # a slow straggler
+        cut = step.limit.cut_undoes and done < len(ends)
+        if ending is None and (cut or done < step.limit.at_least):  # a slow straggler
             if step.limit.go_on:
                 task.epochs = 0
             else:
                 ending = "late"
+        task.trained = (*task.trained, task.epochs)
         part = step.training.part
         shown = {} if part is None else {"part": [part.number, 2**part.splits, part.samples]}
         self._simulation.emit(
@@ -452,11 +504,13 @@ class Workforce:
             nominal_s = self.nominal_transfer_s(task.device, "up", limit.reserve_upload)
             # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
             reserve = nominal_s if on_grid(nominal_s) == nominal_s else on_grid_after(nominal_s) + TICK_S
+        if limit.reserve_s:
+            reserve += on_grid_after(limit.reserve_s) + TICK_S
         return on_grid(min(limits)) - reserve
 
     def nominal_transfer_s(self, device: int, direction: Direction, size: float) -> float:
         """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""
-        return self._network.latency_s(device) + size / self._network.access_rate(device, direction)
+        return self._network.alone_s(device, direction, size)
 
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""
@@ -466,8 +520,17 @@ class Workforce:
     def _arm(self, task: Task, wait: Wait, end: float) -> None:
         """Open the gate at ``end``, or when the device vanishes if that comes first (completion wins a tie)."""
         off = max(wait.off, self._simulation.now)
-        task.ending = None if end <= off else self._loss(task.device, off)
+        if self._runs_dry(wait, min(end, off)):
+            off = wait.dry
+        task.ending = None if end <= off else self._loss(wait, off)
         wait.alarm = self._simulation.wake(("step", task.id), min(end, off), partial(self._complete, wait))
+
+    def _runs_dry(self, wait: Wait, until: float) -> bool:
+        """Whether the device's battery is flat at ``until`` (s), by what it does now."""
+        if self.batteries is None:
+            return False
+        wait.dry = self.batteries.dry(wait.task.device, until)
+        return wait.dry < math.inf
 
     def _complete(self, wait: Wait) -> None:
         """The alarm of a computation rings."""
@@ -487,18 +550,45 @@ class Workforce:
         self._watch(wait)
 
     def _watch(self, wait: Wait) -> None:
-        """Set the alarm for the instant at which the device vanishes."""
-        if wait.off < float("inf"):
-            off = max(wait.off, self._simulation.now)
+        """Set the alarm for the instant at which the device vanishes, or at which to look at its battery again."""
+        off = wait.off if self.batteries is None else min(wait.off, self._look(self.batteries, wait))
+        if off < float("inf"):
+            off = max(off, self._simulation.now)
             wait.alarm = self._simulation.wake(("vanish", wait.task.id), off, partial(self._vanish, wait))
+
+    def _look(self, batteries: "Batteries", wait: Wait) -> float:
+        """Until when the battery lasts (s), or surely does, whatever becomes of the message's rate."""
+        flow, device = wait.flow, wait.task.device
+        left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
+        when, is_dry = batteries.look(device, left, rate)
+        wait.dry = when if is_dry else math.inf
+        if batteries.is_scarce(device):
+            self._scarce[wait.task.id] = wait
+        return when
+
+    def _look_at_scarce(self) -> None:
+        """Links were shared again: batteries that may not last for their messages last for longer now, or shorter."""
+        assert self.batteries is not None
+        for wait in list(self._scarce.values()):
+            if wait.closed and wait.flow is not None and wait.flow.ended is None:
+                self._look_again(self.batteries, wait, wait.flow)
+
+    def _look_again(self, batteries: "Batteries", wait: Wait, flow: Flow | None) -> None:
+        batteries.note(wait.task.device, 0.0 if flow is None else self._network.sent(flow))
+        if wait.alarm is not None:
+            wait.alarm.cancel()
+        self._watch(wait)
 
     def _vanish(self, wait: Wait) -> None:
         """The device vanishes while a message is on its way, or waits; one that is there by now has arrived."""
         task, flow, now = wait.task, wait.flow, self._simulation.now
+        if self.batteries is not None and now < min(wait.off, wait.dry):
+            self._look_again(self.batteries, wait, flow)
+            return
         if flow is not None:
             self._network.cancel(flow)
         arrived = flow is not None and flow.sent == flow.size and now > task.step_start
-        self._open(wait, None if arrived else self._loss(task.device, now))
+        self._open(wait, None if arrived else self._loss(wait, now))
 
     def _finish_transfer(self, task: Task, step: Download | Upload, wait: Wait, ending: Ending) -> Ending:
         flow = wait.flow
@@ -510,9 +600,13 @@ class Workforce:
             self._network.cancel(flow)
         fields = {**wait.fields, "step": step.name, "outcome": ending or "done", "bytes": flow.size, "delivered": flow.sent}
         fields["payloads"] = step.payloads
+        if self._network.overhead != 1:
+            fields["wire_bytes"] = flow.sent * self._network.overhead
         self._simulation.record("step-end", fields)
         return ending
 
-    def _loss(self, device: int, off: float) -> Cause:
+    def _loss(self, wait: Wait, off: float) -> Cause:
         """What it means that the device cannot be reached from ``off`` (s) on."""
-        return "left" if off >= self._population.departure[device] else "lost"
+        if off >= self._population.departure[wait.task.device]:
+            return "left"
+        return "battery" if off >= wait.dry else "lost"

@@ -22,8 +22,8 @@ def marks(figure: Figure) -> dict[str, int]:
 
 
 def bars(axes: Axes) -> Counter[str]:
-    """How many bars of each kind the lanes have."""
-    found = [item for item in axes.collections if isinstance(item, PolyCollection) and item.get_gid()]
+    """How many bars of each kind of step the lanes have."""
+    found = [item for item in axes.collections if isinstance(item, PolyCollection) and item.get_gid() not in (None, "away")]
     return Counter({str(item.get_gid()): len(item.get_paths()) for item in found})
 
 

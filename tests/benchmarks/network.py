@@ -18,6 +18,7 @@ from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import Network, Star
 from fedsim.world.network.filling import max_min
+from fedsim.world.network.protocol import Tcp, Transport
 from fedsim.world.network.spec import TreeSpec
 
 Columns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
@@ -69,7 +70,7 @@ def milliseconds_a_filling(flows: int, cells: int) -> float:
     times = []
     for _ in range(200):
         began = time.perf_counter()
-        max_min(capacity, routes, caps)
+        max_min(capacity, routes, caps, np.ones(flows))
         times.append(time.perf_counter() - began)
     return statistics.median(times) * 1e3
 
@@ -99,6 +100,13 @@ def main() -> None:
     figures["star, latency too, 10000 flows, us an event"] = microseconds_an_event(
         lambda simulation: Star(simulation, *unequal(10_000, 0.04), math.inf, 5e9), 10_000, 20_000
     )
+    for devices in (1_000, 10_000):
+        tcp = Transport(Tcp(), Streams(1))
+        figures[f"star, tcp, latency too, {devices} flows, us an event"] = microseconds_an_event(
+            lambda simulation: Star(simulation, *equal(devices, 0.04), math.inf, 5e5 * devices, tcp),  # noqa: B023
+            devices,
+            20_000,
+        )
     figures["tree of 20 cells, 1000 flows, ms a filling"] = milliseconds_a_filling(1_000, 20)
     event_us = microseconds_an_event(lambda simulation: tree(simulation, 1_000), 1_000, 1_000)
     figures["tree of 20 cells, 1000 flows, ms an event"] = event_us / 1e3

@@ -9,6 +9,7 @@ import fedsim
 from fedsim.compare.measures import measure, measures
 from fedsim.compare.work import read_work
 from fedsim.records.reading import RunFolder
+from fedsim.testing import quiet_world
 
 
 @pytest.mark.parametrize("name", ["fedavg", "flexcfl"])
@@ -73,3 +74,20 @@ def test_what_a_run_does_not_have_is_nothing(runs: dict[str, Path]) -> None:
     assert {name for name, value in pooled.items() if value is not None} == {
         "rounds", "final accuracy", "best accuracy", "rounds to target 0.2"
     }  # fmt: skip
+
+
+def test_energy_and_carbon_to_a_target(tmp_path: Path) -> None:
+    """With a constant intensity the grams are the joules', to the target and in all."""
+    strategy = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}
+    sections = quiet_world(strategy, rounds=4) | {"energy": {"preset": "laptop", "carbon": "360 g/kWh"}}
+    fedsim.run(fedsim.Scenario(**sections), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    reached = max(row["accuracy"] for row in run.rounds[:2])
+    values = measure(run, [reached, 1.0])
+    last = values[f"rounds to target {reached:g}"]
+    assert isinstance(last, int)
+    joules = sum(row["joules"] for row in run.rounds[:last])
+    assert values[f"energy to target {reached:g}"] == pytest.approx(joules)
+    assert values[f"carbon to target {reached:g}"] == pytest.approx(joules * 1e-4)
+    assert values["carbon"] == pytest.approx(values["energy"] * 1e-4)
+    assert values["energy to target 1"] is None

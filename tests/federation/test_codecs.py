@@ -1,18 +1,24 @@
 """Codecs: what arrives, what is kept, and the bytes of what is written."""
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
+from fedsim.federation.codecs import CODECS, Codec, buckets, formats, qsgd, random_k, sign
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.federation.codecs.top_k import TopK, decode, encode
+from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
 from fedsim.records.reading import RunFolder
+from fedsim.testing import StrategyContract
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy_step
 from tests.strategies.clustered import ran
@@ -31,6 +37,148 @@ def test_top_k_keeps_the_largest_and_writes_as_many_bytes_as_it_says(size: int, 
     assert (found[sent] == array[sent]).all()
     left = np.abs(array[found == 0])
     assert not len(sent) or not len(left) or np.sort(np.abs(array))[-k] >= left[left > 0].max(initial=0)
+
+
+LOSSY: list[dict[str, Any]] = [
+    {"kind": "float16"},
+    {"kind": "bfloat16"},
+    {"kind": "int8"},
+    {"kind": "int8", "bucket": 8},
+    {"kind": "qsgd", "levels": 4},
+    {"kind": "qsgd", "levels": 1, "bucket": 5},
+    {"kind": "top-k", "share": 0.2},
+    {"kind": "random-k", "share": 0.2},
+    {"kind": "random-k", "share": 0.2, "positions": "seed"},
+    {"kind": "sign"},
+    {"kind": "sign", "bucket": 6},
+]
+
+
+def lossy(spec: dict[str, Any]) -> Lossy:
+    return CODECS.spec(spec["kind"])(**spec)  # type: ignore[return-value]
+
+
+def written(codec: Lossy, array: Any) -> bytes:
+    """What the codec writes of an array."""
+    size, draw = len(array), np.random.default_rng(1)
+    match codec:
+        case formats.Int8():
+            return formats.encode_int8(array, codec.bucket)
+        case formats.Float16():
+            return formats.encode_float16(array)
+        case formats.BFloat16():
+            return formats.encode_bfloat16(array)
+        case qsgd.QSGD():
+            return qsgd.encode(array, codec.levels, codec.bucket, draw)
+        case random_k.RandomK():
+            seeded = codec.positions == "seed" and not codec.loses_nothing(size)
+            return random_k.encode(array, codec.k(size), 7, seeded)
+        case sign.Sign():
+            return sign.encode(array, codec.bucket)
+        case TopK():
+            return encode(array, codec.k(size))
+    raise AssertionError(codec)
+
+
+@given(st.sampled_from(LOSSY), st.integers(1, 300), st.integers(0, 10**6), st.sampled_from([0.0, 1e-42, 1.0, 1e4, 1e30]))
+def test_the_bytes_are_those_of_what_is_written(spec: dict[str, Any], size: int, seed: int, scale: float) -> None:
+    codec = lossy(spec)
+    array = (scale * np.random.default_rng(seed).normal(size=size)).astype(np.float32)
+    assert len(written(codec, array)) == codec.bytes(size)
+    if scale < 1e30 or spec["kind"] != "float16":
+        function, constants = codec.rule(size)
+        arrived = function_at(path_of(function))([array], **constants, **drawing(codec))
+        assert arrived.shape == array.shape
+        assert np.isfinite(arrived).all()
+        if scale == 0:
+            assert not arrived.any()
+
+
+def drawing(codec: Lossy, seed: int = 0) -> dict[str, Any]:
+    return {"rng": np.random.default_rng(seed)} if codec.draws else {}
+
+
+def test_number_formats_are_torchs() -> None:
+    array = np.random.default_rng(1).normal(size=5000).astype(np.float32) * np.float32(10.0) ** np.arange(-10, 10).repeat(250)
+    array = array.astype(np.float32)
+    for codec, dtype in ((formats.Float16(), torch.float16), (formats.BFloat16(), torch.bfloat16)):
+        theirs = torch.from_numpy(array).to(dtype).to(torch.float32).numpy()
+        assert (codec.rule(len(array))[0]([array]) == theirs).all()
+
+
+@pytest.mark.parametrize("bucket", [None, 64, 10**9])
+def test_int8_is_within_half_a_step_of_each_bucket(bucket: int | None) -> None:
+    array = (np.random.default_rng(1).normal(size=1000) * np.arange(1000)).astype(np.float32)
+    arrived = formats.through_int8([array], bucket)
+    for at in range(0, 1000, bucket or 1000):
+        part = slice(at, at + (bucket or 1000))
+        assert np.abs(arrived[part] - array[part]).max() <= np.abs(array[part]).max() / 127 / 2 * 1.0001
+        assert np.abs(arrived[part]).max() == pytest.approx(np.abs(array[part]).max(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "bound"),
+    [
+        ({"kind": "qsgd", "levels": 1}, lambda n, squared: min(n, n**0.5) * squared),
+        ({"kind": "qsgd", "levels": 4}, lambda n, squared: min(n / 16, n**0.5 / 4) * squared),
+        ({"kind": "qsgd", "levels": 64}, lambda n, squared: min(n / 64**2, n**0.5 / 64) * squared),
+        ({"kind": "random-k", "share": 0.25}, lambda n, squared: (n / 10 - 1) * squared),
+    ],
+    ids=lambda value: str(value.get("levels", "")) if isinstance(value, dict) else "",
+)
+def test_the_mean_of_all_draws_is_what_was_meant_and_the_variance_is_bounded(spec: dict[str, Any], bound: Any) -> None:
+    array, codec, count = np.random.default_rng(3).normal(size=40).astype(np.float32), lossy(spec), 10_000
+    function, constants = codec.rule(40)
+    draw = np.random.default_rng(5)
+    drawn = np.stack([function([array], **constants, rng=draw) for _ in range(count)]).astype(np.float64)
+    errors = drawn.std(axis=0) / count**0.5
+    assert (np.abs(drawn.mean(axis=0) - array) <= 4 * errors + 1e-6).all()
+    variance = ((drawn - array) ** 2).sum(axis=1).mean()
+    assert variance <= bound(40, float(array @ array)) * 1.02
+
+
+def test_signs_by_hand() -> None:
+    array = np.array([3.0, -1.0, 0.0, -4.0, 5.0], dtype=np.float32)
+    assert sign.through_the_wire([array], None).tolist() == pytest.approx([2.6, -2.6, 2.6, -2.6, 2.6])
+    assert sign.through_the_wire([array], 2).tolist() == [2.0, -2.0, 2.0, -2.0, 5.0]
+
+
+@given(st.integers(1, 60), st.integers(1, 16), st.integers(0, 10**6))
+def test_packed_numbers_come_back(size: int, bits: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(2**bits, size=size)
+    packed = buckets.pack(numbers, bits)
+    assert len(packed) == -(-size * bits // 8)
+    assert (buckets.unpack(packed, size, bits) == numbers).all()
+
+
+EXACT = [{"kind": "random-k", "share": 0.2}, {"kind": "random-k", "share": 0.2, "positions": "seed"}]
+
+
+@pytest.mark.parametrize("spec", EXACT, ids=str)
+def test_random_positions_with_memory_lose_nothing_to_the_bit(spec: dict[str, Any]) -> None:
+    for meant, sent, rest in fed_back(lossy(spec | {"error_feedback": True}), 5):
+        assert (sent + rest == meant).all()
+        assert (rest[sent != 0] == 0).all()
+
+
+@pytest.mark.parametrize("spec", LOSSY, ids=str)
+def test_with_memory_what_is_sent_and_what_is_kept_is_what_was_meant(spec: dict[str, Any]) -> None:
+    """What is kept is the float32 next to what was not sent, at every round."""
+    for meant, sent, rest in fed_back(lossy(spec | {"error_feedback": True}), 5):
+        assert (rest == (meant.astype(np.float64) - sent).astype(np.float32)).all()
+
+
+def fed_back(codec: Lossy, rounds: int) -> Iterator[tuple[Any, Any, Any]]:
+    """What was meant, sent and kept in every round of a device that makes noisy steps; nothing but the changes is sent."""
+    core, _ = learning(federation([30]), Logistic(), lr=0.3)
+    size, zero, kept, before = int(core.parameters), core.initial(), None, np.zeros(int(core.parameters), np.float32)
+    for number in range(rounds):
+        change = core.apply(noisy_step, [zero], stream=("test", number))
+        coded = codec.code(core, size, change, None, kept)
+        values = [asyncio.run(core.value(ref)) for ref in (change, coded.received, _there(coded.kept))]
+        meant = (values[0].astype(np.float64) + before).astype(np.float32)
+        yield meant, values[1], values[2]
+        kept, before = coded.kept, values[2]
 
 
 def test_what_is_sent_and_what_is_kept_is_what_was_meant_at_every_round() -> None:
@@ -83,6 +231,68 @@ def test_the_link_carries_what_is_encoded_and_the_rounds_are_shorter(tmp_path: A
     assert sparse.summary["simulated_s"] < plain.summary["simulated_s"]
 
 
+@pytest.mark.parametrize("encodes", ["change", "model"])
+@pytest.mark.parametrize(
+    "spec", [{"kind": "float16"}, {"kind": "int8", "bucket": 50}, {"kind": "qsgd", "levels": 500}], ids=str
+)
+def test_both_ways_changes_or_models_the_learning_sees_the_loss(spec: dict[str, Any], encodes: str, tmp_path: Any) -> None:
+    run = ran(
+        sections(spec | {"encodes": encodes}, messages={"up": spec | {"encodes": encodes}, "down": spec}), tmp_path / "run"
+    )
+    plain = fedsim.run(fedsim.Scenario(**sections({})), executor="inline").summary
+    codec: Codec = lossy(spec)
+    assert {row["bytes"] for row in run.transfers if row["purpose"] in ("model", "update")} == {codec.bytes(650)}
+    assert run.summary["models_sha256"] != plain["models_sha256"]
+    assert run.summary["accuracy"]["final"] == pytest.approx(plain["accuracy"]["final"], abs=0.05)
+
+
+def test_encoding_and_decoding_take_time_on_the_device(tmp_path: Any) -> None:
+    """650 numbers are 2,600 bytes; at 1 kB/s a device encodes them for 2.6 s, and at 2 kB/s decodes three models for 3.9 s."""
+    strategy = {"kind": "ifca", "groups": 3, "clients_per_round": 4, "local_epochs": 1}
+    coded = {"up": {"kind": "int8", "encode_rate": "1 kB/s"}, "down": {"kind": "float16", "encode_rate": "2 kB/s"}}
+    free = {way: {"kind": codec["kind"]} for way, codec in coded.items()}
+    runs = {
+        name: ran(sections({}, strategy=strategy, messages=messages, stop={"rounds": 2}), tmp_path / name)
+        for name, messages in (("coded", coded), ("free", free))
+    }
+    steps = [event for event in runs["coded"].events if event["kind"] in ("step-start", "step-end")]
+    names = [event["step"] for event in steps if event["task"] == 0 and event["kind"] == "step-start"]
+    assert names == ["download", "decode", "evaluate", "train", "encode", "upload"]
+    for name, seconds in (("decode", 3 * 1.3), ("encode", 2.6)):
+        begin = {event["task"]: event["time"] for event in steps if event["step"] == name and event["kind"] == "step-start"}
+        end = {event["task"]: event["time"] for event in steps if event["step"] == name and event["kind"] == "step-end"}
+        assert [end[task] - begin[task] for task in begin] == pytest.approx([seconds] * 8)
+    assert runs["coded"].summary["models_sha256"] == runs["free"].summary["models_sha256"]
+    assert runs["coded"].summary["bytes"] == runs["free"].summary["bytes"]
+    assert not {"encode", "decode"} & {event["step"] for event in runs["free"].events}
+
+
+def test_partial_work_leaves_time_to_encode(tmp_path: Any) -> None:
+    strategy = {"kind": "fedprox", "clients_per_round": 6, "local_epochs": 50, "deadline": "40 s"}
+    up = {"kind": "float16", "encode_rate": "500 B/s"}
+    run = ran(
+        sections(up, strategy=strategy, stop={"rounds": 3}, network={"kind": "star", "device": {"up": "1 kbit/s"}}), tmp_path
+    )
+    assert [row["valid"] for row in run.rounds] == [6, 6, 6]
+
+
+class TestCoding(StrategyContract):
+    strategy: ClassVar[dict[str, Any]] = {"kind": "fedprox", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"}
+    sections: ClassVar[dict[str, Any]] = {
+        "messages": {"up": {"kind": "top-k", "encode_rate": "2 kB/s"}, "down": {"kind": "plain", "encode_rate": "1 kB/s"}}
+    }
+
+
+def test_a_model_that_is_sent_to_all_is_one_draw() -> None:
+    """Two devices that get the same model through a random codec get the same of it."""
+    core, _ = learning(federation([30]), Logistic())
+    codec, model, size = qsgd.QSGD(levels=2), core.initial(), int(core.parameters)
+    first, second = (asyncio.run(core.value(codec.code(core, size, model, None, None).received)) for _ in range(2))
+    other = asyncio.run(core.value(codec.code(core, size, core.initial(), None, None).received))
+    assert (first == second).all()
+    assert (first != other).any()
+
+
 def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
     found = {}
     for feedback in (True, False):
@@ -96,7 +306,12 @@ def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
     ("messages", "message"),
     [
         ({"down": "top-k"}, r"messages: 'down' is 'top-k', which is a codec for up only"),
-        ({"up": "topk"}, r"messages.up.kind is 'topk'; allowed are plain, top-k.*did you mean 'top-k'"),
+        ({"up": "topk"}, r"messages.up.kind is 'topk'; allowed are plain, .*did you mean 'top-k'"),
+        ({"down": "sign"}, r"messages: 'down' is 'sign', which is a codec for up only"),
+        ({"down": {"kind": "float16", "error_feedback": True}}, r"messages: 'down' has error_feedback = true"),
+        ({"up": {"kind": "int8", "error_feedback": True, "encodes": "model"}}, r"messages.up.*'error_feedback' is true and"),
+        ({"up": {"kind": "float16", "encode_rate": "0 B/s"}}, r"messages.up.encode_rate is '0 B/s'.*never answers"),
+        ({"up": {"kind": "qsgd", "levels": 0}}, r"messages.up.levels is 0"),
         ({"up": {"kind": "top-k", "share": 0.0}}, r"messages.up.share is 0.0"),
         ({"up": {"kind": "os:system"}}, r"messages.up.kind is 'os:system'.*must be a subclass of fedsim.plugin.Codec"),
     ],

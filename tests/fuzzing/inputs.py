@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fedsim.data.sources.idx import write_idx
 from fedsim.testing import eventful_world
@@ -53,6 +55,7 @@ def prepare(folder: Path) -> None:
 def attempt(place: Place, draw: random.Random, number: int) -> None:
     """Write a sound input, change it, and have it read."""
     kinds = (_npz, _partition, _partition_npz, _mnist, _traces, _capacities, _graph, _scenario, _study, _index, _cifar)
+    kinds += (_devices, _intervals)
     kinds[number % len(kinds)](place, draw)
 
 
@@ -181,6 +184,44 @@ def _capacities(place: Place, draw: random.Random) -> None:
     speed = {"capacity": {"file": str(path)}, "speed": None}
     network = {"kind": "star", "server": {"down": "2 Mbit/s"}, "device": None}
     _run(place, {"population": speed, "network": network}, draw)
+
+
+def _devices(place: Place, draw: random.Random) -> None:
+    rows = [["device", "speed", "rate", "model"]]
+    rows += [[str(device), str(10 + device), f"{device + 1} Mbit/s", "laptop"] for device in range(24)]
+    path = _table(place, draw, rows)
+    column = {"file": str(path), "column": "speed", "unit": "samples/s"}
+    population = draw.choice([{"speed": column}, {"speed": None, "device": {"file": str(path), "column": "model"}}])
+    device = {"down": {"file": str(path), "column": "rate"}}
+    _run(place, {"population": population, "network": {"kind": "star", "device": device}}, draw)
+
+
+def _intervals(place: Place, draw: random.Random) -> None:
+    times = draw.choice([("0 s", "1 h"), ("22:00", "06:30"), ("2024-03-04T06:00", "2024-03-04T09:00Z")])
+    path = _table(place, draw, [["device", "start", "end"], *([str(device), *times] for device in range(24))])
+    availability = {"kind": "intervals", "file": str(path), "drawn": draw.random() < 0.2}
+    _run(place, {"population": {"availability": availability, "calendar": {"starts": "2024-03-04T06:00"}}}, draw)
+
+
+def _table(place: Place, draw: random.Random, rows: list[list[str]]) -> Path:
+    """A CSV or Parquet file of which a cell, a row or some bytes may be odd."""
+    row, odd = (
+        draw.choice(rows),
+        [values.text(draw), str(draw.choice(values.NUMBERS)), "", "1_0", "٣", "24:00", "0001-01-01", '"'],
+    )
+    if draw.random() < 0.7:
+        row[draw.randrange(len(row))] = draw.choice(odd)
+    if draw.random() < 0.2:
+        rows.insert(draw.randrange(len(rows)), draw.choice(rows)[: draw.randrange(5)])
+    if draw.random() < 0.3 and len({len(row) for row in rows}) == 1 and len(set(rows[0])) == len(rows[0]):
+        path = place.folder / "table.parquet"
+        pq.write_table(pa.table({name: list(cells) for name, *cells in zip(*rows, strict=True)}), path)
+    else:
+        path = place.folder / "table.csv"
+        path.write_text("".join(",".join(row) + "\n" for row in rows), encoding="utf-8", errors="surrogatepass")
+    if draw.random() < 0.3:
+        damage(draw, path)
+    return path
 
 
 def _graph(place: Place, draw: random.Random) -> None:

@@ -52,6 +52,7 @@ def walk_aggregations(events: Events) -> Iterator[str]:
     idle: set[int] = set()
     latest: dict[int, int] = {}
     rounds, ended_at = True, dict[int, float]()
+    group, group_of = None, dict[int, int | None]()
     for event in events:
         task, data = event["task"], event["data"]
         match event["kind"]:
@@ -65,9 +66,9 @@ def walk_aggregations(events: Events) -> Iterator[str]:
                 elif event["round"] is not None:
                     trained.add(task)
             case "task-end" if event["outcome"] == "done" and task not in idle:
-                done[task], ended_at[task] = False, event["time"]
+                done[task], ended_at[task], group_of[task] = False, event["time"], event["group"]
             case "aggregate":
-                rounds = "staleness" not in data
+                rounds, group = "staleness" not in data, event["group"]
                 for named in data["tasks"]:
                     if named not in done:
                         yield f"an aggregation counts task {named}, which had not ended done, with something trained, by then"
@@ -76,7 +77,7 @@ def walk_aggregations(events: Events) -> Iterator[str]:
                     done[named] = True
             case "round":
                 for late in [one for one, counted in done.items() if not counted and one in trained]:
-                    if rounds or ended_at[late] < event["time"]:
+                    if rounds or (ended_at[late] < event["time"] and group in (None, group_of[late])):
                         del done[late]
                         yield f"task {late} was done in time, but no aggregation counts it"
 

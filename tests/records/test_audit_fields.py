@@ -33,6 +33,8 @@ RUNS = {
     "versions": {"kind": "fedbuff"},
     "stragglers": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 2},
     "campaigns": {"kind": "lcfl"},
+    "tiers": {"kind": "fedat", "tiers": 2, "clients_per_round": 4},
+    "late": {"kind": "refl", "clients_per_round": 6, "local_epochs": 2, "deadline": "8 s"},
 }
 
 

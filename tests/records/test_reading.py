@@ -15,6 +15,7 @@ from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder, as_list, as_rows
+from fedsim.records.schema import ROUNDS, TRANSFERS
 from fedsim.testing import eventful_world, run
 
 NAMES = pa.dictionary(pa.int16(), pa.string())
@@ -78,6 +79,26 @@ def test_a_column_of_another_type_is_named(folder: Path, tmp_path: Path) -> None
     pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), tmp_path / "run" / "rounds.parquet")
     with pytest.raises(RunFolderError, match="its column time is string, not double"):
         RunFolder(tmp_path / "run").rows("rounds.parquet")
+
+
+def test_a_column_that_came_later_may_be_missing(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    table = pq.read_table(folder / "rounds.parquet")
+    pq.write_table(table.drop(["epsilon"]), tmp_path / "run" / "rounds.parquet")
+    run = RunFolder(tmp_path / "run")
+    assert [row["accuracy"] for row in run.rounds] == table["accuracy"].to_pylist()
+    (piece,) = run.batches("rounds.parquet", ROUNDS)
+    assert piece["epsilon"].to_pylist() == [None] * len(table)
+
+
+def test_older_transfers_had_no_headers(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    table = pq.read_table(folder / "transfers.parquet")
+    pq.write_table(table.drop(["wire_bytes"]), tmp_path / "run" / "transfers.parquet")
+    run, expected = RunFolder(tmp_path / "run"), table["delivered"].to_pylist()
+    assert run.table("transfers.parquet")["wire_bytes"].to_pylist() == expected
+    columns = pa.schema([TRANSFERS.field("wire_bytes")])
+    assert [size for piece in run.batches("transfers.parquet", columns) for size in piece["wire_bytes"].to_pylist()] == expected
 
 
 VERBS: list[list[str]] = [

@@ -1,5 +1,6 @@
 """A convex problem whose answer is known: each sample pulls the one weight w towards a, with a strength h of its own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ class Curved(torch.nn.Module):
         return outputs[:, 0]
 
 
-def curved(folder: Path, strategy: Sections, rounds: int, epochs: int = 5, **others: Any) -> Sections:
-    """Each device has its own pull, in ten equal samples; full batches."""
-    shards = [(np.repeat(pull[None], 10, axis=0), [0, 1] * 5) for pull in PULLS]
+def curved(
+    folder: Path, strategy: Sections, rounds: int, epochs: int = 5, steps: Sequence[int] = (1, 1, 1, 1), **others: Any
+) -> Sections:
+    """Each device has its own pull, in ten equal samples for each of its ``steps`` of an epoch."""
+    shards = [(np.repeat(pull[None], 10 * own, axis=0), [0, 1] * 5 * own) for pull, own in zip(PULLS, steps, strict=True)]
     return {
         "seed": 1,
         "data": file_data(folder, shards) | {"normalise": "none"},

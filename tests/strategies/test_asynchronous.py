@@ -87,6 +87,34 @@ def test_without_discount_every_update_weighs_the_same(three_wells: dict[str, An
     assert [entry["weights"] for entry in aggregates(three_wells, tmp_path / "run")] == [[0.3]] * 6
 
 
+def test_the_hinge_and_the_decay_of_alpha_by_hand(three_wells: dict[str, Any], tmp_path: Path) -> None:
+    """Staleness 0, 0, 2, 1, 0, 5 with a = 2, b = 1: 1, 1, 1/3, 1, 1, 1/9. Alpha is halved at versions 2 and 4."""
+    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6, "staleness": "hinge"}
+    three_wells["strategy"] |= {"hinge_slope": 2.0, "hinge_from": 1, "alpha_decay": 0.5, "alpha_decay_at": [2, 4]}
+    weights = [entry["weights"][0] for entry in aggregates(three_wells, tmp_path / "run")]
+    assert weights == pytest.approx([0.6, 0.6, 0.3 / 3, 0.3, 0.15, 0.15 / 9])
+
+
+@pytest.mark.parametrize("versions", [[4, 2], [3, 3], [0]], ids=str)
+def test_alpha_decays_at_versions_in_order(versions: list[int], small: dict[str, Any]) -> None:
+    small["strategy"] = {"kind": "fedasync", "alpha_decay_at": versions}
+    with pytest.raises(fedsim.ScenarioError, match=r"strategy\.alpha_decay_at"):
+        fedsim.Scenario(**small)
+
+
+def test_fedbuff_with_server_momentum_makes_the_hand_computed_sequence(three_wells: dict[str, Any]) -> None:
+    """v <- 0.5 v + step; w <- w + 0.8 v, with the steps of the buffers below."""
+    server = {"kind": "sgd", "lr": 0.8, "momentum": 0.5}
+    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server": server}
+    three_wells["stop"] = {"rounds": 3}
+    versions, velocity = [float(initial_weights(three_wells)[0])], 0.0
+    for number, buffer in enumerate([[(-2.0, 0), (-2.0, 0)], [(1.0, 0), (-2.0, 1)], [(-2.0, 2), (5.0, 0)]]):
+        moves = [(local(versions[start], well) - versions[start]) / (1 + number - start) ** 0.5 for well, start in buffer]
+        velocity = 0.5 * velocity + sum(moves) / 2
+        versions.append(versions[-1] + 0.8 * velocity)
+    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+
+
 def test_fedbuff_makes_the_hand_computed_sequence(three_wells: dict[str, Any], tmp_path: Path) -> None:
     """Two updates a version: (0, 0), (1, 0) | (0, 0'), ... with the bases of their own."""
     three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server_lr": 0.5}

@@ -129,6 +129,31 @@ def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_
     assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2)
 
 
+def test_all_parts_can_be_reported(tmp_path: Path) -> None:
+    """As above, but 2^u sizes a split: 2 and then 4, after the two of connecting."""
+    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports="all")
+    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2 + 4)
+    assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
+
+
+def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_read_by_the_letter(tmp_path: Path) -> None:
+    kept, lost = {}, {}
+    for name, found in (("kept", kept), ("lost", lost)):
+        scenario = sections(write_data(tmp_path, [20] * 40), 40, 1, {"kind": "cata-fed", "clusters": 1}, lr=0.01)
+        scenario["strategy"] |= {"clients_per_round": 40, "deadline": "50 s", "smallest_part": 10, "cut_epoch": name}
+        scenario["population"] |= {"speed": "1 samples/s", "jitter": 0.6}
+        fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
+        run = RunFolder(tmp_path / name)
+        assert not any(audit(tmp_path / name).values())
+        for event in trainings(run):
+            found[event["device"]] = (event["data"]["epochs"], len(event["data"]["epoch_ends"]), event["time"])
+        assert run.rounds[0]["slow"] == sum(epochs == 0 for epochs, _, _ in found.values())
+    cut = {device for device, (epochs, _, end) in kept.items() if epochs and end == max(end for _, _, end in kept.values())}
+    assert 3 < len(cut) < 37
+    assert {device for device in kept if kept[device] != lost[device]} == cut
+    assert all(lost[device][0] == 0 for device in cut)
+
+
 def test_data_are_not_split_beyond_the_smallest_part(tmp_path: Path) -> None:
     run = run_of(tmp_path, [1000, 100], rounds=6, deadline="110 s")
     assert [event["data"]["sizes"][0] for event in of_kind(run, "split")] == [500, 250, 125]
@@ -186,7 +211,7 @@ def test_what_moves(tmp_path: Path, option: str, per_straggler: int) -> None:
     assert moved["up"] == 3 * 4 + 2 * (2 * (4 * 21 + 4) + per_straggler)
     assert moved["paper"] == 2 * (3 + 2 + (option == "model")) * 4 * 21
     assert moved["by_purpose"]["control"] == 2 * 2 * 3 * 4
-    assert moved["wasted"] == 0
+    assert moved["wasted"] == 2 * (4 * 21 + 4 + per_straggler)  # all that passed between the straggler and the server
 
 
 @pytest.mark.parametrize(("T", "slow", "fires_above"), [(0.4, False, math.inf), (0.5, True, 1.25), (1.0, True, math.inf)])

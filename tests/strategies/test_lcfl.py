@@ -133,11 +133,32 @@ def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: P
     scenario["strategy"] |= {"metric": "diff-norm"}
     found = clustering_of(ran(scenario, tmp_path / "diff-norm"))
     assert np.array(found["distance"]) ** 2 == pytest.approx(squares, abs=1e-5)
-    scenario["strategy"] |= {"metric": "grad-cos"}
+    scenario["strategy"] |= {"metric": "grad-cos", "gradient": "update"}
     cosines = [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in centres] for a in centres]
     assert np.array(clustering_of(ran(scenario, tmp_path / "cos"))["distance"]) == pytest.approx(
         1 - np.array(cosines), abs=1e-6
     )
+
+
+def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Path) -> None:
+    """Gradient descent on least squares by hand: w <- w - lr 2 X'(X w - y) / n from 0, and the gradient where it ends."""
+    generator, lr, steps = np.random.default_rng(6), 0.1, 5
+    samples = [generator.standard_normal((12, 4)) for _ in range(4)]
+    expected, changes = [], []
+    for own in samples:
+        x, y, w = own[:, :-1], own[:, -1], np.zeros(3)
+        for _ in range(steps):
+            w = w - lr * 2 * x.T @ (x @ w - y) / len(y)
+        expected.append(2 * x.T @ (x @ w - y) / len(y))
+        changes.append(w)
+    scenario = with_module("LeastSquares", samples, tmp_path, lr=lr, features=3)
+    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "warmup": "local", "warmup_iterations": steps, "local_epochs": 1}
+    scenario["stop"] = {"rounds": 1}
+    for gradient, vectors in (("final", expected), ("update", changes)):
+        scenario["strategy"] |= {"metric": "grad-cos", "gradient": gradient}
+        units = np.array(vectors) / np.linalg.norm(vectors, axis=1)[:, None]
+        found = clustering_of(ran(scenario, tmp_path / gradient))
+        assert np.array(found["distance"]) == pytest.approx(1 - units @ units.T, abs=1e-5)
 
 
 def test_linear_models_on_normalised_inputs(tmp_path: Path) -> None:
@@ -325,12 +346,18 @@ def test_a_common_start_is_sent(tmp_path: Path) -> None:
     assert moved["warm-up"] == 2 * 10 * 1000.0
 
 
-@pytest.mark.parametrize("metric", ["diff-norm", "grad-cos"])
-def test_other_metrics_need_no_exchange(metric: str, tmp_path: Path) -> None:
-    run = ran(off(10, 3, warmup_rounds=2, metric=metric), tmp_path / "run")
-    assert run.summary["bytes"]["by_purpose"] == {"model": 30 * 1000.0, "update": 30 * 1000.0}
-    assert clustering_of(run)["measure"] == metric
-    rotated = rotated_digits(24, **LOCAL, metric=metric)
+@pytest.mark.parametrize(
+    ("options", "gradients"),
+    [({"metric": "diff-norm"}, 0), ({"metric": "grad-cos"}, 10), ({"metric": "grad-cos", "gradient": "update"}, 0)],
+    ids=str,
+)
+def test_other_metrics_need_no_exchange(options: dict[str, Any], gradients: int, tmp_path: Path) -> None:
+    run = ran(off(10, 3, warmup_rounds=2, **options), tmp_path / "run")
+    moved = dict(run.summary["bytes"]["by_purpose"])
+    assert moved.pop("gradient", 0.0) == gradients * 1000.0
+    assert moved == {"model": 30 * 1000.0, "update": 30 * 1000.0}
+    assert clustering_of(run)["measure"] == options["metric"]
+    rotated = rotated_digits(24, **LOCAL, **options)
     assert clustering_of(ran(rotated, tmp_path / "rotated"))["groups"] == (np.arange(24) % 4).tolist()
 
 

@@ -345,6 +345,16 @@ def test_k_means_makes_as_many_clusters_as_ccs_where_it_is_told_to() -> None:
     assert len(cluster_gradients(params, rows, similarity, 0.5, 10, np.random.default_rng(1))) == 4
 
 
+@pytest.mark.parametrize("wanted", [1, 2, 4])
+def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> None:
+    """Two pairs of neighbours: N = 2 puts each pair together, N = 4 every device by itself."""
+    rows = np.array([[0.0, 0.0], [0.0, 1.0], [10.0, 0.0], [10.0, 1.0]], dtype=np.float32)
+    params = RFedAvgParams(clustering="kmeans", kmeans_clusters=wanted)
+    assert not params.uses_loss
+    found = cluster_gradients(params, rows, np.eye(4), None, 10, np.random.default_rng(1))
+    assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]
+
+
 def test_k_means_makes_no_more_clusters_than_there_are_gradients() -> None:
     rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
     params = RFedAvgParams(clustering="kmeans")

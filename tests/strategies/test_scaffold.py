@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedsim
 from fedsim.records.reading import RunFolder
 from tests.strategies.clustered import played as play
 from tests.strategies.clustered import ran, weights
@@ -19,6 +20,36 @@ def test_it_reaches_the_optimum_of_all_where_fedavg_stays_away(tmp_path: Path) -
     progress = 1 - (1 - 0.1 * PULLS[:, 1]) ** 5  # how far five steps bring a device towards its own optimum
     assert fedavg[0] == pytest.approx((PULLS[:, 0] * progress).sum() / progress.sum(), abs=1e-5)
     assert abs(fedavg[0] - OPTIMUM) > 0.01
+
+
+def test_it_reaches_it_with_unequal_steps(tmp_path: Path) -> None:
+    found = model_after(curved(tmp_path, {"kind": "scaffold"}, 100, 2, (1, 2, 3, 4)))
+    assert found[0] == pytest.approx(OPTIMUM, abs=1e-6)
+
+
+def test_option_one_reaches_it_too_and_its_control_variates_are_the_gradients(tmp_path: Path) -> None:
+    scaffold = {"kind": "scaffold", "option": "I"}
+    run, _ = play(curved(tmp_path, scaffold, 100, 2, (1, 2, 3, 4)))
+    (found,) = weights(run, [run.strategy.state["model"]])
+    assert found[0] == pytest.approx(OPTIMUM, abs=1e-6)
+    own = weights(run, [run.dispatch._devices.states[device]["control"] for device in range(4)])
+    assert [value[0] for value in own] == pytest.approx(PULLS[:, 1] * (OPTIMUM - PULLS[:, 0]), abs=1e-5)
+
+
+def test_option_one_goes_through_the_data_once_more(tmp_path: Path) -> None:
+    times = {}
+    for option in ("I", "II"):
+        run = ran(digits(strategy=digits()["strategy"] | {"option": option}, stop={"rounds": 1}), tmp_path / option)
+        ends = [event for event in run.events if event["kind"] == "task-end"]
+        times[option] = {event["device"]: event["time"] * 100 / run.devices[event["device"]]["samples"] for event in ends}
+    assert list(times["I"].values()) == pytest.approx([3, 3, 3])
+    assert list(times["II"].values()) == pytest.approx([2, 2, 2])
+
+
+def test_a_deadline_for_one_training_is_refused_with_option_one() -> None:
+    with pytest.raises(fedsim.ScenarioError, match=r"'deadline_from' is 'download'.*allowed is 'round'"):
+        fedsim.Scenario(strategy={"kind": "scaffold", "option": "I", "relative_deadline": 1.0})
+    fedsim.Scenario(strategy={"kind": "scaffold", "option": "I", "deadline": "9 s"})
 
 
 def test_it_reaches_it_with_partial_participation(tmp_path: Path) -> None:

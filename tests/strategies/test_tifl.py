@@ -81,6 +81,32 @@ def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> N
         assert [chosen[device] for device in members] == pytest.approx([expected] * len(members), abs=margin)
 
 
+def test_a_static_policy_draws_tiers_as_it_says(tmp_path: Path) -> None:
+    random = [0.7, 0.1, 0.1, 0.05, 0.05]
+    run = ran(sections(60, 1000, tiers=5, clients_per_round=3, mode="static", probabilities=random), tmp_path / "random")
+    counts = Counter(drawn(run))
+    for tier, share in enumerate(random):
+        assert counts[tier] == pytest.approx(1000 * share, abs=4 * (1000 * share * (1 - share)) ** 0.5)
+    slow = sections(60, 20, tiers=5, clients_per_round=3, mode="static", probabilities=[0, 0, 0, 0, 1])
+    assert set(drawn(ran(slow, tmp_path / "slow"))) == {4}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "static"}, "'probabilities' belong to mode 'static'.*they are None"),
+        ({"probabilities": [0.2] * 5}, "the mode is 'uniform'"),
+        ({"mode": "static", "probabilities": [0.5, 0.5]}, "allowed are 5, one a tier"),
+        ({"mode": "static", "probabilities": [0.0] * 5}, "not all 0"),
+        ({"mode": "static", "probabilities": [1, 0, 0, 0, -1]}, "probabilities"),
+    ],
+    ids=str,
+)
+def test_probabilities_belong_to_a_static_policy(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(**sections(60, 1, clients_per_round=3, **options))
+
+
 def test_every_device_reports_its_size_once(tmp_path: Path) -> None:
     run = ran(sections(30, 4, tiers=3, clients_per_round=3), tmp_path / "run")
     reports = [row for row in run.transfers if row["purpose"] == "size-report"]

@@ -14,11 +14,11 @@ from fedsim.study.plan import Study, read_study
 HERE = Path(__file__).resolve().parents[2] / "scenarios"
 PAPERS = sorted(path.parent.name for path in HERE.glob("*/published.toml"))
 RUNS = {  # of one seed: each scenario once, however many tables show it
-    "ccs": {"small": 16, "full": 16},
+    "ccs": {"small": 26, "full": 16},
     "cfl": {"small": 8, "full": 4},
     "flexcfl": {"small": 116, "full": 20},
-    "lcfl": {"small": 12, "full": 16},
-    "stragglers": {"small": 63, "full": 63},
+    "lcfl": {"small": 24, "full": 16},
+    "stragglers": {"small": 71, "full": 63},
 }
 
 
@@ -49,7 +49,8 @@ def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: P
 @pytest.mark.parametrize("size", ["small", "full"])
 def test_ccs(size: str) -> None:
     for classes in (10, 5, 2, 1):
-        for name, scenario in scenarios(read("ccs", size), **{"data.partition.classes_per_device": classes}).items():
+        panel = {"part": "figure", "data.partition.classes_per_device": classes}
+        for name, scenario in scenarios(read("ccs", size), **panel).items():
             params: Any = scenario.strategy
             assert params.weights == {"fedavg": "uniform-by-data", "optimal": "optimal"}.get(name, "rfedavg")
             assert params.clustering == ("kmeans" if name == "kmeans" else "ccs")
@@ -57,7 +58,7 @@ def test_ccs(size: str) -> None:
             assert (scenario.stop.rounds, scenario.evaluation.every) == (300, 5)  # what the measures' titles say
 
 
-@pytest.mark.parametrize(("size", "rounds", "schedule"), [("small", 25, [5, 10, 15]), ("full", 200, [50, 100, 150])])
+@pytest.mark.parametrize(("size", "rounds", "schedule"), [("small", 60, [15, 30, 45]), ("full", 200, [50, 100, 150])])
 def test_cfl(size: str, rounds: int, schedule: list[int]) -> None:
     for name, scenario in scenarios(read("cfl", size)).items():
         params: Any = scenario.strategy
@@ -75,7 +76,7 @@ def test_cfl(size: str, rounds: int, schedule: list[int]) -> None:
     [
         ("rotated-mnist-full", 0.02, 10, 60, 1.0, 4),
         ("femnist-full", 0.03, 5, 100, 0.3, 10),
-        ("rotated-cifar10", 0.03, 5, 200, 0.1, 2),
+        ("rotated-cifar10", 0.02, 5, 200, 0.1, 2),
     ],
 )
 def test_lcfl_in_full(part: str, lr: float, epochs: int, rounds: int, participation: float, groups: int) -> None:
@@ -97,6 +98,12 @@ def test_flexcfl() -> None:
         params = scenario.strategy.model_dump()
         assert (params["clients_per_round"], params["local_epochs"], params.get("groups", 3)) == (20, 10, 3)
         assert scenario.drift.model_dump()["among"] == ("all" if name == "fedavg" else "selected")  # type: ignore[union-attr]
+    for name, scenario in scenarios(study, part="swap-part").items():
+        drift: Any = scenario.drift
+        assert (drift.among, drift.quirk) == ("all" if name == "fedavg" else "selected", True)  # as the table was made
+    for part, metric in (("swap-all", "sorted_counts"), ("bytes-mnist", "oracle")):
+        migrating = [one.strategy.model_dump() for name, one in scenarios(study, part=part).items() if "ifca-mig" in name]
+        assert {params["shift_metric"] for params in migrating} == {metric}
     assert {one.strategy.model_dump().get("groups", 5) for one in scenarios(study, part="no-shift-fashion").values()} == {5}
 
 
@@ -107,7 +114,13 @@ def test_stragglers(size: str) -> None:
     assert free.strategy.model_dump()["relative_deadline"] is None
     shared = scenarios(study, part="bias", data="cifar", **{"data.partition.classes_per_device": 1})
     assert shared["fedavg"] is scenarios(study, part="clusters", data="cifar")["fedavg"]
+    fair = scenarios(study, part="fairness", sizes="uniform")
+    assert len(fair) == (4 if size == "small" else 0)
+    for scenario in fair.values():  # 40 selections a device
+        params = scenario.strategy.model_dump()
+        assert (scenario.stop.rounds, params["clients_per_round"], scenario.population.devices) == (1000, 40, 1000)
     for run in study.runs:
         params = run.scenario.strategy.model_dump()
-        assert (params["clients_per_round"], params["local_epochs"]) == (10 if size == "small" else 40, 5)
+        small = size == "small" and run.scenario.learning == "on"
+        assert (params["clients_per_round"], params["local_epochs"]) == (10 if small else 40, 5)
         assert params.get("smallest_part", 10 if size == "small" else 100) == (10 if size == "small" else 100)

@@ -15,7 +15,7 @@ from tests.study.conftest import write
 def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path: Path) -> None:
     tables["grid"] = {"population.jitter": [0.0, 0.2], "training.lr": [0.1]}
     study = read_study(write(tmp_path / "s.toml", tables))
-    assert [(run.variant.name, run.scenario.population.jitter, run.scenario.seed) for run in study.runs] == [
+    assert [(run.variant.name, run.scenario.population.jitter.value, run.scenario.seed) for run in study.runs] == [
         (name, jitter, seed) for seed in (1, 2) for jitter in (0.0, 0.2) for name in ("fedavg", "fedprox")
     ]
     assert study.runs[1].folder == Path("runs/fedprox,jitter=0.0,lr=0.1/seed-1")

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
+from fedsim.streams import Streams
 from fedsim.world.network import Direction, Flow, Graph, Network, Star
+from fedsim.world.network.protocol import PLAIN, Protocol, Transport
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,20 @@ class StarWorld:
     caps: Sequence[float]
     server: float
     latency: Sequence[float]
+    protocol: Protocol = PLAIN.protocol
+
+    @property
+    def transport(self) -> Transport:
+        return Transport(self.protocol, Streams(1))
 
     def star(self, simulation: Simulation) -> Network:
-        return Star(simulation, *self._columns(), self.server, self.server)
+        return Star(simulation, *self._columns(), self.server, self.server, self.transport)
 
     def graph(self, simulation: Simulation) -> Network:
         """Both directions through links of their own."""
         links = {"server down": self.server, "server up": self.server}
         routes: Mapping[Direction, list[list[str]]] = {"down": [["server down"]], "up": [["server up"]]}
-        return Graph(simulation, *self._columns(), links, routes, np.zeros(len(self.caps), dtype=np.int64))
+        return Graph(simulation, *self._columns(), links, routes, np.zeros(len(self.caps), dtype=np.int64), self.transport)
 
     def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         caps = np.array(self.caps, dtype=np.float64)

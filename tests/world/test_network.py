@@ -3,13 +3,15 @@
 import asyncio
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid, on_grid_after
-from fedsim.world.network import Network
+from fedsim.world.network import Network, star
+from fedsim.world.network.protocol import Fluid
 from fedsim.world.network.star import Half
 from tests.world.network_plays import Send, StarWorld, play
 
@@ -174,6 +176,42 @@ class TestCancel:
         assert [(flow.ended, flow.sent) for flow in flows] == [(5.0, 500.0), (6.0, 100.0)]
 
 
+class TestFinish:
+    """What a deadline does to a message that would be there some ticks later."""
+
+    def ended(self, kind: Kind, early: float, latency: float = 0.0) -> tuple[bool, float | None, float | None]:
+        """Whether it is taken as there so long before its end, when it ended, and when the flow beside it did."""
+        simulation = Simulation()
+        network = kind(StarWorld([math.inf] * 2, 1000.0, [latency] * 2))(simulation)
+        flows = [network.start(device, "up", 4000.0 * (device + 1), lambda: None) for device in range(2)]
+        found: list[bool] = []
+        simulation.wake(("finish", 0), on_grid(latency + 8.0 - early), lambda: found.append(network.finish(flows[0])))
+        run(simulation)
+        return found[0], flows[0].ended, flows[1].ended
+
+    @KINDS
+    def test_some_ticks_before_its_end_it_is_done(self, kind: Kind) -> None:
+        early = 4 * 2**-30
+        found, end, other = self.ended(kind, early)
+        assert (found, end) == (True, 8.0 - early)
+        assert other == pytest.approx(12.0 - early / 2, abs=1e-12)
+
+    @KINDS
+    def test_a_microsecond_before_it_is_not(self, kind: Kind) -> None:
+        assert self.ended(kind, 1e-6) == (False, 8.0, 12.0)
+
+    @KINDS
+    def test_what_has_no_bytes_is_done_with_its_latency(self, kind: Kind) -> None:
+        for early, expected in ((4 * 2**-30, True), (1e-6, False)):
+            simulation = Simulation()
+            network = kind(StarWorld([1.0], 1.0, [0.5]))(simulation)
+            flow = network.start(0, "up", 0.0, lambda: None)
+            found: list[bool] = []
+            simulation.wake(("finish", 0), 0.5 - early, lambda: found.append(network.finish(flow)))  # noqa: B023
+            run(simulation)
+            assert found == [expected]
+
+
 class TestRefused:
     @KINDS
     def test_two_at_a_time(self, kind: Kind) -> None:
@@ -252,6 +290,36 @@ class TestStar:
         sent += sum(half.sent(flow_id, now) for flow_id in half.rates())
         assert now > 1000
         assert sent == pytest.approx(capacity * now, rel=1e-11)
+
+    def test_no_bits_are_lost_in_a_week(self) -> None:
+        """A link that is never idle: what was sent is what it carries, and its clocks have been set back on the way."""
+        generator = np.random.default_rng(5)
+        half, capacity, now = Half(1e6 / 3), Fraction(1e6 / 3), 0.0
+        sizes = dict(enumerate(generator.lognormal(17.0, 0.5, 12_000).tolist()))
+        waiting, sent, furthest = list(sizes)[:20:-1], Fraction(0), 0.0
+        for number in range(21):
+            half.enter(number, sizes[number], [math.inf, 1e4, 2e5][number % 3], now)
+        half.share(now)
+        while now < 7 * 86400:
+            for now, number in half.advance(half.next_end):
+                sent += Fraction(sizes.pop(number))
+                one = waiting.pop()
+                half.enter(one, sizes[one], [math.inf, 1e4, 2e5][one % 3], now)
+            half.share(now)
+            furthest = max(furthest, half._clock / half._level)
+        sent += sum((Fraction(half.sent(number, now)) for number in half.rates()), Fraction(0))
+        assert abs(float(sent / capacity - Fraction(now))) < 1e-9
+        assert 4000 < furthest < 2 * 4096
+
+    def test_clocks_that_are_set_back_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        caps = [math.inf, 3e3, math.inf, 700.0, 5e3]
+        sends = [Send(7.0 * number, 1e3 * (1 + number % 9), device=number % 5) for number in range(0, 60, 1)]
+        world = StarWorld(caps, 1e3, [0.0] * 5, Fluid(weight_spread=2.0))
+        sends = [Send(500.0 * (number // 5), send.size, device=number % 5) for number, send in enumerate(sends)]
+        plain = play(world.star, sends).flows
+        monkeypatch.setattr(star, "_SET_BACK_S", 1e-3)
+        for flow, other in zip(plain, play(world.star, sends).flows, strict=True):
+            assert flow.ended == pytest.approx(other.ended, rel=1e-14)
 
     def test_the_virtual_clock_restarts_when_no_flow_is_free(self) -> None:
         half = Half(1000.0)

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from fedsim.simulation import Simulation
+from fedsim.streams import Streams
 from fedsim.world.network import Graph, Network, Star
 from fedsim.world.network.filling import max_min
+from fedsim.world.network.protocol import PLAIN, Fluid, Protocol, Transport
+from fedsim.world.network.star import Half
 from tests.world.network_plays import Send, play
 
 SCENARIOS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "oracles" / "simgrid.json").read_text())["scenarios"]
@@ -31,26 +35,26 @@ def latency_of(scenario: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]
     return np.array([sum(links[name][1] for name in flow["route"]) for flow in scenario["flows"]], dtype=np.float64)
 
 
-def as_graph(scenario: dict[str, Any]) -> Callable[[Simulation], Network]:
+def as_graph(scenario: dict[str, Any], protocol: Protocol = PLAIN.protocol) -> Callable[[Simulation], Network]:
     links = {name: capacity for name, (capacity, _) in scenario["links"].items()}
     routes = [flow["route"] for flow in scenario["flows"]]
     free = np.full(len(routes), np.inf)
 
     def build(simulation: Simulation) -> Network:
-        return Graph(
-            simulation, free, free, latency_of(scenario), links, {"down": routes, "up": routes}, np.arange(len(routes))
-        )
+        ways, sites = {"down": routes, "up": routes}, np.arange(len(routes))
+        return Graph(simulation, free, free, latency_of(scenario), links, ways, sites, Transport(protocol, Streams(1)))
 
     return build
 
 
-def as_star(scenario: dict[str, Any]) -> Callable[[Simulation], Network]:
+def as_star(scenario: dict[str, Any], protocol: Protocol = PLAIN.protocol) -> Callable[[Simulation], Network]:
     """The link that all routes have in common is the server's; another one on a route is the device's own."""
     routes = [flow["route"] for flow in scenario["flows"]]
     (shared,) = set(routes[0]).intersection(*routes)
     own = [[scenario["links"][name][0] for name in route if name != shared] for route in routes]
     caps = np.array([min(rates, default=math.inf) for rates in own])
-    return lambda simulation: Star(simulation, caps, caps, latency_of(scenario), server_up=scenario["links"][shared][0])
+    capacity, transport = scenario["links"][shared][0], Transport(protocol, Streams(1))
+    return lambda simulation: Star(simulation, caps, caps, latency_of(scenario), server_up=capacity, transport=transport)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +88,27 @@ def test_simgrid_weighs_flows_by_latency_where_plain_max_min_does_not(
     assert near.ended - scenario["flows"][0]["result"]["end"] > 1.3
 
 
-def textbook(capacity: Sequence[int], routes: Sequence[Sequence[int]], caps: Sequence[float]) -> list[Fraction]:
-    """Raise all rates together; stop those that meet a cap or a full link; go on. One stop at a time, exact."""
+@pytest.mark.parametrize("network", [as_graph, as_star])
+def test_simgrid_s_weights_by_latency_are_a_setting(
+    network: Callable[..., Callable[[Simulation], Network]],
+) -> None:
+    scenario = SCENARIOS["rtt_weighted_links"]
+    flows = play(network(scenario, Fluid(weight_by_round_trip=1.0)), sends_of(scenario)).flows
+    for flow, oracle in zip(flows, scenario["flows"], strict=True):
+        assert flow.ended == pytest.approx(oracle["result"]["end"], rel=0, abs=1e-9)
+
+
+def textbook(
+    capacity: Sequence[int], routes: Sequence[Sequence[int]], caps: Sequence[float], weights: Sequence[Fraction]
+) -> list[Fraction]:
+    """Raise all rates together, each by its weight; stop those that meet a cap or a full link; go on. One stop at a time,
+    exact.
+    """
     rates = [Fraction(0)] * len(routes)
     moving = set(range(len(routes)))
     while moving:
         step = (
-            min(Fraction(caps[flow]) - rates[flow] for flow in moving if caps[flow] < math.inf)
+            min((Fraction(caps[flow]) - rates[flow]) / weights[flow] for flow in moving if caps[flow] < math.inf)
             if any(caps[flow] < math.inf for flow in moving)
             else None
         )
@@ -98,11 +116,11 @@ def textbook(capacity: Sequence[int], routes: Sequence[Sequence[int]], caps: Seq
             there = [flow for flow, route in enumerate(routes) if link in route]
             rising = [flow for flow in there if flow in moving]
             if rising:
-                left = (size - sum((rates[flow] for flow in there), Fraction(0))) / len(rising)
+                left = (size - sum((rates[flow] for flow in there), Fraction(0))) / sum(weights[flow] for flow in rising)
                 step = left if step is None else min(step, left)
         assert step is not None
         for flow in moving:
-            rates[flow] += step
+            rates[flow] += step * weights[flow]
         for flow in sorted(moving):
             full = any(
                 sum(rates[f] for f, route in enumerate(routes) if link in route) == capacity[link] for link in routes[flow]
@@ -123,5 +141,54 @@ def test_max_min_is_the_textbooks(data: st.DataObject) -> None:
     table = np.full((len(routes), links), links, dtype=np.int64)
     for row, way in enumerate(routes):
         table[row, : len(way)] = way
-    rates = max_min(np.append(np.array(capacity, dtype=np.float64), np.inf), table, np.array(caps))
-    assert rates.tolist() == pytest.approx([float(rate) for rate in textbook(capacity, routes, caps)], rel=1e-12)
+    weights = data.draw(st.lists(st.sampled_from(["1", "2", "1/3", "7/5"]), min_size=len(routes), max_size=len(routes)))
+    exact = [Fraction(weight) for weight in weights]
+    rates = max_min(
+        np.append(np.array(capacity, dtype=np.float64), np.inf), table, np.array(caps), np.array(exact, dtype=float)
+    )
+    assert rates.tolist() == pytest.approx([float(rate) for rate in textbook(capacity, routes, caps, exact)], rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.lists(
+        st.tuples(st.sampled_from([1.0, 3.0, 10.0, math.inf]), st.sampled_from(["1", "2", "1/3"])), min_size=1, max_size=10
+    ),
+)
+def test_a_star_s_rates_are_the_textbooks(capacity: int, flows: list[tuple[float, str]]) -> None:
+    half = Half(float(capacity))
+    for number, (cap, weight) in enumerate(flows):
+        half.enter(number, 1e6, cap, 0.0, float(Fraction(weight)))
+    half.share(0.0)
+    expected = textbook([capacity], [[0]] * len(flows), [cap for cap, _ in flows], [Fraction(weight) for _, weight in flows])
+    assert [half.rate(number) for number in range(len(flows))] == pytest.approx([float(rate) for rate in expected], rel=1e-11)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_max_min_is_what_a_linear_program_says(data: st.DataObject) -> None:
+    """The definition, by another solver: the least rate a unit of weight is as large as can be, then the next least, and on."""
+    links, flows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    generator = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    capacity, weights, caps = generator.uniform(1, 9, links), generator.uniform(0.2, 5, flows), generator.uniform(1, 9, flows)
+    on = generator.random((links, flows)) < 0.6
+    table = np.where(on, np.arange(links)[:, None], links).T
+    rates = max_min(np.append(capacity, np.inf), table, caps, weights)
+    settled = np.full(flows, np.nan)
+    while np.isnan(settled).any():
+        open_ = np.isnan(settled)
+        bounds = [(0, cap) if free else (rate, rate) for free, cap, rate in zip(open_, caps, settled, strict=True)]
+        least_rows = np.column_stack([-np.eye(flows)[open_], weights[open_]])  # share x weight <= rate
+        rows = np.vstack([np.column_stack([on, np.zeros(links)]), least_rows])
+        limits = np.append(capacity, np.zeros(open_.sum()))
+        share = linprog([*np.zeros(flows), -1], rows, limits, bounds=[*bounds, (0, None)]).x[-1]
+        for flow in np.flatnonzero(open_):  # it is settled if it cannot have more while all others have that share
+            lowest = [
+                (max(low, 0 if not free else share * weight * (1 - 1e-9)), high)
+                for (low, high), free, weight in zip(bounds, open_, weights, strict=True)
+            ]
+            more = -linprog(-np.eye(flows)[flow], on, capacity, bounds=lowest).fun
+            if more <= share * weights[flow] * (1 + 1e-6) + 1e-7:
+                settled[flow] = share * weights[flow]
+    assert rates == pytest.approx(settled, rel=1e-5)

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 
 from fedsim.simulation import Simulation
 from fedsim.world.network import Direction, Flow, Network
+from fedsim.world.network.protocol import Fluid, Protocol, Tcp
 from fedsim.world.network.spec import TreeSpec
 from tests.world.network_plays import Played, Send, StarWorld, play
 
 QUARTERS = st.integers(0, 20).map(lambda quarters: quarters / 4)  # so that ties are common
 CAPS = st.one_of(st.sampled_from([1e3, 5e3, 1e4, math.inf]), st.floats(1e3, 1e5))
 SIZES = st.one_of(st.sampled_from([0.0, 1.0, 1e4, 2e4]), st.floats(0.0, 1e5))
+
+PROTOCOLS: list[Protocol] = [
+    Fluid(),
+    Fluid(weight_spread=3.0),
+    Fluid(slow_start=True, initial_window=1, round_trip="0.1 s"),
+    Tcp(weight_by_round_trip=1.0),
+]
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("up",), ("down",), ("up", "down")]
 
@@ -25,7 +33,8 @@ def plays(draw: st.DrawFn) -> tuple[StarWorld, list[Send]]:
     devices = draw(st.integers(1, 10))
     caps = draw(st.lists(CAPS, min_size=devices, max_size=devices))
     latency = draw(st.lists(st.sampled_from([0.0, 0.25, 0.1]), min_size=devices, max_size=devices))
-    world = StarWorld(caps, draw(st.one_of(st.sampled_from([1e3, 2e4, math.inf]), st.floats(1e3, 3e5))), latency)
+    server = draw(st.one_of(st.sampled_from([1e3, 2e4, math.inf]), st.floats(1e3, 3e5)))
+    world = StarWorld(caps, server, latency, draw(st.sampled_from(PROTOCOLS)))
     sends = []
     for device in range(devices):
         for direction in draw(st.sampled_from(DIRECTIONS)):
@@ -54,6 +63,7 @@ def tree(world: StarWorld) -> Callable[[Simulation], Network]:
     spec = TreeSpec.model_validate(
         {
             "cells": 2,
+            "protocol": world.protocol,
             "cell": {"down": "7 kB/s", "up": "9 kB/s"},
             "server": {"down": f"{world.server!r} B/s", "up": f"{world.server!r} B/s"},
         }
@@ -67,19 +77,23 @@ KINDS = pytest.mark.parametrize("kind", [star, graph, tree])
 
 
 def assert_max_min(network: Network, flows: list[Flow]) -> None:
-    """No link over its capacity; and each flow has a bottleneck: a full link on which no flow is faster."""
+    """No link over its capacity; each flow is held by its window, or by a full link on which none has more for its weight.
+
+    (Weights are rounded to 2^-40 by the star.)
+    """
     load = network.load()
     for used, capacity in load.values():
         assert used <= capacity * (1 + 1e-12)
     fastest: dict[str, float] = {}
     for flow in flows:
         for link in links_of(network, flow):
-            fastest[link] = max(fastest.get(link, 0.0), network.rate(flow))
+            fastest[link] = max(fastest.get(link, 0.0), network.rate(flow) / flow.weight)
     for flow in flows:
-        rate = network.rate(flow)
-        if rate > 0:
+        rate, window = network.rate(flow), network._windows.get(flow.id, math.inf)
+        assert rate <= window * (1 + 1e-12)
+        if 0 < rate < window * (1 - 1e-12):
             full = [link for link in links_of(network, flow) if load[link][0] >= load[link][1] * (1 - 1e-12)]
-            assert any(rate >= fastest[link] * (1 - 1e-12) for link in full)
+            assert any(rate / flow.weight >= fastest[link] * (1 - 1e-9) for link in full)
 
 
 def links_of(network: Network, flow: Flow) -> list[str]:
@@ -124,7 +138,7 @@ def test_bytes_are_the_integral_of_rates(kind: Kind, case: tuple[StarWorld, list
         assert flow.ended is not None
         if flow.sent > 0 and network_limits(world, send):
             # Rates change at exact times, which lie up to a tick (0.93 ns) before the solves at which they are read here.
-            assert integral.get(flow.id, 0.0) == pytest.approx(flow.sent, rel=1e-9, abs=1e-2)
+            assert integral.get(flow.id, 0.0) == pytest.approx(flow.sent * world.protocol.overhead, rel=1e-9, abs=1e-2)
 
 
 def network_limits(world: StarWorld, send: Send) -> bool:

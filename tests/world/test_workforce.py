@@ -402,3 +402,64 @@ def test_two_devices_share_the_server_link() -> None:
         workforce.start(device, (MODEL,), None, None)
     asyncio.run(simulation.run())
     assert ends == [20.0, 20.0]
+
+
+class TestDeadlineInDecimals:
+    """A task of 0.8 + 10 + 0.8 s is in time for a deadline of 11.6 s, although no tick of the clock lies on any of these."""
+
+    def outcome(self, begin: float, parts: tuple[int, int, int], deadline: int, *more: Step, latency: float = 0.0) -> Task:
+        """Of a task whose parts take so many tenths of a second, as has the deadline."""
+        down, train, up = parts
+        simulation, ended = Simulation(), []
+        star = Star(simulation, np.array([100.0]), np.array([100.0]), np.array([latency]))
+        speed = np.array([1000 / (train / 10)])
+        population = Population(speed, np.array([1000]), 1.0, np.zeros(1), np.full(1, np.inf))
+        compute = Compute(Streams(1), 0.0, None, 1)
+        workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
+        steps = (
+            Download((Payload("model", 10 * (down - 10 * latency)),)),
+            Train(Training("m", 1)),
+            Upload((Payload("update", 10 * (up - 10 * latency)),)),
+        )
+        simulation.wake(("begin", 0), on_grid(begin), lambda: workforce.start(0, steps, None, None) and None)
+
+        async def handle(message: Any) -> None:
+            workforce.end(0, "late")
+
+        simulation.handle = handle
+        due = on_grid(on_grid(begin) + deadline / 10)
+        simulation.wake(("end", 0), due, lambda: simulation.post("deadline"))
+        asyncio.run(simulation.run())
+        assert simulation.now <= due
+        return ended[0]
+
+    TENTHS = st.tuples(st.integers(2, 200), st.integers(1, 500), st.integers(2, 200))
+
+    @given(begin=st.floats(0.0, 1e6), parts=TENTHS, latency=st.sampled_from([0.0, 0.1]))
+    def test_what_takes_exactly_so_long_is_done(self, begin: float, parts: tuple[int, int, int], latency: float) -> None:
+        task = self.outcome(begin, parts, sum(parts), latency=latency)
+        assert (task.outcome, task.epochs) == ("done", 1)
+
+    @given(begin=st.floats(0.0, 1e6), parts=TENTHS)
+    def test_what_takes_a_tenth_more_is_late(self, begin: float, parts: tuple[int, int, int]) -> None:
+        assert self.outcome(begin, parts, sum(parts) - 1).outcome == "late"
+
+    def test_what_has_more_to_do_is_late(self) -> None:
+        task = self.outcome(0.3, (8, 100, 8), 116, Upload((Payload("control", 1.0),)))
+        assert (task.outcome, task.position) == ("late", 3)
+
+    @given(begin=st.floats(0.0, 1e6), tenths=st.integers(1, 300), epochs=st.integers(1, 7))
+    def test_epochs_that_end_with_the_time_for_training_count(self, begin: float, tenths: int, epochs: int) -> None:
+        """Of a device that keeps time back for its upload."""
+        simulation, ended = Simulation(), []
+        star = Star(simulation, np.array([100.0]), np.array([100.0]), np.zeros(1))
+        population = Population(np.array([1000 / (tenths / 10)]), np.array([1000]), 1.0, np.zeros(1), np.full(1, np.inf))
+        compute = Compute(Streams(1), 0.0, None, 1)
+        workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
+        stop_at = on_grid(on_grid(begin) + (tenths * epochs + 8) / 10)
+        train = Train(Training("m", 9), Limit(stop_at=stop_at, reserve_upload=80.0))
+        steps = (train, Upload((Payload("update", 80.0),)))
+        simulation.wake(("begin", 0), on_grid(begin), lambda: workforce.start(0, steps, None, None) and None)
+        asyncio.run(simulation.run())
+        assert ended[0].epochs == epochs
+        assert simulation.now <= stop_at

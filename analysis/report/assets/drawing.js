@@ -125,7 +125,8 @@ class Drawing {
       const lane = rows[row], y = timeline.y(row) + view.height / 2;
       for (let i = lanes.after(lane, view.from - 1); i < lanes.first[lane + 1] && lanes.end[i] <= until; i++) {
         const outcome = lanes.outcomeOf(i);
-        if ((outcome === 2 || outcome === 3) && lanes.isLast(i, lane)) drawMark(pen, outcome === 2 ? "lost" : "left", timeline.x(lanes.end[i]), y, half);
+        const mark = { 2: "lost", 3: "left", 6: "battery" }[outcome];
+        if (mark && lanes.isLast(i, lane)) drawMark(pen, mark, timeline.x(lanes.end[i]), y, half);
       }
       for (let at = lowerBound(lanes.mark_lane, lane); at < lanes.mark_lane.length && lanes.mark_lane[at] === lane; at++) {
         const time = lanes.mark_time[at];
@@ -225,10 +226,10 @@ class Drawing {
     else if ("curves" in found) lines = describeCurves(timeline, found.curves);
     else {
       if (found.step >= 0) this.frame(pen, found.step, timeline.y(timeline.rowOf[found.lane]));
-      const group = timeline.lanes.groupAt(found.lane, timeline.time(pointer.x));
-      const at = showTime(timeline.seconds(timeline.time(pointer.x)), timeline.grain);
+      const time = timeline.time(pointer.x), group = timeline.lanes.groupAt(found.lane, time);
+      const at = `at ${showTime(timeline.seconds(time), timeline.grain)}: ${describeIdle(timeline, found.lane, time)}`;
       lines = found.step >= 0 ? describeStep(timeline, found.lane, found.step)
-        : [...describeLane(timeline, found.lane), `at ${at}: idle or disconnected${group >= 0 ? `, in group ${group}` : ""}`];
+        : [...describeLane(timeline, found.lane), `${at}${group >= 0 ? `, in group ${group}` : ""}`];
       lines = [...lines, ...this.marksNear(found.lane, pointer.x)];
     }
     hover.replaceChildren(...lines.map((line) => Object.assign(document.createElement("div"), { textContent: line })));

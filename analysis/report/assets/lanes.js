@@ -1,9 +1,9 @@
 // The lanes' contents, and how they become pixels. Times are in ticks of the run's header; a step is a number.
 
-const IDLE = 1, TINT = 8, DONE = 128, WASTED = 160; // codes of pixels; of several in one pixel the highest is drawn
+const IDLE = 1, TINT = 8, AWAY = 120, DONE = 128, WASTED = 160; // codes of pixels; of several in one pixel the highest is drawn
 const MOST_TINTS = 100;
-// In the order of style.OUTCOMES: done, late, lost, left, stopped; the more it matters the higher.
-const RANK = [0, 2, 4, 3, 1];
+// In the order of style.OUTCOMES: done, late, lost, left, stopped, memory, battery; the more it matters the higher.
+const RANK = [0, 2, 4, 3, 1, 5, 6];
 
 class Lanes {
   constructor(header, columns, palette) {
@@ -64,6 +64,13 @@ class Lanes {
     return best;
   }
 
+  isAway(lane, time) {
+    for (let i = this.off_first[lane]; i < this.off_first[lane + 1]; i++) {
+      if (this.off_start[i] <= time && time < this.off_end[i]) return true;
+    }
+    return false;
+  }
+
   groupAt(lane, time) {
     for (let i = this.stay_first[lane]; i < this.stay_first[lane + 1]; i++) {
       if (this.stay_start[i] <= time && time < this.stay_end[i]) return this.stay_group[i];
@@ -71,11 +78,12 @@ class Lanes {
     return -1;
   }
 
-  /** Colours of all pixel codes as [red, green, blue]: idle, groups' tints, steps, and steps whose work was wasted. */
+  /** Colours of all pixel codes as [red, green, blue]: idle, groups' tints, away, steps, and steps whose work was wasted. */
   makeColours() {
-    const { steps, outcomes, idle } = this.palette;
+    const { steps, outcomes, idle, away } = this.palette;
     const colours = Array.from({ length: 256 }, () => [255, 255, 255]);
     colours[IDLE] = rgb(idle);
+    colours[AWAY] = rgb(away);
     this.tints = new Map();
     Object.keys(this.header.groups).slice(0, MOST_TINTS).forEach((group, k) => {
       colours[TINT + k] = rgb(this.header.groups[group]);
@@ -99,6 +107,9 @@ class Lanes {
         const tint = this.tints.get(this.stay_group[i]);
         if (tint !== undefined) put(row, x(this.stay_start[i]), x(this.stay_end[i]), tint);
       }
+    }
+    for (let i = this.off_first[lane]; i < this.off_first[lane + 1]; i++) {
+      if (this.off_start[i] < to && this.off_end[i] > from) put(row, x(this.off_start[i]), x(this.off_end[i]), AWAY);
     }
     const { start, end, codes } = this, last = this.first[lane + 1];
     for (let i = this.after(lane, from); i < last && start[i] < to; i++) {

@@ -8,7 +8,8 @@ function drawMark(pen, name, x, y, half) {
   };
   const shapes = {
     lost: () => { line([-1, -1], [1, 1]); line([1, -1], [-1, 1]); },
-    departure: () => { line([-1, -1], [1, 1]); line([1, -1], [-1, 1]); },
+    battery: () => { line([-0.6, -1], [0.6, -1], [0.6, 1], [-0.6, 1], [-0.6, -1]); },
+    departure: () => { line([1, -1], [-0.4, 0], [1, 1], [1, -1]); },
     left: () => { line([0, -1], [1, 0], [0, 1], [-1, 0], [0, -1]); },
     arrival: () => { line([-1, -1], [0.4, 0], [-1, 1], [-1, -1]); },
     shift: () => { pen.arc(x, y, half * 0.7, 0, 2 * Math.PI); },
@@ -16,7 +17,7 @@ function drawMark(pen, name, x, y, half) {
     move: () => { line([0, -1.3], [0, 1.3]); },
   };
   const look = { left: "#CC79A7", shift: "#ffffff" }[name] ?? "#000000";
-  const filled = ["left", "arrival", "shift", "noticed"].includes(name);
+  const filled = ["left", "arrival", "departure", "shift", "noticed"].includes(name);
   pen.beginPath();
   shapes[name]();
   pen.strokeStyle = "#ffffff";

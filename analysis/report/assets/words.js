@@ -4,7 +4,9 @@ const OUTCOME_WORDS = {
   late: "wasted: late, ended by the server",
   lost: "wasted: the device disconnected",
   left: "wasted: the device left for good",
+  battery: "wasted: the device's battery is flat",
   stopped: "cut off by the end of the run",
+  memory: "wasted: the model does not fit into its memory",
 };
 const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group"];
 
@@ -44,6 +46,15 @@ function describeLane(timeline, lane) {
   parts.push(total ? `${total} tasks: ${ends}` : "it never worked");
   if (lanes.last_group[lane] >= 0) parts.push(`in group ${lanes.last_group[lane]} at the end`);
   return parts;
+}
+
+/** What a device does that does nothing. */
+function describeIdle(timeline, lane, time) {
+  const { lanes, header } = timeline;
+  if (time < lanes.arrival[lane]) return "it has not arrived yet";
+  if (time >= lanes.departure[lane] && lanes.departure[lane] < header.end) return "it has left for good";
+  if (lanes.isAway(lane, time)) return "it cannot be reached";
+  return header.knows_away ? "idle" : "idle or disconnected";
 }
 
 function describeRound(timeline, at) {

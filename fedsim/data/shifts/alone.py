@@ -1,5 +1,6 @@
 """Each device's data change by themselves: samples come to light, labels are permuted, images turn."""
 
+import math
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -12,22 +13,22 @@ from fedsim.data.shifts.base import Change, Occasions, Shift, set_group
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 
-_HAIR = 1e-9  # so that 0.29 of 100 are 29, not 28
+_HAIR = 1e-9  # so that 0.07 of 100 are 7, not 8
 
 
 class Incremental(Shift):
     """On each occasion every candidate holds a larger share of its training data (FlexCFL, section 5.3: 25 % every 50 rounds).
 
-    On occasion k these are the first ``shares[k]`` of its samples, in an order shuffled once for each device; rounded down,
-    but one sample at least. So a release keeps what was released before, distorted as it was. Test data and the true group
-    stay. After the last share nothing happens any more.
+    On occasion k these are the first ``shares[k]`` of its samples, in an order shuffled once for each device; rounded up, as in
+    the published code. So a release keeps what was released before, distorted as it was. Test data and the true group stay.
+    After the last share nothing happens any more.
 
     The first occasion belongs at the start of a run: before it, a device holds everything.
 
     Attributes:
         shares: of a device's training samples, in (0, 1], not falling.
         as_published: as in the published code, which takes each share of what is released at that time: with the defaults
-            n/4, n/8, 3n/32 and 3n/32 of n samples, so that data vanish.
+            n/4, n/8, 3n/32 and 3n/32 of n samples, so that data vanish. Each size is rounded up.
     """
 
     kind: Literal["incremental"] = "incremental"
@@ -59,7 +60,7 @@ class Incremental(Shift):
         """How many of a device's ``samples`` it holds from ``occasion`` on."""
         size = samples
         for share in self.shares[: occasion + 1]:
-            size = int((size if self.as_published else samples) * share + _HAIR)
+            size = math.ceil((size if self.as_published else samples) * share - _HAIR)
         return max(1, size)
 
 

@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
-from pydantic import SerializeAsAny
+from pydantic import AfterValidator, SerializeAsAny
+from pydantic_core import PydanticCustomError
 
 from fedsim.language.families import Family
 from fedsim.language.spec import Spec
+from fedsim.language.units import BytesPerSecond
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 
@@ -18,7 +20,13 @@ CODECS = Family(
     f"{_HERE}:Codec",
     {
         "plain": (f"{_HERE}.plain:Plain", "every number, in a format that is counted and not carried out"),
+        "float16": (f"{_HERE}.formats:Float16", "every number in 16 bits, as an IEEE half"),
+        "bfloat16": (f"{_HERE}.formats:BFloat16", "every number in 16 bits, with the range of float32"),
+        "int8": (f"{_HERE}.formats:Int8", "every number in 8 bits, in even steps up to the largest"),
+        "qsgd": (f"{_HERE}.qsgd:QSGD", "every number rounded at random to levels of the norm, unbiased"),
         "top-k": (f"{_HERE}.top_k:TopK", "the largest changes alone, with error feedback"),
+        "random-k": (f"{_HERE}.random_k:RandomK", "changes at random positions alone"),
+        "sign": (f"{_HERE}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
     },
 )
 
@@ -45,13 +53,29 @@ class Coded(NamedTuple):
     kept: Ref | None = None
 
 
+def _above_0(rate: float) -> float:
+    if not rate:
+        raise PydanticCustomError("quantity", "a device that encodes at 0 B/s never answers; allowed is more", {})
+    return rate
+
+
 class Codec(Spec):
-    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries."""
+    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries.
+
+    Attributes:
+        encode_rate: bytes of float32 that a device encodes (``up``) or decodes (``down``) a second, whatever its speed; None:
+            that takes no time. The server takes none.
+    """
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
     """Whether it can be used from the server to the devices, or from them to the server."""
 
     kind: str
+    encode_rate: Annotated[BytesPerSecond, AfterValidator(_above_0)] | None = None
+
+    def seconds(self, parameters: int) -> float:
+        """How long a device encodes or decodes so many parameters (s)."""
+        return 4 * parameters / self.encode_rate if self.encode_rate else 0.0
 
     def bytes(self, parameters: int) -> float:
         """Bytes of a model with so many parameters, as it is encoded."""

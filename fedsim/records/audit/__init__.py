@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from fedsim.errors import RunFolderError
-from fedsim.records.audit import aggregation, books, causality, devices, files, links, rounds
+from fedsim.records.audit import aggregation, books, causality, devices, energy, files, links, presence, rounds
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 
@@ -27,9 +27,13 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "rounds agree with their tasks": rounds.round_counts,
     "transfers agree with the records": books.transfers_agree,
     "no more bytes arrived than were sent": books.delivered_at_most_sent,
+    "headers were counted as the protocol says": books.headers_counted,
     "ledger, transfers and summary agree": books.ledgers_agree,
     "devices agree with the records": devices.devices_agree,
+    "devices worked only while they could be reached": presence.reachable,
     "no link carried more than it can": links.within_capacity,
+    "energy adds up over phases, devices and rounds": energy.energy_adds_up,
+    "no battery was below zero, or gave what it did not hold": energy.batteries_hold,
 }
 
 MOST_FINDINGS = 10_000

@@ -1,6 +1,6 @@
 """Did every update count, and count once?"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from fedsim.records.audit.columns import NOTHING, Ints, Mask, Sequences
 from fedsim.records.audit.events import Events
 from fedsim.records.audit.evidence import Evidence
 
+_DUE_ALL, _DUE_BEFORE = -2, -3  # else: of one group
 _CONTINUED, _IDLE, _TRAINED, _DONE, _AGGREGATED, _ROUND = range(6)
 
 
@@ -17,7 +18,8 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
 
     A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling), or
     that only prepared its device for the task that continues it, owes nothing. What was done after the last aggregation may
-    still have been waiting for the next one; so may, without rounds, what was done in the same instant.
+    still have been waiting for the next one; so may, without rounds, what was done in the same instant, and what was done for
+    another group than that of which an aggregation is.
     """
     events = evidence.events
     rounds = np.flatnonzero(events.are("round"))
@@ -25,12 +27,15 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     turns = turns.only(_doubtful(turns, rounds))
     latest = np.searchsorted(events.aggregations.at, rounds) - 1
     by_rounds = np.concatenate([events.aggregations.rounds, [True]])[latest]  # no aggregation yet is the last, which is True
+    of_group = np.concatenate([events["group"][events.aggregations.at], [NOTHING]])[latest]
+    due = np.where(by_rounds, _DUE_ALL, np.where(of_group == NOTHING, _DUE_BEFORE, of_group))
     what = np.concatenate([turns.what, np.full(len(rounds), _ROUND)])
-    about = np.concatenate([turns.task, by_rounds])
+    about = np.concatenate([turns.task, due])
     at = np.concatenate([turns.at, rounds])
     order = np.argsort(at, kind="stable")
     columns = (what[order], events["time"][at[order]], about[order])
-    yield from _follow(zip(*(column.tolist() for column in columns), strict=True))
+    groups = dict(zip(turns.task.tolist(), events["group"][turns.at].tolist(), strict=True)) if (due >= 0).any() else {}
+    yield from _follow(zip(*(column.tolist() for column in columns), strict=True), groups)
 
 
 class _Turns(NamedTuple):
@@ -98,11 +103,17 @@ def _at(tasks: Sequences, turns: _Turns, what: int) -> Ints:
     return np.bincount(tasks.number, weights=turns.at * (turns.what == what)).astype(np.int64)
 
 
-def _follow(turns: Iterable[tuple[int, float, int]]) -> Iterator[str]:
+def _is_due(due: int, group: int | None, before: bool) -> bool:
+    return due == _DUE_ALL or (before and due in (_DUE_BEFORE, group))
+
+
+def _follow(turns: Iterable[tuple[int, float, int]], groups: Mapping[int, int]) -> Iterator[str]:
     """What is wrong with the tasks of some turns.
 
     Args:
-        turns: in order: what it is, when it was (s), and of which task; of a record of a round whether the strategy has rounds.
+        turns: in order: what it is, when it was (s), and of which task; of a record of a round what must be aggregated by then:
+            all that is done, what was done before this instant, or that of the tasks of one group alone (its number).
+        groups: the group of each task, where some round is of one group.
     """
     trained: set[int] = set()
     idle: set[int] = set()
@@ -134,6 +145,6 @@ def _follow(turns: Iterable[tuple[int, float, int]]) -> Iterator[str]:
             owed.pop(task, None)
             counted.add(task)
         else:
-            for late in [one for one, since in owed.items() if task or since < time]:
+            for late in [one for one, since in owed.items() if _is_due(task, groups.get(one), since < time)]:
                 del owed[late], done[late]
                 yield f"task {late} was done in time, but no aggregation counts it"

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.language.units import Bytes
 from fedsim.records.audit.columns import NO_WORD, NOTHING, Floats, Sequences, shown
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.ledger import Ledger
 
 _ENDS = ("sender", "receiver")
-_COLUMNS = ("start", "end", "device", "round", "task", "direction", "outcome", "bytes", "delivered", "payloads", *_ENDS)
+_ROUNDING = 1e-12
+_SIZES = ("bytes", "delivered", "wire_bytes")
+_COLUMNS = ("start", "end", "device", "round", "task", "direction", "outcome", *_SIZES, "payloads", *_ENDS)
 
 
 def _close(left: float, right: float) -> bool:
@@ -46,7 +49,7 @@ def _told(evidence: Evidence) -> dict[str, NDArray[Any]]:
         **{name: events[name][messages.at] for name in ("device", "round", "task")},
         "direction": np.where(own & download, words["down"], words["up"]),
         "outcome": np.where(own, events["outcome"][messages.at], words["done"]),
-        **{name: getattr(messages, name) for name in ("bytes", "delivered", "payloads", *_ENDS)},
+        **{name: getattr(messages, name) for name in (*_SIZES, "payloads", *_ENDS)},
     }
 
 
@@ -101,6 +104,20 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
             yield f"transfer {row} ends before it starts"
 
 
+def headers_counted(evidence: Evidence) -> Iterator[str]:
+    """What went over a device's link was as many bytes as its protocol makes of it; of an own protocol, no fewer."""
+    from pydantic import TypeAdapter
+
+    usual = {"kind": "fluid", "segment": "1 B", "header": "0 B"}  # what there was before there were others
+    transfers, protocol = evidence.transfers, evidence.run.scenario["network"].get("protocol", usual)
+    segment, header = (TypeAdapter[float](Bytes).validate_python(protocol[key]) for key in ("segment", "header"))
+    due = np.where(transfers["device"] != NOTHING, transfers["delivered"], 0.0) * (segment + header) / segment
+    wire = transfers["wire_bytes"]
+    right = wire >= due * (1 - _ROUNDING) if ":" in protocol["kind"] else np.isclose(wire, due, rtol=_ROUNDING, atol=0.0)
+    for row in np.flatnonzero(~right).tolist():
+        yield f"transfer {row}: wire_bytes is {wire.item(row)!r}, its protocol makes {due.item(row)!r} of what was delivered"
+
+
 def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     """Totals by direction and purpose, and the waste, are the same in transfers, rounds and summary."""
     ledger = _ledger(evidence).summary()
@@ -141,12 +158,13 @@ def _ledger(evidence: Evidence) -> Ledger:
 
 
 def _wasted(evidence: Evidence) -> float:
-    """What was moved by tasks that ended otherwise than done, bytes; what of a task that has not ended is not wasted yet."""
+    """What was moved by tasks that ended otherwise than done, or trained without an epoch that counts; bytes."""
     events, transfers = evidence.events, evidence.transfers
     ends = np.flatnonzero(events.are("task-end"))
     lives = Sequences(events["task"][ends])
     final = ends[lives.order][lives.last]
-    in_vain = events["task"][final[events["outcome"][final] != evidence.words["done"]]]
+    idle = np.isin(events["task"][final], events["task"][events.idle])
+    in_vain = events["task"][final[idle | (events["outcome"][final] != evidence.words["done"])]]
     return float(transfers["delivered"][np.isin(transfers["task"], in_vain[in_vain != NOTHING])].sum())
 
 

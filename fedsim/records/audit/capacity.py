@@ -31,8 +31,8 @@ class Stretch(NamedTuple):
 
 
 def slack_s(end: Floats) -> Floats:
-    """What rounding may take from the time that each message had (s); float64 [messages]."""
-    return 4 * grain_s(end)
+    """What rounding may take from the time that each message had (s), a tie with a deadline included; float64 [messages]."""
+    return 12 * grain_s(end)
 
 
 class Rate(NamedTuple):

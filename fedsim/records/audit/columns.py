@@ -131,6 +131,8 @@ def _values(column: Any, words: Words, where: str) -> NDArray[Any]:
         return np.concatenate([words.numbers(chunk) for chunk in chunks]) if chunks else np.empty(0, dtype=np.int32)
     if pa.types.is_floating(array.type):
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    if pa.types.is_boolean(array.type):
+        return array.fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     if array.null_count:
         array = array.fill_null(NOTHING)
     elif len(array) and array.to_numpy().min() == NOTHING:

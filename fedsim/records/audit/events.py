@@ -16,7 +16,7 @@ from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS as SCHEMA
 
-_WANTED = ("time", "kind", "device", "round", "task", "step", "outcome")  # no check asks for the group
+_WANTED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Messages(NamedTuple):
 
     Attributes:
         at: the number of the record; int64 [messages].
-        bytes, delivered: float64 [messages].
+        bytes, delivered, wire_bytes: float64 [messages].
         payloads: as ``PayloadKinds`` numbers them; int32 [messages].
         sender, receiver: as ``Words`` numbers them; int32 [messages].
     """
@@ -35,6 +35,7 @@ class Messages(NamedTuple):
     at: Ints
     bytes: Floats
     delivered: Floats
+    wire_bytes: Floats
     payloads: Numbers
     sender: Numbers
     receiver: Numbers
@@ -54,6 +55,28 @@ class Aggregations(NamedTuple):
     tasks: Ints
     begin: Ints
     rounds: Mask
+
+
+class Batteries(NamedTuple):
+    """How the batteries of devices stand.
+
+    Attributes:
+        at: the number of the record; int64 [batteries].
+        flat: bool [batteries].
+        level, charged, idle, drawn: J; float64 [batteries].
+        least, most: of the level, on the way there too (J); float64 [batteries].
+        points: breakpoints on the way; float64 [batteries].
+    """
+
+    at: Ints
+    flat: Mask
+    level: Floats
+    charged: Floats
+    idle: Floats
+    drawn: Floats
+    least: Floats
+    most: Floats
+    points: Floats
 
 
 class Limits(NamedTuple):
@@ -87,13 +110,16 @@ class Events(Columns):
         self._sent: list[Messages] = []
         self._named: list[tuple[int, NDArray[np.int64], bool]] = []
         self._said: list[tuple[int, float, float]] = []
+        self._told: list[tuple[float, ...]] = []
         self._damage: dict[str, str] = {}
         self._where = f"{EVENTS} of {str(run.path)!r} is damaged"
         super().__init__(run, EVENTS, SCHEMA, _WANTED, words, "data")
         self._messages = _joined(self._sent)
         self._aggregations = _aggregations(self._named)
         self._limits = Limits(*(np.array(column) for column in zip(*self._said, strict=True))) if self._said else _NO_LIMITS
-        del self._sent, self._named, self._said
+        told = np.array(self._told, dtype=np.float64).reshape(len(self._told), len(Batteries._fields)).T
+        self._batteries = Batteries(told[0].astype(np.int64), told[1] > 0, *told[2:])
+        del self._sent, self._named, self._said, self._told
 
     @property
     def idle(self) -> Mask:
@@ -114,6 +140,11 @@ class Events(Columns):
     def aggregations(self) -> Aggregations:
         """What was aggregated."""
         return self._unless_damaged(self._aggregations, "aggregate")
+
+    @property
+    def batteries(self) -> Batteries:
+        """How batteries stood."""
+        return self._unless_damaged(self._batteries, "battery")
 
     @property
     def limits(self) -> Limits:
@@ -166,6 +197,7 @@ class Events(Columns):
             "aggregate": (kind == words["aggregate"], self._take_aggregations),
             "round-start": (kind == words["round-start"], self._take_limits),
             "round": (kind == words["round"], self._take_rounds),
+            "battery": (kind == words["battery"], self._take_batteries),
             "run-end": (kind == words["run-end"], self._take_reasons),
             "link-rate": (kind == words["link-rate"], partial(self._take_link_rates, piece["time"])),
         }
@@ -185,10 +217,10 @@ class Events(Columns):
         found = texts.each(rows, lambda data: self._message(read(data)), _MESSAGE)
         self._sent.append(Messages(at + rows, *(found[name] for name in _MESSAGE.names or ())))
 
-    def _message(self, told: tuple[Any, Any, Any, str | None, str | None]) -> tuple[float, float, int, int, int]:
-        size, delivered, payloads, *ends = told
+    def _message(self, told: "_Told") -> tuple[float, float, float, int, int, int]:
+        size, delivered, wire, payloads, *ends = told
         sender, receiver = (NO_WORD if name is None else self._words[name] for name in ends)
-        return number(size), number(delivered), self._kinds.of(payloads), sender, receiver
+        return number(size), number(delivered), number(wire), self._kinds.of(payloads), sender, receiver
 
     def _take_aggregations(self, at: int, rows: Ints, texts: Texts) -> None:
         for row in rows.tolist():
@@ -197,6 +229,10 @@ class Events(Columns):
     def _take_limits(self, at: int, rows: Ints, texts: Texts) -> None:
         for row in rows.tolist():
             self._said.append((at + row, *texts.read(row, _limits)))
+
+    def _take_batteries(self, at: int, rows: Ints, texts: Texts) -> None:
+        for row in rows.tolist():
+            self._told.append((at + row, *texts.read(row, _battery)))
 
     def _take_rounds(self, at: int, rows: Ints, texts: Texts) -> None:
         self._rounds += [(at + row, texts.text(row)) for row in rows.tolist()]
@@ -209,23 +245,33 @@ class Events(Columns):
             self._link_rates.append((times.item(row), *texts.read(row, _link_rate)))
 
 
-_Read = Callable[[Data], tuple[Any, Any, Any, str | None, str | None]]
-_MESSAGE = np.dtype([("bytes", "f8"), ("delivered", "f8"), ("payloads", "i4"), ("sender", "i4"), ("receiver", "i4")])
+_Told = tuple[Any, Any, Any, Any, str | None, str | None]
+_Read = Callable[[Data], _Told]
+_QUANTITIES = [(name, "f8") for name in ("bytes", "delivered", "wire_bytes")]
+_MESSAGE = np.dtype([*_QUANTITIES, ("payloads", "i4"), ("sender", "i4"), ("receiver", "i4")])
 _NO_LIMITS = Limits(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
 
-def _of_device(data: Data) -> tuple[Any, Any, Any, None, None]:
-    return data["bytes"], data["delivered"], data["payloads"], None, None
+def _of_device(data: Data) -> _Told:
+    """What was delivered is what was on the wire, unless told."""
+    size, delivered = data["bytes"], data["delivered"]
+    return size, delivered, data.get("wire_bytes", delivered), data["payloads"], None, None
 
 
-def _of_server(data: Data) -> tuple[Any, Any, Any, str, str]:
-    """All of it is of one purpose, and arrives at once."""
-    return data["bytes"], data["bytes"], [[data["purpose"], data["bytes"]]], data["sender"], data["receiver"]
+def _of_server(data: Data) -> _Told:
+    """All of it is of one purpose, arrives at once, and is on no link."""
+    return data["bytes"], data["bytes"], 0.0, [[data["purpose"], data["bytes"]]], data["sender"], data["receiver"]
 
 
 def _limits(data: Data) -> tuple[float, float]:
     deadline = data.get("deadline")
     return math.nan if deadline is None else number(deadline), number(data.get("training_limit", math.inf))
+
+
+def _battery(data: Data) -> tuple[float, ...]:
+    level, charged, idle, drawn = (number(data[key]) for key in ("level", "charged", "idle", "drawn"))
+    levels = [level, *(number(one) for _, one in data["path"])]
+    return float(data["flat"]), level, charged, idle, drawn, min(levels), max(levels), float(len(levels) - 1)
 
 
 def _link_rate(data: Data) -> tuple[str, float]:
@@ -243,7 +289,7 @@ def _joined(pieces: list[Messages]) -> Messages:
     """All messages, in the order of their records."""
     columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
     if not columns:
-        return Messages(np.empty(0, dtype=np.int64), *(np.empty(0, dtype=_MESSAGE[place]) for place in range(5)))
+        return Messages(np.empty(0, dtype=np.int64), *(np.empty(0, dtype=_MESSAGE[place]) for place in range(6)))
     order = np.argsort(columns[0], kind="stable")
     return Messages(*(column[order] for column in columns))
 

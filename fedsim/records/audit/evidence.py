@@ -9,7 +9,7 @@ from fedsim.records.audit.columns import Columns, Words
 from fedsim.records.audit.events import Events
 from fedsim.records.audit.transfers import PayloadKinds, Transfers
 from fedsim.records.reading import RunFolder
-from fedsim.records.schema import DEVICES, ROUNDS
+from fedsim.records.schema import AVAILABILITY, DEVICES, ROUNDS
 
 T = TypeVar("T")
 
@@ -51,6 +51,17 @@ class Evidence:
     def rounds(self) -> Columns:
         """Of the rounds, what is added up over them."""
         return self._once(files.ROUNDS, lambda: Columns(self.run, files.ROUNDS, ROUNDS, _OF_ROUNDS, self.words))
+
+    @property
+    def has_availability(self) -> bool:
+        """Whether the folder says when devices could be reached; one of an older fedsim does not."""
+        return self.run.has(files.AVAILABILITY)
+
+    @property
+    def availability(self) -> Columns:
+        """When devices could be reached."""
+        names = AVAILABILITY.names
+        return self._once(files.AVAILABILITY, lambda: Columns(self.run, files.AVAILABILITY, AVAILABILITY, names, self.words))
 
     def _once(self, name: str, read: Callable[[], T]) -> T:
         """Read a table when it is first asked for. One that is damaged is not read again for each check."""

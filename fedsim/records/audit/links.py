@@ -55,7 +55,7 @@ class _Messages(NamedTuple):
         device: int32 [n].
         down: whether it went to the device; bool [n].
         begin, end: of its bytes, after the latency (s); float64 [n].
-        size: bytes that it brought; float64 [n].
+        size: bytes that it brought, with their headers; float64 [n].
     """
 
     number: Ints
@@ -108,9 +108,9 @@ def _messages(evidence: Evidence) -> _Messages:
     down, up = (transfers["direction"][rows] == evidence.words[way] for way in _WAYS)
     if not (down | up).all():
         raise RunFolderError("there are messages that went neither down nor up")
-    start, end, delivered = (transfers[name][rows] for name in ("start", "end", "delivered"))
-    begin = start + np.where(delivered > 0, devices["latency"][device], 0.0)
-    return _Messages(rows, device, down, begin, end, delivered)
+    start, end, size = (transfers[name][rows] for name in ("start", "end", "wire_bytes"))
+    begin = start + np.where(size > 0, devices["latency"][device], 0.0)
+    return _Messages(rows, device, down, begin, end, size)
 
 
 def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[tuple[float, float]]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from fedsim.records.audit.events import Events
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.schema import ROUNDS
 
-_OUTCOMES = ("done", "late", "lost", "left")
+_OUTCOMES = ("done", "late", "lost", "left", "memory", "battery")
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
@@ -108,8 +108,8 @@ def _sums(part: Ints, values: NDArray[Any]) -> Ints:
 def _count_problems(number: int, told: dict[str, int], ended: dict[str, int]) -> Iterator[str]:
     counted = {
         "valid": ended["done"],
-        "slow": ended["late"],
-        "disconnected": ended["lost"] + ended["left"],
+        "slow": ended["late"] + ended["memory"],
+        "disconnected": ended["lost"] + ended["left"] + ended["battery"],
         "selected": ended["all"],
     }
     for key, value in counted.items():

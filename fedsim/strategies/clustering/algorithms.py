@@ -194,13 +194,17 @@ class Bipartition(NamedTuple):
     cross: float
 
 
-def agglomerative(distance: Matrix, groups: int, method: Literal["single", "complete", "average"]) -> Labels:
+Linkage = Literal["single", "complete", "average", "ward"]
+
+
+def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
     """Merge the two nearest clusters until ``groups`` are left.
 
     Args:
         distance: symmetric [n, n].
         groups: how many clusters to leave.
-        method: the distance of two clusters is the least, the largest or the mean distance of their members.
+        method: the distance of two clusters is the least, the largest or the mean distance of their members, or
+            sqrt(2 a b / (a + b)) times that of their means, for Euclidean distances and clusters of a and b (``ward``).
 
     Returns:
         int64 [n], clusters numbered by their first member.
@@ -224,6 +228,18 @@ def agglomerative(distance: Matrix, groups: int, method: Literal["single", "comp
     for number, cluster in clusters.items():
         labels[cluster] = number
     return canonical(labels)
+
+
+def clusters_below(distance: Matrix, threshold: float, method: Linkage) -> Labels:
+    """Merge the two nearest clusters as long as they are not farther apart than ``threshold``; see ``agglomerative``."""
+    require_square(distance, "distance")
+    n = len(distance)
+    if n == 1:
+        return np.zeros(1, dtype=np.int64)
+    from scipy.cluster.hierarchy import linkage
+
+    heights = linkage(distance[np.triu_indices(n, 1)], method)[:, 2]
+    return agglomerative(distance, n - int(np.count_nonzero(heights <= threshold)), method)
 
 
 def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> Bipartition:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
@@ -21,10 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, nearest
-from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid_after
+from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after, tie_s
+from fedsim.world.network.protocol import PLAIN, Transport
 
 Direction = Literal["down", "up"]  # down: from the server to a device
 _BY_ID = attrgetter("id")
+_ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
 
 
 class Flow:
@@ -35,21 +38,34 @@ class Flow:
         device: whose it is.
         direction: ``"down"`` from the server to the device, ``"up"`` back.
         size: bytes to send.
+        wire: bytes that they are on the links, headers included.
+        weight: how much of a link it gets beside others.
         started: when ``Network.start`` was called (s).
         ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
         sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
         done: what is called when the last byte is there.
     """
 
-    __slots__ = ("device", "direction", "done", "ended", "id", "sent", "size", "started")
+    __slots__ = ("device", "direction", "done", "ended", "id", "sent", "size", "started", "weight", "wire")
 
     def __init__(
-        self, flow_id: int, device: int, direction: Direction, size: float, started: float, done: Callable[[], None]
+        self,
+        flow_id: int,
+        device: int,
+        direction: Direction,
+        size: float,
+        started: float,
+        done: Callable[[], None],
+        *,
+        wire: float,
+        weight: float,
     ) -> None:
         self.id = flow_id
         self.device = device
         self.direction: Direction = direction
         self.size = size
+        self.wire = wire
+        self.weight = weight
         self.started = started
         self.ended: float | None = None
         self.sent = 0.0
@@ -61,7 +77,10 @@ class Flow:
 
 
 class Sharing(Protocol):
-    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied."""
+    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
+
+    Its bytes are those on the wire.
+    """
 
     next_end: float
     """When the next flow will have sent all if nothing changes (s, exact); infinity if none runs."""
@@ -78,6 +97,9 @@ class Sharing(Protocol):
     def sent(self, flow_id: int, at: float) -> float:
         """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
 
+    def rate(self, flow_id: int) -> float:
+        """Bytes/s of a running flow."""
+
     def rates(self) -> dict[int, float]:
         """Flow id -> bytes/s of all running flows."""
 
@@ -86,7 +108,10 @@ class Sharing(Protocol):
 
 
 class Network(ABC):
-    """Flows between the server and devices, which share links by max-min fairness.
+    """Flows between the server and devices, which share links by weighted max-min fairness.
+
+    A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
+    start a flow's window is a further cap of its rate, which doubles every round trip, and is gone when it has not limited one.
 
     A device has its own link, one each way, and in each direction one flow at a time. Two things that fall on the same instant
     are told apart so: a flow whose exact end is not after now has ended, and cancelling it then is too late, whichever of the
@@ -98,10 +123,13 @@ class Network(ABC):
         latency: what passes before a flow's first byte leaves, s; loads no link; float64 [devices].
         sharing: the rule that shares the links of each direction; the same object where both share links.
         shared: name -> capacity of each link that devices share, bytes/s.
+        transport: the protocol.
 
     Attributes:
         limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
             said of rates and capacities, but for ``rate`` and ``load``, is of the links as they were built.
+        overhead: bytes on the wire for a byte of payload.
+        on_shared: called when the links have been shared again, if anybody wants to know.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
@@ -115,11 +143,13 @@ class Network(ABC):
         latency: NDArray[np.float64],
         sharing: Mapping[Direction, Sharing],
         shared: Mapping[str, float],
+        transport: Transport = PLAIN,
     ) -> None:
         _check_devices(down, up, latency)
         self._simulation = simulation
         self._access: dict[Direction, NDArray[np.float64]] = {"down": down, "up": up}
         self._latency = np.rint(latency / TICK_S) * TICK_S
+        self._said_latency = latency  # weights depend on it, and a tick is much of a short one
         self._sharing = sharing
         self._rules = list({id(rule): rule for rule in sharing.values()}.values())
         self._started = 0
@@ -133,7 +163,13 @@ class Network(ABC):
         self._unsettled = False
         self._shared = shared
         self.limits: dict[str, float] = {}
+        self.on_shared: Callable[[], None] | None = None
         self._changed: list[str] = []  # links, since the last solve
+        self._protocol, self._streams = transport.protocol, transport.streams
+        self.overhead, self._weighs = self._protocol.overhead, self._protocol.weighs
+        self._transfers: dict[int, int] = {}  # how many each device has begun, where flows have weights
+        self._windows: dict[int, float] = {}  # flows in slow start -> bytes/s that the window lets through
+        self._round_trips: list[tuple[float, int]] = []  # heap: when the window of which flow doubles
 
     @abstractmethod
     def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
@@ -167,6 +203,20 @@ class Network(ABC):
         """What passes before a flow's first byte leaves, on the clock's grid (s)."""
         return self._latency.item(device)
 
+    def round_trip_s(self, device: int) -> float:
+        """From a packet to its acknowledgement on empty links, on the clock's grid (s)."""
+        return on_grid(2 * self._latency.item(device) + self._protocol.round_trip)
+
+    def alone_s(self, device: int, direction: Direction, size: float) -> float:
+        """How long a message of ``size`` bytes takes if the device's own link is the only limit (s)."""
+        rate, round_trip = self.access_rate(device, direction), self.round_trip_s(device)
+        return self.latency_s(device) + float(self._protocol.sending_s(size, rate, round_trip))
+
+    def all_alone_s(self, direction: Direction, size: float) -> NDArray[np.float64]:
+        """How long a message of ``size`` bytes takes each device if it shares its way with no other (s), float64 [devices]."""
+        round_trip = 2 * self._latency + self._protocol.round_trip
+        return self._latency + self._protocol.sending_s(size, self.lone_rates(direction), round_trip)
+
     def access_rate(self, device: int, direction: Direction) -> float:
         """The rate of a device's own link (bytes/s)."""
         return self._access[direction].item(device)
@@ -192,11 +242,19 @@ class Network(ABC):
         rate = self._access[direction].item(device)
         return self.limits.get(f"device {device} {direction}", rate) if self.limits else rate
 
-    def _is_unlimited(self, device: int, direction: Direction) -> bool:
+    def _is_unlimited(self, flow: Flow) -> bool:
+        device, direction = flow.device, flow.direction
+        if flow.id in self._windows:
+            return False
         if not self.limits:
             return self.access_rate(device, direction) == math.inf and self.lone_rate(device, direction) == math.inf
         shared = (self.limits.get(name, capacity) for name, capacity in self.route(device, direction))
         return min(self._own_rate(device, direction), *shared, math.inf) == math.inf
+
+    def _cap(self, flow: Flow) -> float:
+        """The most that its own link and its window let a flow have now (bytes/s)."""
+        own = self._own_rate(flow.device, flow.direction)
+        return min(own, self._windows.get(flow.id, math.inf)) if self._windows else own
 
     # Changes. They are taken in at the end of the instant, all at once.
 
@@ -214,7 +272,8 @@ class Network(ABC):
         if not 0 <= size < math.inf:
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
-        flow = busy[device] = Flow(self._started, device, direction, size, now, done)
+        wire, weight = size * self.overhead, self._weight(device) if self._weighs else 1.0
+        flow = busy[device] = Flow(self._started, device, direction, size, now, done, wire=wire, weight=weight)
         self._started += 1
         latency = self._latency.item(device)
         if latency > 0:
@@ -231,7 +290,7 @@ class Network(ABC):
         if flow.ended is not None:
             return
         if flow.id in self._running:
-            flow.sent = _between(0.0, self._sharing[flow.direction].sent(flow.id, now), flow.size)
+            flow.sent = self._payload(flow, self._sharing[flow.direction].sent(flow.id, now))
             del self._running[flow.id]
             self._leaving.append(flow)
             self._unsettle()
@@ -240,6 +299,22 @@ class Network(ABC):
         else:
             del self._entering[flow.id]
         self._end(flow, now)
+
+    def finish(self, flow: Flow) -> bool:
+        """Whether a flow has all its bytes by now, but for the rounding of times; then it ends now. ``done`` is not called."""
+        now = self._simulation.now
+        self._advance(now)
+        if flow.id in self._running:
+            rule = self._sharing[flow.direction]
+            is_due = flow.wire - rule.sent(flow.id, now) <= rule.rate(flow.id) * tie_s(now)
+        elif flow.id in self._in_latency:
+            is_due = self._in_latency[flow.id].when <= now + tie_s(now) and (flow.size == 0 or self._is_unlimited(flow))
+        else:
+            return flow.sent == flow.size
+        if is_due:
+            self.cancel(flow)
+            flow.sent = flow.size
+        return is_due
 
     def built_rate(self, link: str) -> float:
         """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``.
@@ -276,6 +351,8 @@ class Network(ABC):
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
+        if self._round_trips:
+            self._widen(now)
         if self._leaving:
             for flow in self._leaving:
                 self._sharing[flow.direction].leave(flow.id, now)
@@ -284,7 +361,9 @@ class Network(ABC):
             self._change_links(now)
         if self._entering:
             for flow in self._entering.values():
-                if flow.size == 0 or self._is_unlimited(flow.device, flow.direction):
+                if self._protocol.slow_start and flow.size > 0:
+                    self._open_window(flow, now)
+                if flow.size == 0 or self._is_unlimited(flow):
                     self._arrive(flow, now)
                 else:
                     self._running[flow.id] = flow
@@ -293,9 +372,11 @@ class Network(ABC):
         for rule in self._rules:
             rule.share(now)
         self._set_alarm(now)
+        if self.on_shared is not None:
+            self.on_shared()
 
     def _change_links(self, now: float) -> None:
-        for flow in [flow for flow in self._running.values() if self._is_unlimited(flow.device, flow.direction)]:
+        for flow in [flow for flow in self._running.values() if self._is_unlimited(flow)]:
             self._sharing[flow.direction].leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
         for link in dict.fromkeys(self._changed):
@@ -303,8 +384,39 @@ class Network(ABC):
             if device is None:
                 self._set_capacity(link, self.limits.get(link, self._shared[link]), now)
             elif (own := self._busy[direction].get(device)) is not None and own.id in self._running:
-                self._sharing[direction].recap(own.id, own.size, self._own_rate(device, direction), now)
+                self._sharing[direction].recap(own.id, own.wire, self._cap(own), now)
         self._changed.clear()
+
+    def _weight(self, device: int) -> float:
+        """Of the transfer that the device begins now. It depends on how many it has begun before, on no size and no other."""
+        count = self._transfers.get(device, 0)
+        round_trip = 2 * self._said_latency.item(device) + self._protocol.round_trip
+        weight = self._protocol.weight(self._streams, device, count, round_trip)
+        self._transfers[device] = count + 1
+        return weight
+
+    # Slow start.
+
+    def _open_window(self, flow: Flow, now: float) -> None:
+        """Begin with the first window, if it is a limit at all."""
+        round_trip = self.round_trip_s(flow.device)
+        if self._protocol.window < self._own_rate(flow.device, flow.direction) * round_trip:
+            self._windows[flow.id] = self._protocol.window / round_trip
+            heappush(self._round_trips, (now + round_trip, flow.id))
+
+    def _widen(self, now: float) -> None:
+        """Double the windows whose round trip is over. One that did not limit its flow in the end is no limit any more."""
+        while self._round_trips and self._round_trips[0][0] <= now:
+            flow_id = heappop(self._round_trips)[1]
+            if flow_id not in self._windows:
+                continue
+            flow, window = self._running[flow_id], self._windows.pop(flow_id)
+            rule = self._sharing[flow.direction]
+            limits = rule.rate(flow_id) > window * (1 - _ROUNDING)
+            if limits and 2 * window < self._own_rate(flow.device, flow.direction):
+                self._windows[flow_id] = 2 * window
+                heappush(self._round_trips, (now + self.round_trip_s(flow.device), flow_id))
+            rule.recap(flow_id, flow.wire, self._cap(flow), now)
 
     # Readings. They change nothing.
 
@@ -313,7 +425,7 @@ class Network(ABC):
         if flow.id not in self._running:
             return flow.sent
         rule, ended = self._as_of_now(flow.direction)
-        return flow.size if flow.id in ended else _between(0.0, rule.sent(flow.id, self._simulation.now), flow.size)
+        return flow.size if flow.id in ended else self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
         """Bytes/s with which a flow is sent now, as of the last solve; 0 when it is not."""
@@ -343,6 +455,10 @@ class Network(ABC):
 
     # From one end to the next.
 
+    def _payload(self, flow: Flow, wire: float) -> float:
+        """Bytes of payload in the first ``wire`` bytes of a flow."""
+        return _between(0.0, wire / self.overhead, flow.size)
+
     def _admit(self, flow: Flow) -> None:
         del self._in_latency[flow.id]
         self._entering[flow.id] = flow
@@ -366,6 +482,8 @@ class Network(ABC):
 
     def _end(self, flow: Flow, end: float) -> None:
         flow.ended = end
+        if self._windows:
+            self._windows.pop(flow.id, None)
         del self._busy[flow.direction][flow.device]
 
     # Snapshots, between two instants.
@@ -373,11 +491,13 @@ class Network(ABC):
     def snapshot(self) -> dict[str, Any]:
         """All that the network must remember; ``restore`` takes it back."""
         state = {"started": self._started, "busy": self._busy, "running": self._running, "rules": self._rules}
+        state |= {"transfers": self._transfers, "windows": self._windows, "round_trips": self._round_trips}
         return state | {"limits": self.limits}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Who started a flow gives it its ``done`` again; alarms follow by ``rearm``."""
         self._started, self._busy, self._running = state["started"], state["busy"], state["running"]
+        self._transfers, self._windows, self._round_trips = state["transfers"], state["windows"], state["round_trips"]
         self.limits = state["limits"]
         for rule, saved in zip(self._rules, state["rules"], strict=True):
             rule.__dict__.update(saved.__dict__)
@@ -393,8 +513,12 @@ class Network(ABC):
         self._in_latency[number] = self._simulation.wake((kind, number), when, partial(self._admit, flow))
 
     def _set_alarm(self, now: float) -> None:
-        """Keep exactly one wake-up: at the next end, or in this instant if someone is still to be told."""
+        """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
+        if self._round_trips:
+            while self._round_trips and self._round_trips[0][1] not in self._windows:
+                heappop(self._round_trips)
+            when = min(when, self._round_trips[0][0]) if self._round_trips else when
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return

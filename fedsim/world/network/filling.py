@@ -1,4 +1,4 @@
-"""Max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
+"""Weighted max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
 
 import math
 
@@ -8,18 +8,22 @@ from numpy.typing import NDArray
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 
 
-def max_min(capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The max-min fair rates of flows over shared links.
+def max_min(
+    capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The weighted max-min fair rates of flows over shared links.
 
-    Each round offers every flow the least of its links' equal shares. Shares only rise as flows are settled below them, so a
-    flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their offer, it is
-    their bottleneck. Both are final, so a round settles many flows at once; the link with the least share is always among them.
-    (Bertsekas and Gallager, Data Networks, section 6.5.2, taken at all local bottlenecks at a time.)
+    Each round offers every flow the least of its links' shares a unit of weight. Shares only rise as flows are settled below
+    them, so a flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their
+    offer, it is their bottleneck. Both are final, so a round settles many flows at once; the link with the least share is
+    always among them. (Bertsekas and Gallager, Data Networks, section 6.5.2, taken at all local bottlenecks at a time; a flow
+    of weight w is as w flows.)
 
     Args:
         capacity: bytes/s, float64 [links + 1]; the last is infinite and pads routes.
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
         caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
+        weights: of the flows, above 0; float64 [flows].
 
     Returns:
         bytes/s, float64 [flows].
@@ -29,14 +33,15 @@ def max_min(capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDAr
     rates = np.empty(len(routes))
     open_ = np.arange(len(routes))
     while open_.size:
-        route, cap = routes[open_], caps[open_]
+        route, weight, cap = routes[open_], weights[open_], (caps / weights)[open_]
         flat = route.ravel()
-        shares = (room / np.maximum(np.bincount(flat, minlength=links), 1))[route]
+        there = np.bincount(flat, weights=np.repeat(weight, hops), minlength=links)
+        shares = (room / np.where(there > 0, there, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
         not_full = np.bincount(flat, weights=(offer[:, None] < shares).ravel(), minlength=links)
         settled = (cap <= offer) | (not_full[route] == 0).any(axis=1)
-        rates[open_[settled]] = offer[settled]
-        room -= np.bincount(route[settled].ravel(), weights=np.repeat(offer[settled], hops), minlength=links)
+        rate = rates[open_[settled]] = (offer * weight)[settled]
+        room -= np.bincount(route[settled].ravel(), weights=np.repeat(rate, hops), minlength=links)
         open_ = open_[~settled]
     return rates
 
@@ -54,13 +59,13 @@ class Filling:
         self._capacity = np.append(capacity, np.inf)
         self._since = 0.0
         self._id = np.empty(0, dtype=np.int64)
-        self._size, self._sent, self._cap, self._rate, self._end = (np.empty(0) for _ in range(5))
+        self._size, self._sent, self._cap, self._weight, self._rate, self._end = (np.empty(0) for _ in range(6))
         self._route = np.empty((0, hops), dtype=np.int64)
-        self._entering: list[tuple[int, float, float, NDArray[np.int64]]] = []
+        self._entering: list[tuple[int, float, float, NDArray[np.int64], float]] = []
         self._leaving: list[int] = []
         self._changed = False  # whether a link is another since the last share
 
-    def enter(self, flow_id: int, size: float, cap: float, route: NDArray[np.int64]) -> None:
+    def enter(self, flow_id: int, size: float, cap: float, route: NDArray[np.int64], weight: float = 1.0) -> None:
         """Let a flow of ``size`` bytes in at the next ``share``.
 
         Args:
@@ -68,8 +73,9 @@ class Filling:
             size: bytes.
             cap: bytes/s of its own link.
             route: its links, padded with the number of links; int64 [hops].
+            weight: of it, above 0.
         """
-        self._entering.append((flow_id, size, cap, route))
+        self._entering.append((flow_id, size, cap, route, weight))
 
     def leave(self, flow_id: int, now: float) -> None:
         """Take a flow out at the next ``share``."""
@@ -95,11 +101,12 @@ class Filling:
             self._keep(~np.isin(self._id, self._leaving))
             self._leaving.clear()
         if self._entering:
-            ids, sizes, caps, routes = zip(*self._entering, strict=True)
+            ids, sizes, caps, routes, weights = zip(*self._entering, strict=True)
             self._id = np.append(self._id, np.array(ids, dtype=np.int64))
             self._size = np.append(self._size, sizes)
             self._sent = np.append(self._sent, np.zeros(len(sizes)))
             self._cap = np.append(self._cap, caps)
+            self._weight = np.append(self._weight, weights)
             self._route = np.concatenate((self._route, np.stack(routes)))
             self._entering.clear()
         self._fill()
@@ -121,6 +128,10 @@ class Filling:
         row = int(np.flatnonzero(self._id == flow_id)[0])
         return self._sent.item(row) + self._rate.item(row) * (at - self._since)
 
+    def rate(self, flow_id: int) -> float:
+        """Bytes/s of a running flow."""
+        return self._rate.item(int(np.flatnonzero(self._id == flow_id)[0]))
+
     def rates(self) -> dict[int, float]:
         """Flow id -> bytes/s of all running flows."""
         return dict(zip(self._id.tolist(), self._rate.tolist(), strict=True))
@@ -131,10 +142,10 @@ class Filling:
 
     def _keep(self, rows: NDArray[np.bool_]) -> None:
         self._id, self._size, self._sent = self._id[rows], self._size[rows], self._sent[rows]
-        self._cap, self._route = self._cap[rows], self._route[rows]
+        self._cap, self._weight, self._route = self._cap[rows], self._weight[rows], self._route[rows]
 
     def _fill(self) -> None:
-        self._rate = max_min(self._capacity, self._route, self._cap)
+        self._rate = max_min(self._capacity, self._route, self._cap, self._weight)
         missing = np.maximum(self._size - self._sent, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):  # a link may carry nothing for a while
             self._end = self._since + missing / self._rate

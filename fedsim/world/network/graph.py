@@ -11,6 +11,7 @@ from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
 from fedsim.world.network.base import Direction, Flow, Network
 from fedsim.world.network.filling import Filling
+from fedsim.world.network.protocol import PLAIN, Transport
 
 if TYPE_CHECKING:
     import networkx
@@ -29,6 +30,7 @@ class Graph(Network):
         links: name -> capacity of each shared link, bytes/s, infinity allowed.
         routes: for each direction the route of each site; a link may be on routes of both directions.
         sites: the site of each device; int64 [devices].
+        transport: the protocol.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or a route has an unknown link.
@@ -43,13 +45,14 @@ class Graph(Network):
         links: Mapping[str, float],
         routes: Routes,
         sites: NDArray[np.int64],
+        transport: Transport = PLAIN,
     ) -> None:
         for name, capacity in links.items():
             if not capacity > 0:
                 raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
         hops = max((len(route) for way in routes.values() for route in way), default=0) or 1
         self._filling = Filling(np.array(list(links.values()), dtype=np.float64), hops)
-        super().__init__(simulation, down, up, latency, {"down": self._filling, "up": self._filling}, links)
+        super().__init__(simulation, down, up, latency, {"down": self._filling, "up": self._filling}, links, transport)
         if len(sites) != len(down):
             raise SimulationError(f"{len(sites)} sites for {len(down)} devices; each device is at one")
         self._sites = sites
@@ -67,6 +70,7 @@ class Graph(Network):
         graph: "networkx.Graph[Any]",
         server: Hashable,
         attach: Sequence[Hashable],
+        transport: Transport = PLAIN,
     ) -> "Graph":
         """The network of a networkx graph: device i sits at node ``attach[i mod len(attach)]``.
 
@@ -78,6 +82,7 @@ class Graph(Network):
             graph: a ``Graph`` or ``DiGraph`` whose edges have a ``capacity`` in bytes/s.
             server: the server's node.
             attach: the nodes that devices are dealt over in turn.
+            transport: the protocol.
 
         Raises:
             SimulationError: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server.
@@ -98,7 +103,7 @@ class Graph(Network):
             "down": [[_link(tail, head) for head, tail in _walk(node, server, towards, "from")][::-1] for node in attach],
             "up": [[_link(tail, head) for tail, head in _walk(node, server, back, "to")] for node in attach],
         }
-        network = cls(simulation, down, up, latency, links, routes, np.arange(len(down)) % len(attach))
+        network = cls(simulation, down, up, latency, links, routes, np.arange(len(down)) % len(attach), transport)
         finite = {name: None if math.isinf(capacity) else capacity for name, capacity in links.items()}
         network._layout = {"links": finite, "routes": routes}
         return network
@@ -118,8 +123,8 @@ class Graph(Network):
         return np.array(of_sites)[self._sites]
 
     def _enter(self, flow: Flow, now: float) -> None:
-        own = self._own_rate(flow.device, flow.direction)
-        self._filling.enter(flow.id, flow.size, own, self._numbers[flow.direction][self._sites.item(flow.device)])
+        route = self._numbers[flow.direction][self._sites.item(flow.device)]
+        self._filling.enter(flow.id, flow.wire, self._cap(flow), route, flow.weight)
 
     def _set_capacity(self, link: str, capacity: float, now: float) -> None:
         self._filling.set_capacity(list(self._shared).index(link), capacity)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import read_json
@@ -15,23 +15,26 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.distributions import Choice, Constant, LogNormal, RateDistribution, TimeDistribution, Uniform
+from fedsim.world.distributions import (
+    Choice,
+    Constant,
+    FromFile,
+    LinkRate,
+    Listed,
+    LogNormal,
+    RateDistribution,
+    TimeDistribution,
+    Uniform,
+)
 from fedsim.world.network.base import Network
+from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 
 if TYPE_CHECKING:
     import networkx
 
-DeviceRates = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s; each float64 [devices]."""
-
-
-def _above_zero(rate: float) -> float:
-    if not rate > 0:
-        raise ValueError("a link must carry something: its rate must be above 0")
-    return rate
-
-
-LinkRate = Annotated[BytesPerSecond, AfterValidator(_above_zero)]
+DeviceRates = tuple[NDArray[np.float64], ...]
+"""Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
+(s), which hold where the section says none; each float64 [devices]."""
 
 
 class ServerLinks(Spec):
@@ -73,20 +76,31 @@ def _least(distribution: Any) -> float:
     match distribution:
         case Constant(value=least) | Uniform(low=least) | LogNormal(median=least):
             return float(least)
-        case Choice(values=values):
+        case Choice(values=values) | Listed(values=values):
             return float(min(values))
+        case FromFile():
+            return math.inf  # a file is looked at when it is read
     raise TypeError(f"no range is known of {distribution!r}")
 
 
 class NetworkModel(Spec):
-    """The base of every network: devices with links of their own, and ``build``."""
+    """The base of every network: devices with links of their own, a protocol, and ``build``.
+
+    A network of your own is built with ``Transport(self.protocol, streams)``; without, it is fluid whatever a scenario says.
+    """
 
     device: DeviceLinks = DeviceLinks()
+    protocol: ProtocolSpec = Fluid()
 
     @property
     def has_device_rates(self) -> bool:
         """Whether this section says how fast the devices' own links are."""
         return not self.device.unlimited
+
+    @property
+    def places(self) -> int | None:
+        """How many cells there are, or nodes to which devices are attached; None where there is nothing like it."""
+        return None
 
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
@@ -95,15 +109,19 @@ class NetworkModel(Spec):
         raise NotImplementedError
 
     def _columns(
-        self, streams: Streams, devices: int, rates: DeviceRates | None
+        self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
+
+        def column(name: Literal["down", "up", "latency"], purpose: str) -> NDArray[np.float64]:
+            distribution = getattr(self.device, name)
+            return distribution.by_device(f"network.device.{name}", streams.generator(purpose), devices, root)  # type: ignore[no-any-return]
+
         if rates is None:
-            rates = (
-                self.device.down.draw(streams.generator("world/link-down"), devices),
-                self.device.up.draw(streams.generator("world/link-up"), devices),
-            )
-        return *rates, self.device.latency.draw(streams.generator("world/latency"), devices)
+            rates = column("down", "world/link-down"), column("up", "world/link-up")
+        down, up, *latency = rates
+        said = not (isinstance(self.device.latency, Constant) and self.device.latency.value == 0)
+        return down, up, latency[0] if latency and not said else column("latency", "world/latency")
 
 
 class StarSpec(NetworkModel):
@@ -118,7 +136,8 @@ class StarSpec(NetworkModel):
         """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         from fedsim.world.network.star import Star
 
-        return Star(simulation, *self._columns(streams, devices, rates), self.server.down, self.server.up)
+        columns = self._columns(streams, devices, rates, root)
+        return Star(simulation, *columns, self.server.down, self.server.up, Transport(self.protocol, streams))
 
 
 class TreeSpec(NetworkModel):
@@ -128,6 +147,11 @@ class TreeSpec(NetworkModel):
     cells: int = Field(ge=1, le=100_000)
     cell: CellLinks = CellLinks()
     server: ServerLinks = ServerLinks()
+
+    @property
+    def places(self) -> int:
+        """The cells."""
+        return self.cells
 
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
@@ -141,7 +165,8 @@ class TreeSpec(NetworkModel):
         down = [["server down", f"cell {cell} down"] for cell in range(self.cells)]
         up = [[f"cell {cell} up", "server up"] for cell in range(self.cells)]
         sites = np.arange(devices) % self.cells
-        return Graph(simulation, *self._columns(streams, devices, rates), links, {"down": down, "up": up}, sites)
+        columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
+        return Graph(simulation, *columns, links, {"down": down, "up": up}, sites, transport)
 
 
 class GraphSpec(NetworkModel):
@@ -160,6 +185,11 @@ class GraphSpec(NetworkModel):
     server: str
     attach: list[str] = Field(min_length=1)
 
+    @property
+    def places(self) -> int:
+        """The nodes to which devices are attached."""
+        return len(set(self.attach))
+
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
@@ -175,9 +205,9 @@ class GraphSpec(NetworkModel):
         for key, node in (("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))):
             if node not in graph:
                 raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
-        columns = self._columns(streams, devices, rates)
+        columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
         try:
-            return Graph.between(simulation, *columns, graph, self.server, self.attach)
+            return Graph.between(simulation, *columns, graph, self.server, self.attach, transport)
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
 

@@ -1,19 +1,25 @@
 """The star: one server link each way, and each device behind a link of its own. O(log n) an event, by virtual time.
 
-In max-min fairness over one shared link of capacity C every flow runs at min(w, its own cap), with one water level w. Flows
-below their cap are free and run at w; the others are capped. So two clocks serve all: real time for capped flows, and a virtual
-clock dV = w dt for free ones, on which a flow's end is fixed however w changes. Two heaps hold the next ends, one a clock; two
-more hold the caps, and tell who changes sides when w crosses a cap.
+In weighted max-min fairness over one shared link every flow runs at its weight times min(w, its own cap over its weight), with
+one water level w. So all is reckoned *a unit of weight*: rates, caps, bytes. Flows below their cap are free and run at w; the
+others are capped. Two clocks serve all: real time for capped flows, and a virtual clock dV = w dt for free ones, on which a
+flow's end is fixed however w changes (as in weighted fair queueing). Two heaps hold the next ends, one a clock; two more hold
+the caps, and tell who changes sides when w crosses a cap.
 
-Flows with the same cap always run at the same rate, so they form a *tier* and change sides as one: without tiers, n devices
-with equal links make each event O(n) when the server's link is just about to fill.
+Flows with the same cap a unit of weight always run at the same rate a unit, so they form a *tier* and change sides as one:
+without tiers, n devices with equal links make each event O(n) when the server's link is just about to fill.
 
-Whether w crosses a cap is decided without rounding: rates are whole numbers of 2^-40 bytes/s, so that sums of caps are exact
-and no flow can hover between the sides. A rate of 4 kB/s or more is such a number to the last bit; a smaller one is moved by
-less than 10^-12 bytes/s. The virtual clock restarts from 0 whenever no flow is free.
+Whether w crosses a cap is decided without rounding: weights are whole numbers of 2^-40, caps whole numbers of 2^-40 bytes/s a
+unit of weight, so that sums of both are exact and no flow can hover between the sides. Of weight 1, a rate of 4 kB/s or more is
+such a number to the last bit; a smaller one is moved by less than 10^-12 bytes/s.
+
+The virtual clock restarts from 0 whenever no flow is free, and when it has run for an hour: all clocks are then set back by
+what they read, so that no bits are lost on a link that is busy for weeks. Nor does the rounding of times add up there: where an
+end falls between two float64s, V is what it is at the one that stands for it.
 """
 
 import math
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -22,12 +28,16 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s
+_WEIGHTS = 2**40  # units of weight in 1
+_SET_BACK_S = 2.0**12  # for how long the virtual clock runs on; then its last bit is worth 10^-12 s
+_LATE_S = 2.0**17  # from when on the last bit of a time counts: it is worth 3 10^-11 s
 _SLACK = 64  # how many dead entries a heap may hold beside as many as it has live ones
 
 Units = int | float
-"""A rate in units: an int, or infinity."""
+"""A rate in units, a unit of weight or not: an int, or infinity."""
 
 
 def _in_units(rate: float) -> Units:
@@ -39,18 +49,19 @@ def _duration(size: float, rate: float) -> float:
 
 
 class Tier:
-    """The flows of one cap. Its clock counts the bytes that each of them has been sent since the tier began.
+    """The flows of one cap. Its clock counts the bytes that each of them has been sent, a unit of weight, since the tier began.
 
     While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``).
 
     Attributes:
-        cap, rate: the cap in units, and in bytes/s.
-        flows: heap of (end on the tier's clock, flow id); ids of flows that have left may still be in it, not at its top.
+        cap, rate: the cap in units, and in bytes/s, both a unit of weight.
+        flows: heap of (end on the tier's clock, flow id); those of flows that have left may still be in it, not at its top.
         count: flows that are there.
+        weight: of all of them, in units.
         end: when the first will end, on V while free, in real time while capped.
     """
 
-    __slots__ = ("cap", "clock", "count", "end", "flows", "free", "rate", "since")
+    __slots__ = ("cap", "clock", "count", "end", "flows", "free", "rate", "since", "weight")
 
     def __init__(self, cap: Units, rate: float, free: bool, clock: float, since: float) -> None:
         self.cap = cap
@@ -60,7 +71,30 @@ class Tier:
         self.since = since
         self.flows: list[tuple[float, int]] = []
         self.count = 0
+        self.weight = 0
         self.end = math.inf
+
+    def reading(self, at: float, clock: float) -> float:
+        """What its clock reads ``at`` a time (s) at which V is ``clock``."""
+        return clock + self.clock if self.free else self.clock + self.rate * (at - self.since)
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a flow is.
+
+    Attributes:
+        tier: with which others.
+        start, end: what the tier's clock reads when it has sent nothing, and all.
+        weight: of the flow.
+        units: the same in units.
+    """
+
+    tier: Tier
+    start: float
+    end: float
+    weight: float
+    units: int
 
 
 class Half:
@@ -74,13 +108,14 @@ class Half:
         self.next_end = math.inf
         self._changed = False  # whether flows came or left since the last share
         self._next_free = False  # whether the tier that ends next is free
-        self._room = _in_units(capacity)  # what capped flows leave, in units
-        self._free = 0  # free flows
-        self._level = math.inf  # w, bytes/s
-        self._clock = 0.0  # V, bytes, as of _since
+        self._room = _in_units(capacity) * _WEIGHTS  # what capped flows leave, in units of rate a unit of weight
+        self._free = 0  # the weight of free flows, in units
+        self._level = math.inf  # w, bytes/s a unit of weight
+        self._changes = 0  # since the clocks were set back
+        self._clock = 0.0  # V, bytes a unit of weight, as of _since
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
-        self._flows: dict[int, tuple[Tier, float]] = {}  # where each flow is, and what its tier's clock read at its start
+        self._flows: dict[int, Place] = {}
         self._free_ends: list[tuple[float, Units]] = []  # heaps; an entry whose tier says otherwise is dead
         self._capped_ends: list[tuple[float, Units]] = []
         self._free_caps: list[Units] = []
@@ -88,24 +123,28 @@ class Half:
 
     # Flows come and go.
 
-    def enter(self, flow_id: int, size: float, rate: float, now: float, sent: float = 0.0) -> None:
-        """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; so many of them were sent before."""
+    def enter(self, flow_id: int, size: float, rate: float, now: float, weight: float = 1.0, sent: float = 0.0) -> None:
+        """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; of them ``sent`` were sent before."""
         self._move(now)
         self._changed = True
+        units = max(1, round(weight * _WEIGHTS))
+        weight = units / _WEIGHTS
+        rate /= weight
         cap = _in_units(rate)
         tier = self._tiers.get(cap)
         if tier is None:
-            tier = self._new_tier(cap, rate)
+            tier = self._new_tier(cap, rate, units)
+        start = tier.reading(now, self._clock) - sent / weight
         if tier.free:
-            start = self._clock + tier.clock - sent
-            self._free += 1
+            self._free += units
         else:
-            start = tier.clock + rate * (now - tier.since) - sent
-            self._room -= cap
+            self._room -= cap * units
         tier.count += 1
-        self._flows[flow_id] = (tier, start)
+        tier.weight += units
+        end = start + size / weight
+        self._flows[flow_id] = Place(tier, start, end, weight, units)
         flows = tier.flows
-        heappush(flows, (start + size, flow_id))
+        heappush(flows, (end, flow_id))
         if flows[0][1] == flow_id:
             self._schedule(tier)
 
@@ -117,23 +156,22 @@ class Half:
         if tier.count:
             flows = tier.flows
             if len(flows) > 2 * tier.count + _SLACK:
-                flows[:] = [entry for entry in flows if entry[1] in self._flows]
+                flows[:] = [entry for entry in flows if self._is_there(tier, *entry)]
                 heapify(flows)
             self._schedule_first(tier)
 
     def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
         """Give a running flow of ``size`` bytes a link of its own of another rate."""
-        sent, tier = self.sent(flow_id, now), self._flows[flow_id][0]
+        sent, weight = self.sent(flow_id, now), self._flows[flow_id].weight
         self.leave(flow_id, now)
-        tier.flows[:] = [entry for entry in tier.flows if entry[1] != flow_id]  # it lives on, but not there
-        heapify(tier.flows)
-        self.enter(flow_id, size, rate, now, sent)
+        self.enter(flow_id, size, rate, now, weight, sent)
 
     def set_capacity(self, capacity: float, now: float) -> None:
         """Give the shared link another capacity."""
         self._move(now)
         self._changed = True
-        self._room = _in_units(capacity) - sum(tier.cap * tier.count for tier in self._tiers.values() if not tier.free)
+        taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
+        self._room = _in_units(capacity) * _WEIGHTS - taken
 
     def advance(self, until: float) -> list[tuple[float, int]]:
         """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
@@ -142,15 +180,18 @@ class Half:
             now = self.next_end
             heap = self._free_ends if self._next_free else self._capped_ends
             end, cap = heap[0]
-            self._move(now)
             if self._next_free:
-                self._clock = end  # what _move found, without its rounding
+                lasts = _duration(end - self._clock, self._level)
+                rounded = lasts - (now - self._since) if now > _LATE_S else 0.0
+                self._clock, self._since = end - self._level * rounded, now
+            else:
+                self._move(now)
             tier = self._tiers[cap]
             flows = tier.flows
             finish = flows[0][0]
             while flows and flows[0][0] <= finish:
-                flow_id = heappop(flows)[1]
-                if flow_id in self._flows:
+                end, flow_id = heappop(flows)
+                if self._is_there(tier, end, flow_id):
                     self._drop(flow_id)
                     ended.append((now, flow_id))
             if tier.count:
@@ -158,9 +199,9 @@ class Half:
             self._find_level()
         return ended
 
-    def _new_tier(self, cap: Units, rate: float) -> Tier:
-        """A tier on the side where its first flow will most likely be; ``share`` has the last word."""
-        if cap * (self._free + 1) > self._room:
+    def _new_tier(self, cap: Units, rate: float, units: int) -> Tier:
+        """A tier on the side where its first flow, of so many units, will most likely be; ``share`` has the last word."""
+        if cap * (self._free + units) > self._room:
             tier = Tier(cap, rate, True, -self._clock, self._since)
             self._push_cap(self._free_caps, cap, True)
         else:
@@ -169,13 +210,20 @@ class Half:
         self._tiers[cap] = tier
         return tier
 
+    def _is_there(self, tier: Tier, end: float, flow_id: int) -> bool:
+        """Whether an entry of a tier's flows is of one that is there still, and not back with another cap."""
+        place = self._flows.get(flow_id)
+        return place is not None and place.tier is tier and place.end == end
+
     def _drop(self, flow_id: int) -> Tier:
-        tier = self._flows.pop(flow_id)[0]
+        place = self._flows.pop(flow_id)
+        tier, units = place.tier, place.units
         tier.count -= 1
+        tier.weight -= units
         if tier.free:
-            self._free -= 1
+            self._free -= units
         else:
-            self._room += tier.cap
+            self._room += tier.cap * units
         if not tier.count:
             del self._tiers[tier.cap]
         return tier
@@ -191,8 +239,8 @@ class Half:
 
     def _schedule_first(self, tier: Tier) -> None:
         """Make the first flow that is still there the tier's next end."""
-        flows, alive = tier.flows, self._flows
-        while flows[0][1] not in alive:
+        flows = tier.flows
+        while not self._is_there(tier, *flows[0]):
             heappop(flows)
         self._schedule(tier)
 
@@ -237,11 +285,32 @@ class Half:
             self._level = self._room / self._free / _UNITS
         else:
             self._level, self._clock = math.inf, 0.0
+        self._changes += 1
+        if self._clock > self._level * _SET_BACK_S and self._changes > len(self._flows):
+            self._set_back()
         self._find_next_end()
 
+    def _set_back(self) -> None:
+        """Let all clocks begin again at 0: differences of their readings are all that matters."""
+        self._changes = 0
+        self._free_ends.clear()
+        self._capped_ends.clear()
+        for tier in self._tiers.values():
+            tier.flows.clear()
+        for flow_id, place in self._flows.items():
+            reading = place.tier.reading(self._since, self._clock)
+            place.start -= reading
+            place.end -= reading
+            place.tier.flows.append((place.end, flow_id))
+        self._clock = 0.0
+        for tier in self._tiers.values():
+            tier.clock, tier.since = 0.0, self._since
+            heapify(tier.flows)
+            self._schedule(tier)
+
     def _put_on_cap(self, tier: Tier) -> None:
-        self._free -= tier.count
-        self._room -= tier.cap * tier.count
+        self._free -= tier.weight
+        self._room -= tier.cap * tier.weight
         tier.free = False
         tier.clock += self._clock
         tier.since = self._since
@@ -249,8 +318,8 @@ class Half:
         self._schedule(tier)
 
     def _set_free(self, tier: Tier) -> None:
-        self._free += tier.count
-        self._room += tier.cap * tier.count
+        self._free += tier.weight
+        self._room += tier.cap * tier.weight
         tier.free = True
         tier.clock += tier.rate * (self._since - tier.since) - self._clock
         self._push_cap(self._free_caps, tier.cap, True)
@@ -280,14 +349,18 @@ class Half:
 
     def sent(self, flow_id: int, at: float) -> float:
         """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
-        tier, start = self._flows[flow_id]
-        if tier.free:
-            return self._clock + self._level * (at - self._since) + tier.clock - start
-        return tier.clock + tier.rate * (at - tier.since) - start
+        place = self._flows[flow_id]
+        clock = self._clock + self._level * (at - self._since) if place.tier.free else 0.0
+        return place.weight * (place.tier.reading(at, clock) - place.start)
+
+    def rate(self, flow_id: int) -> float:
+        """Bytes/s of a running flow."""
+        place = self._flows[flow_id]
+        return place.weight * (self._level if place.tier.free else place.tier.rate)
 
     def rates(self) -> dict[int, float]:
         """Flow id -> bytes/s of all running flows."""
-        return {flow_id: self._level if tier.free else tier.rate for flow_id, (tier, _) in self._flows.items()}
+        return {flow_id: self.rate(flow_id) for flow_id in self._flows}
 
 
 class Star(Network):
@@ -298,6 +371,7 @@ class Star(Network):
         down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
         latency: of each device, s; float64 [devices].
         server_down, server_up: rates of the server's link to and from the devices, bytes/s, infinity allowed.
+        transport: the protocol.
 
     Raises:
         SimulationError: a rate is not above 0, or a latency is negative or not finite.
@@ -311,9 +385,11 @@ class Star(Network):
         latency: NDArray[np.float64],
         server_down: float = math.inf,
         server_up: float = math.inf,
+        transport: Transport = PLAIN,
     ) -> None:
         self._halves: dict[Direction, Half] = {"down": Half(server_down), "up": Half(server_up)}
-        super().__init__(simulation, down, up, latency, self._halves, {"server down": server_down, "server up": server_up})
+        shared = {"server down": server_down, "server up": server_up}
+        super().__init__(simulation, down, up, latency, self._halves, shared, transport)
         for name, rate in (("down", server_down), ("up", server_up)):
             if not rate > 0:
                 raise SimulationError(f"the server has a link {name} of {rate} B/s; a rate must be above 0")
@@ -330,7 +406,7 @@ class Star(Network):
         return self._routes[direction][0][1]
 
     def _enter(self, flow: Flow, now: float) -> None:
-        self._halves[flow.direction].enter(flow.id, flow.size, self._own_rate(flow.device, flow.direction), now)
+        self._halves[flow.direction].enter(flow.id, flow.wire, self._cap(flow), now, flow.weight)
 
     def _set_capacity(self, link: str, capacity: float, now: float) -> None:
         self._halves["down" if link == "server down" else "up"].set_capacity(capacity, now)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsim.data.federated import NO_GROUP, FederatedData
+from fedsim.data.federated import NO_GROUP, FederatedData, Pool, Shard
 from fedsim.data.shifts import SwapAll, SwapPart
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
@@ -73,6 +73,26 @@ def test_a_pair_that_cannot_exchange_is_passed_over_or_ends_the_occasion_as_publ
     assert min(counts[True]) == 0
     assert all(published <= ours for published, ours in zip(counts[True], counts[False], strict=True))
     assert sum(counts[True]) < 0.7 * sum(counts[False])
+
+
+@pytest.mark.parametrize("quirk", [False, True])
+def test_how_many_pairs_exchange_is_as_chances_say(quirk: bool) -> None:
+    """As in FlexCFL's MNIST: device u of 1,000 holds two labels, u and u + 1; each of the 500 pairs fires with p = 0.05.
+
+    A pair fails with f = 99 / 999, when both hold the same. So 500 p (1 - f) = 22.52 exchange; if the first that fails ends
+    the occasion, the sum over k of (1 - f)^k P(more than k - 1 fire), which is (1 - f) / f (1 - (1 - p f)^500) = 8.33.
+    """
+    p, f, occasions = 0.05, 99 / 999, 50
+    expected = (1 - f) / f * (1 - (1 - p * f) ** 500) if quirk else 500 * p * (1 - f)
+    assert expected == pytest.approx(8.33 if quirk else 22.52, abs=0.01)
+    pool = Pool(np.zeros((40, 1, 2, 2), np.uint8), np.arange(40) % 10, 10)
+    held = [([u, (u + 1) % 10], [10 + u, 10 + (u + 1) % 10]) for u in range(10)]
+    shards = [Shard(*(np.array(part, dtype=np.int32) for part in held[u % 10])) for u in range(1000)]
+    rule, counts = SwapPart(quirk=quirk), []
+    for occasion in range(occasions):
+        data = FederatedData(pool, list(shards))
+        counts.append(len(rule.apply(data, occasion, everyone(data), Streams(8))) // 2)
+    assert abs(np.mean(counts) - expected) < 4 * np.std(counts, ddof=1) / occasions**0.5
 
 
 def test_labels_are_as_the_devices_see_them() -> None:

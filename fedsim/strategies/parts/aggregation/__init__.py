@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import SerializeAsAny
 
+from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.families import Family
 from fedsim.language.spec import Spec
@@ -21,6 +22,11 @@ AGGREGATIONS = Family(
         "mean": (f"{_HERE}.means:Mean", "the plain mean"),
         "first": (f"{_HERE}.means:First", "the update of the client that was asked first, alone"),
         "median": (f"{_HERE}.median:Median", "the median of each coordinate"),
+        "trimmed-mean": (f"{_HERE}.trimmed:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
+        "krum": (f"{_HERE}.krum:Krum", "the one update that is nearest to its nearest others"),
+        "multi-krum": (f"{_HERE}.krum:MultiKrum", "the mean of the updates with the best scores of Krum"),
+        "bulyan": (f"{_HERE}.krum:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
+        "private": (f"{_HERE}.private:Private", "the mean of clipped changes with noise (DP-FedAvg), and its epsilon"),
     },
 )
 
@@ -33,14 +39,39 @@ class Aggregation(Spec):
 
     kind: str
 
+    def check(self, clients: int) -> None:
+        """Refuse what cannot work where a round asks so many clients.
+
+        Raises:
+            ScenarioError: names the key, the value and what is allowed.
+        """
+
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """How much each update counts, as the record says it; they sum to 1. There is at least one."""
         raise NotImplementedError
 
-    def combine(self, server: Server, entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref") -> "Ref":
-        """What the updates become. One that is not finite is left out; ``otherwise`` stands in where none is left."""
+    def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
+        """What a client makes of its update, trained from ``start``, before it answers; by default it stays as it is."""
+        return update
+
+    def combine(
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
+    ) -> "Ref":
+        """What the updates become.
+
+        Args:
+            server: to compute with.
+            state: what it remembers, one a model: JSON-able values and refs.
+            entries: the updates; one that is not finite is left out.
+            weights: as ``weights`` gave them.
+            otherwise: the model as it was; it stands in where no update is left.
+        """
         updates = [entry["update"] for entry in entries]
         return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
+
+    def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
+        """What the record of a round says beside all else, after so many rounds that asked so many of all devices."""
+        return {}
 
 
 AggregationSpec = Annotated[SerializeAsAny[Aggregation], AGGREGATIONS.validator]

@@ -1,15 +1,12 @@
 """The coordinate-wise median (Yin et al., "Byzantine-robust distributed learning", 2018, Algorithm 1, option I)."""
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.federation.server import Server
-from fedsim.learning.functions import pure
-from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.learning.functions import Function, pure
+from fedsim.strategies.parts.aggregation.robust import Robust
 
 
 @pure
@@ -19,15 +16,11 @@ def median(models: list[NDArray[np.float32]]) -> NDArray[np.floating]:
     return found
 
 
-class Median(Aggregation):
-    """The median of each coordinate, over the updates that are finite; samples make no difference."""
+class Median(Robust):
+    """The median of each coordinate, over the updates that are finite."""
 
     kind: Literal["median"] = "median"
 
-    def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike: what an update counts differs from coordinate to coordinate."""
-        return [1 / len(entries)] * len(entries)
-
-    def combine(self, server: Server, entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref) -> Ref:
-        """The median."""
-        return server.apply(median, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True)
+    def rule(self) -> tuple[Function, dict[str, Any]]:
+        """``median``."""
+        return median, {}

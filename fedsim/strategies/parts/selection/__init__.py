@@ -1,13 +1,19 @@
 """Client selection: whom a round asks."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import SerializeAsAny
 
+from fedsim.federation.client import Client, Done, Order
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.families import Family
 from fedsim.language.spec import Spec
+from fedsim.learning.refs import Ref
+from fedsim.world.task import Evaluate, Train
 
 _HERE = "fedsim.strategies.parts.selection"
 SELECTIONS = Family(
@@ -19,33 +25,143 @@ SELECTIONS = Family(
             "fedsim.strategies.parts.selection.least_asked:LeastAsked",
             "clients that were asked least often first",
         ),
+        "power-of-choice": (f"{_HERE}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
+        "oort": (f"{_HERE}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
+        "fedcs": (f"{_HERE}.fedcs:FedCS", "as many clients as can be through by a deadline"),
+        "least-available": (f"{_HERE}.least_available:LeastAvailable", "clients that were there least often first (REFL)"),
     },
 )
 
+QUESTION = "question"
+"""The job of a candidate who is asked for what a selection wants to know before it chooses."""
+
 
 class Selection(Spec):
-    """The base of every client selection. What it must remember is in ``state``, JSON-able, one dict for the whole run."""
+    """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
+
+    Most selections need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; what
+    clients say for it in their answers is its ``report``. One that must know something before it chooses ``asks``: then those
+    whom ``select`` gives are candidates, each gets a ``question``, and ``choose`` takes some of those who have answered.
+    """
 
     kind: str
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks candidates before it chooses; refused where there are no rounds."""
+        return False
+
+    @property
+    def question_limit(self) -> float | None:
+        """How long candidates have to answer (s); None: as long as they need."""
+        return None
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the question is one about a model that the server has; refused where it has none."""
+        return False
+
+    @property
+    def talks(self) -> bool:
+        """Whether clients say anything for it: it asks, or they report."""
+        return self.asks or type(self).report is not Selection.report
+
+    # On the server.
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
         """Whom to ask in a round: at most ``count`` devices that are there and idle (``Server.sample``, ``Server.online``).
 
-        Called when a round opens; again, with the same number, if there was nobody.
+        Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
+        however many.
 
         Args:
             server: what the server half may call.
             state: what it remembers.
             count: how many are wanted.
-            ids: the number of the round (from 0), and more where one round selects several times: they name the stream.
+            ids: the number of the round (without rounds of the draw), from 0, and more where one round selects several times:
+                they name the stream.
             among: devices to choose from; None for all.
         """
         raise NotImplementedError
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         """A task of the round has ended, in whatever way; called before its update is used."""
+
+    async def learn(self, server: Server, state: dict[str, Any]) -> None:
+        """A round has been closed, or a version made: take in what was reported in it, all together (``Server.numbers``)."""
+
+    def question(self, models: Sequence[Ref]) -> Contents:
+        """What a candidate is sent.
+
+        Args:
+            models: the present model, as the device would get it; several where it has to find out which is its own.
+        """
+        raise NotImplementedError
+
+    async def choose(
+        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
+    ) -> list[int]:
+        """At most ``count`` of the candidates who have answered, and are still there; in their order.
+
+        Args:
+            server, state, count: as for ``select``.
+            answers: device -> what it has said, in the order of ``select``.
+        """
+        raise NotImplementedError
+
+    # On the devices.
+
+    def look(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """What a candidate computes to answer the question; by default nothing."""
+        return ()
+
+    def answer(self, device: Device, order: Order, done: Done, params: Spec) -> Contents:
+        """What a candidate answers; ``params`` are the strategy's."""
+        raise NotImplementedError
+
+    def report(self, device: Device, order: Order, done: Done) -> Contents:
+        """What a client that sends an update says besides; by default nothing."""
+        return {}
+
+
+class SelectionClient(Client[Any]):
+    """A strategy's client half that answers the selection's questions too.
+
+    Args:
+        own: the strategy's.
+        selection: what is asked.
+    """
+
+    def __init__(self, own: Client[Any], selection: Selection) -> None:
+        super().__init__(own.params, own.setting)
+        self._own = own
+        self._selection = selection
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """What the question takes, or what the strategy says."""
+        return (self._selection.look if order.job == QUESTION else self._own.work)(device, order)
+
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """What the strategy makes of an update; a question is about none."""
+        return done if order.job == QUESTION else self._own.computed(device, order, done)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The answer to the question, or what the strategy says and, with an update, the report."""
+        if order.job == QUESTION:
+            return self._selection.answer(device, order, done, self.params)
+        reply = self._own.reply(device, order, done)
+        return reply if reply is None or "update" not in reply else {**reply, **self._selection.report(device, order, done)}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The strategy's answers concern the strategy."""
+        if order.job != QUESTION:
+            self._own.sent(device, order, reply)
+
+    def on_shift(self, device: Device) -> Contents | None:
+        """What the strategy says."""
+        return self._own.on_shift(device)
 
 
 SelectionSpec = Annotated[SerializeAsAny[Selection], SELECTIONS.validator]

@@ -17,7 +17,9 @@ OPTIMISERS = Family(
     f"{_HERE}:ServerOptimiser",
     {
         "sgd": (f"{_HERE}.sgd:SGD", "a step along the pseudo-gradient, with momentum (FedAvgM)"),
+        "adagrad": (f"{_HERE}.adagrad:Adagrad", "steps scaled by the sum of all squared pseudo-gradients (FedAdagrad)"),
         "adam": (f"{_HERE}.adam:Adam", "steps scaled by both moments of the pseudo-gradient (FedAdam)"),
+        "yogi": (f"{_HERE}.yogi:Yogi", "as adam, with a second moment that changes in small steps alone (FedYogi)"),
     },
 )
 

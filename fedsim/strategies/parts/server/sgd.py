@@ -1,8 +1,8 @@
 """FedAvgM (Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019)."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.federation.server import Server
 from fedsim.learning.refs import Ref
@@ -17,18 +17,26 @@ class SGD(ServerOptimiser):
     Attributes:
         lr: the server's learning rate.
         momentum: of its velocity.
+        nesterov: w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al., 2013).
     """
 
     kind: Literal["sgd"] = "sgd"
-    lr: float = Field(default=1.0, gt=0.0)
+    lr: float = Field(default=1.0, gt=0.0, le=1e6)
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _has_momentum(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("'nesterov' needs a 'momentum' above 0")
+        return self
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         """One step along the velocity."""
-        parts = [(aggregated, 1.0), (model, -1.0)]
-        if self.momentum and "velocity" in state:
-            parts.append((state["velocity"], self.momentum))
-        velocity = server.mix(parts, rescale=False)
+        delta = [(aggregated, 1.0), (model, -1.0)]
+        known = [(state["velocity"], self.momentum)] if "velocity" in state else []
+        velocity = server.mix([*delta, *known], rescale=False)
         if self.momentum:
             state["velocity"] = velocity
-        return server.mix([(model, 1.0), (velocity, self.lr)], otherwise=model, rescale=False)
+        along = server.mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
+        return server.mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.world.availability import AlwaysOn, Flash, Renewal, Traces
+from fedsim.world.availability import AlwaysOn, Flash, Renewal
+from fedsim.world.availability.traces import Traces
+from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.phases import Phases
 
 
@@ -79,7 +81,7 @@ class TestFlash:
 
     def one(self, tmp_path: Path, ready: list[Any], end: float = 1100.0, **more: Any) -> Traces:
         self.write(tmp_path, {"7": {"start": 1000, "end": end, "ready": ready, "ok": True} | more})
-        return Flash().build(Streams(1), 5, tmp_path)
+        return Flash().build_on(Streams(1), 5, tmp_path, Calendar.assumed(5))
 
     def test_a_trace_repeats(self, tmp_path: Path) -> None:
         path = self.one(tmp_path, [[1010, 1030], [1030, 1040], [1050, 1050], [1060, 1070]])
@@ -117,14 +119,39 @@ class TestFlash:
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"flash_availability_1000\.json"):
-            Flash().build(Streams(1), 5, tmp_path)
+            Flash().build_on(Streams(1), 5, tmp_path, Calendar.assumed(5))
 
     def test_what_is_not_ok_is_skipped(self, tmp_path: Path) -> None:
         self.write(tmp_path, {"1": {"start": None, "end": None, "ready": [], "ok": False}})
         with pytest.raises(DataError, match="no trace with 'ok'"):
-            Flash().build(Streams(1), 5, tmp_path)
+            Flash().build_on(Streams(1), 5, tmp_path, Calendar.assumed(5))
+
+    def test_devices_keep_the_time_of_day_that_the_traces_have_in_common(self, tmp_path: Path) -> None:
+        """Both phones are on from 01:00 to 02:00 on the file's clock, and were written down from other hours on."""
+        phones = {
+            "1": {
+                "start": 4 * 86400 + 1800,
+                "end": 5 * 86400 + 1800,
+                "ready": [[4 * 86400 + 3600, 4 * 86400 + 7200]],
+                "ok": True,
+            },
+            "2": {"start": 7200, "end": 7200 + 2 * 86400, "ready": [[90000, 93600], [176400, 180000]], "ok": True},
+        }
+        self.write(tmp_path, phones)
+        path = Flash().build_on(Streams(1), 20, tmp_path, CalendarSpec(starts="22:00").build(Streams(1), 20, None))
+        for device in range(20):
+            assert path.span(device, 3 * 3600.0) == (True, 3 * 3600.0, 4 * 3600.0)
+            assert path.next_on(device, 4 * 3600.0) == 27 * 3600.0
+
+    def test_the_tide_of_the_published_traces(self, data_folder: Path) -> None:
+        """By the hour of the day the phones of the file are ready 2.1 times as often at best as at worst (each once)."""
+        path = Flash().build_on(Streams(1), 1500, data_folder, Calendar.assumed(1500))
+        ready = [sum(path.span(device, 900.0 * quarter).on for device in range(1500)) for quarter in range(96)]
+        hours = np.array(ready).reshape(24, 4).mean(axis=1)
+        assert hours.max() / hours.min() == pytest.approx(2.1, abs=0.35)
+        assert 2 <= hours.argmax() <= 7
 
     def test_the_published_traces(self, data_folder: Path) -> None:
-        path = Flash().build(Streams(1), 300, data_folder)
+        path = Flash().build_on(Streams(1), 300, data_folder, Calendar.assumed(300))
         share = sum(path.span(device, 3600.0 * hour).on for device in range(300) for hour in range(0, 48, 3)) / (300 * 16)
         assert 0.05 < share < 0.25  # 9.5 % over all phones, 13 % over those with intervals

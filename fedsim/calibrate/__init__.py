@@ -1,0 +1,57 @@
+"""From a log of a real deployment to a world to simulate: ``fedsim calibrate``.
+
+``log`` reads what was written down, ``fitting`` finds devices and links in it, ``replay`` asks the simulator what such a world
+would have done, ``prediction`` compares, ``files`` writes the scenario and the tables. Some rounds are held out: they are
+predicted, and nothing is fitted to them.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.calibrate.files import Drawn, write
+from fedsim.calibrate.fitting import fit, presence
+from fedsim.calibrate.log import Said, read_log
+from fedsim.calibrate.prediction import HoldOut, held_out, predict
+
+_DRAWS = 20  # worlds, or jitters, that a prediction is the mean of
+
+
+def calibrate(
+    path: Path,
+    out: Path,
+    said: Said,
+    *,
+    by_client: bool = False,
+    hold_out: HoldOut = "third",
+    latency: float | None = None,
+) -> list[str]:
+    """Fit a world to a log and write it to ``out`` as a scenario, with tables of clients and of rounds; returns what to tell.
+
+    Args:
+        path: the log, or a run folder.
+        out: a folder; what an earlier calibration left there is replaced.
+        said: what is known of the log beside it.
+        by_client: write each client's own values, and not distributions.
+        hold_out: which rounds nothing is fitted to: every third, the last third, none.
+        latency: of all clients (s), if it is known.
+
+    Raises:
+        DataError: the log is missing, malformed, or too short.
+        RunFolderError: a file cannot be read or written.
+    """
+    log = read_log(path, said)
+    held = held_out(log, hold_out)
+    mine = log.tasks.at(~np.isin(log.tasks.round, log.rounds.number[held]))
+    fitted = fit(mine, len(log.clients), latency)
+    there = presence(log)
+    drawn = Drawn.of(fitted, log, mine, by_client)
+    alike = log.synchronous and not fitted.world.jitter
+    prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
+    told = [*drawn.told(log, fitted, there), *prediction.told("with each client's own values")]
+    if not by_client:
+        told += predict(log, held, [drawn.world(seed) for seed in range(_DRAWS)]).told(
+            "with clients drawn as the scenario does"
+        )
+    write(out, path.name, log, fitted, drawn, there, prediction)
+    return [*told, *(f"note: {note}" for note in log.notes), f"written to {out}"]

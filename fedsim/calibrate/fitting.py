@@ -1,0 +1,292 @@
+"""Devices and links from a log, by estimators that a few odd rows do not move."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.calibrate.log import Log, Steps, Tasks
+from fedsim.calibrate.replay import Links, World, transfers
+from fedsim.world.network import Direction
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_WAYS: tuple[Direction, ...] = ("down", "up")
+_SIGMA = 1.4826  # standard deviations in the median distance from the median, of a normal distribution
+_FAR = 3.5  # standard deviations beyond which a time says nothing of a device
+_NO_JITTER = 1e-3
+_APART = 1.5  # sizes that differ by less tell no latency from a rate
+_TURNS, _STILL = 12, 1e-3  # of the search for rates behind a shared link
+_MOST = 400  # transfers that this search looks at
+_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # capacities of a server's link that are tried, of the least that is possible
+_BETTER, _WORTH = 0.9, 0.005  # by how much a limit must explain a log better than none
+_TOGETHER = 3.0  # what the end of a busy time counts, of a transfer's: rounds wait for it, and chance shares it out otherwise
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
+
+
+class Fitted(NamedTuple):
+    """A world, and what is known of it beyond that.
+
+    Attributes:
+        world: what a run is made of.
+        overhead: fixed part of a training (s), NaN where it cannot be told, [clients]. The world's speeds have it in them.
+        latency_is_known: whether latencies were told or fitted; if not, rates have them in them.
+        seen: how many tasks each client was fitted to, [clients].
+    """
+
+    world: World
+    overhead: Floats
+    latency_is_known: bool
+    seen: Ints
+
+
+class Presence(NamedTuple):
+    """How long clients are there and away (s) on the mean, and the share of the time that each is there, [clients]."""
+
+    mean_on: float
+    mean_off: float
+    share: Floats
+
+
+def fit(tasks: Tasks, clients: int, latency: float | None = None) -> Fitted:
+    """The world that tasks are from.
+
+    Args:
+        tasks: some of a log.
+        clients: how many the log has; one without a task here gets what is usual.
+        latency: of all clients (s), if it is known.
+    """
+    seen = np.bincount(tasks.client, minlength=clients)
+    speed, jitter = _speeds(tasks, clients)
+    latencies = _latencies(tasks, clients) if latency is None else np.full(clients, latency)
+    is_known = latencies is not None
+    if latencies is None:
+        latencies = np.zeros(clients)
+    rates, server = {}, {}
+    for way in _WAYS:
+        rates[way], server[way] = _links(tasks, way, latencies)
+    links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server)
+    return Fitted(World(_usual(speed), jitter, links), _overheads(tasks, clients), is_known, seen)
+
+
+def presence(log: Log) -> Presence | None:
+    """When clients can be reached: as the log says, or where nearly all are in every round, from those who are not.
+
+    Means are those of exponential phases, of which the first and the last may be cut off.
+    """
+    clients, (first, last) = len(log.clients), (log.rounds.start.min(), log.rounds.end.max())
+    if log.on:
+        intervals = [[(each.start, each.end) for each in log.on if each.client == client] for client in range(clients)]
+    elif log.synchronous:
+        there = np.zeros((len(log.rounds.number), clients), dtype=bool)
+        place = {number: at for at, number in enumerate(log.rounds.number.tolist())}
+        there[[place[number] for number in log.tasks.round.tolist()], log.tasks.client] = True
+        if there.all() or there.mean() < _MOSTLY:
+            return None
+        edges = np.append(log.rounds.start, last)
+        intervals = [list(_stretches(there[:, client], edges)) for client in range(clients)]
+    else:
+        return None
+    on = np.array([sum(end - start for start, end in own) for own in intervals])
+    whole = last - first
+    leaves = sum(end < last for own in intervals for _, end in own)
+    comes = sum(start > first for own in intervals for start, _ in own)
+    if not leaves or not comes:
+        return None
+    return Presence(float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole)
+
+
+def _stretches(there: NDArray[np.bool_], edges: Floats) -> Iterator[tuple[float, float]]:
+    """From when to when a client was in every round."""
+    change = np.flatnonzero(np.diff(np.concatenate(([False], there, [False])).astype(np.int8)))
+    yield from ((edges[start], edges[end]) for start, end in change.reshape(-1, 2))
+
+
+def _own(client: Ints, clients: int) -> Iterator[tuple[int, Ints]]:
+    """Each client that has something, and where."""
+    order = np.argsort(client, kind="stable")
+    edges = np.searchsorted(client[order], np.arange(clients + 1)).tolist()
+    yield from ((one, order[edges[one] : edges[one + 1]]) for one in range(clients) if edges[one] < edges[one + 1])
+
+
+def _median(values: Floats, client: Ints, clients: int) -> Floats:
+    """The median of each client's values, NaN without any, [clients]."""
+    found = np.full(clients, math.nan)
+    for one, own in _own(client, clients):
+        found[one] = np.median(values[own])
+    return found
+
+
+def _usual(values: Floats) -> Floats:
+    """With the median in the place of what is not known."""
+    known = values[~np.isnan(values)]
+    return np.where(np.isnan(values), np.median(known) if len(known) else math.inf, values)
+
+
+def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
+    """Samples/s of each client, [clients], and the jitter of an epoch.
+
+    A training's time is taken as lognormal with mean samples / speed, as an epoch's is in the simulator.
+    """
+    there = ~np.isnan(tasks.train.end) & (tasks.train.took > 0)
+    client = tasks.client[there]
+    pace = np.log(tasks.train.took[there] / tasks.train.amount[there])
+    rest = pace - _median(pace, client, clients)[client]
+    free = max(1, len(rest) - len(np.unique(client)))
+    sigma = _SIGMA * float(np.median(np.abs(rest))) * math.sqrt(len(rest) / free)
+    near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
+    count = np.bincount(client[near], minlength=clients)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(count, np.bincount(client[near], pace[near], clients) / count, math.nan)
+    if near.sum() > count.astype(bool).sum():  # what is near enough says how far it spreads, all together
+        within = pace[near] - mean[client[near]]
+        sigma = math.sqrt(float(np.sum(within**2)) / (near.sum() - count.astype(bool).sum()))
+    jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs[there])))
+    return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
+
+
+def _line(amount: Floats, took: Floats) -> tuple[float, float] | None:
+    """Intercept and slope of time over amount: medians over pairs of amounts (Theil, 1950; Sen, 1968); None of one amount."""
+    sizes = np.unique(amount)
+    if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
+        return None
+    sizes = sizes[np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))]
+    times = np.array([np.median(took[amount == size]) for size in sizes])
+    one, other = np.triu_indices(len(sizes), 1)
+    slope = float(np.median((times[other] - times[one]) / (sizes[other] - sizes[one])))
+    return float(np.median(times - slope * sizes)), slope
+
+
+def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
+    """The intercept of each client's line of time over amount, at least 0; NaN where there is none, [clients]."""
+    found = np.full(clients, math.nan)
+    there = np.flatnonzero(~np.isnan(steps.end))
+    for one, own in _own(client[there], clients):
+        line = _line(steps.amount[there[own]], steps.took[there[own]])
+        if line is not None:
+            found[one] = max(0.0, line[0])
+    return found
+
+
+def _latencies(tasks: Tasks, clients: int) -> Floats | None:
+    """What each transfer of a client takes beside its bytes (s), [clients]; None where all messages have one size."""
+    both = np.stack([_lines(steps, tasks.client, clients) for steps in (tasks.down, tasks.up)])
+    known = ~np.isnan(both)
+    if not known.any():
+        return None
+    sums = np.where(known, both, 0.0).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return _usual(sums / known.sum(axis=0))
+
+
+def _overheads(tasks: Tasks, clients: int) -> Floats:
+    return _lines(tasks.train, tasks.client, clients)
+
+
+# Links.
+
+
+def _links(tasks: Tasks, way: Direction, latency: Floats) -> tuple[Floats, float]:
+    """Rates of the clients' own links, [clients], NaN where nothing went, and the capacity of the server's."""
+    steps = tasks.down if way == "down" else tasks.up
+    there = ~np.isnan(steps.end) & (steps.amount > 0)
+    steps, client, clients = steps.at(there), tasks.client[there], len(latency)
+    order = np.argsort(steps.start, kind="stable")
+    search = _Search(way, steps.at(order), client[order], latency)
+    if not len(client):
+        return np.full(clients, math.nan), math.inf
+    capacity = search.capacity()
+    return search.rates(capacity), capacity
+
+
+class _Search:
+    """The links of one direction behind which a log's transfers would take as long as they did.
+
+    Whether the server's link limits them is asked of the simulator: for each capacity that is tried, clients' rates are found
+    by which each takes as long as it did, on the median of those that its own link holds up. What is left of the errors, of
+    single transfers and of whole busy times, says which capacity is right; a limit that explains little more than none is none.
+    """
+
+    def __init__(self, way: Direction, steps: Steps, client: Ints, latency: Floats) -> None:
+        self._way, self._steps, self._client, self._latency = way, steps, client, latency
+        self._over = np.maximum.accumulate(steps.end) if len(client) else steps.end
+
+    def rates(self, capacity: float) -> Floats:
+        """The clients' rates behind a server's link of this capacity, bytes/s, [clients]."""
+        return self._settled(capacity, len(self._client))[0]
+
+    def capacity(self) -> float:
+        """Of the server's link, bytes/s; infinity if it limits nothing."""
+        most = min(_MOST, len(self._client))
+        if not most or (self._steps.start[1:] >= self._over[:-1]).all():
+            return math.inf
+        alone = self._error(math.inf, most)
+        if alone <= _WORTH:
+            return math.inf
+        least = self._least(most)
+        tried = {least * factor: self._error(least * factor, most) for factor in _WIDER}
+        best = min(tried, key=tried.__getitem__)
+        if tried[best] >= alone:
+            return math.inf
+        low, high = math.log(best / _WIDER[2]), math.log(best * _WIDER[2])
+        for _ in range(12):  # a golden section
+            left, right = math.exp(high - _GOLDEN * (high - low)), math.exp(low + _GOLDEN * (high - low))
+            tried |= {one: self._error(one, most) for one in (left, right)}
+            low, high = (low, math.log(right)) if tried[left] <= tried[right] else (math.log(left), high)
+        best = min(tried, key=tried.__getitem__)
+        return best if tried[best] < _BETTER * alone and tried[best] < alone - _WORTH else math.inf
+
+    def _first_rates(self) -> Floats:
+        took = np.maximum(self._steps.took - self._latency[self._client], 1e-9)
+        return _median(self._steps.amount / took, self._client, len(self._latency))
+
+    def _settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
+        """Rates [clients], and how long the first ``most`` transfers take with them (s)."""
+        steps, client = self._steps.at(slice(most)), self._client[:most]
+        rates = self._first_rates()
+        if capacity == math.inf:
+            return rates, self._latency[client] + steps.amount / rates[client]
+        rates = np.minimum(rates, capacity)
+        real = np.maximum(steps.took - self._latency[client], 1e-9)
+        took = real
+        for _ in range(_TURNS):
+            took = self._took(steps, client, rates, capacity)
+            apart = np.log(np.maximum(took - self._latency[client], 1e-9) / real)
+            told = np.abs(apart) > _STILL  # those that the server's link holds up say nothing of their own
+            change = np.nan_to_num(_median(apart[told], client[told], len(rates)))
+            better = np.minimum(rates * np.exp(change), capacity)
+            if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
+                break
+            rates = better
+        return rates, took
+
+    def _took(self, steps: Steps, client: Ints, rates: Floats, capacity: float) -> Floats:
+        known = np.where(np.isnan(rates), capacity, rates)
+        return transfers(Links(known, known, self._latency, dict.fromkeys(_WAYS, capacity)), self._way, steps, client)
+
+    def _error(self, capacity: float, most: int) -> float:
+        """How far single transfers are off on the mean, and how far the ends of busy times are."""
+        steps, (_, took) = self._steps.at(slice(most)), self._settled(capacity, most)
+        alone = np.abs(np.log(np.maximum(took, 1e-9) / np.maximum(steps.took, 1e-9))).mean()
+        begins = self._begins(most)
+        real, here = (np.maximum.reduceat(ends, begins) - steps.start[begins] for ends in (steps.end, steps.start + took))
+        return float(alone + _TOGETHER * np.abs(np.log(np.maximum(here, 1e-9) / np.maximum(real, 1e-9))).mean())
+
+    def _begins(self, most: int) -> Ints:
+        """Where the times begin at which something is always sent."""
+        return np.concatenate(([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1])))
+
+    def _least(self, most: int) -> float:
+        """What a server's link must carry at least, bytes/s: what went over it whole in the busiest stretches."""
+        found = []
+        for first, last in pairwise([*self._begins(most).tolist(), most]):
+            steps = self._steps.at(slice(first, last))
+            order = np.argsort(steps.end, kind="stable")
+            latency = self._latency[self._client[first:last]].min()
+            found.append((np.cumsum(steps.amount[order]) / np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)).max())
+        return float(np.percentile(found, 90))

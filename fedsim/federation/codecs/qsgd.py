@@ -1,0 +1,72 @@
+"""QSGD (Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017)."""
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.federation.codecs.buckets import in_buckets, joined, pack, unpack
+from fedsim.federation.codecs.lossy import Floats, Lossy
+from fedsim.learning.functions import Function, pure
+
+
+def bits_of(levels: int) -> int:
+    """Bits that tell the 2 s + 1 values of a number apart."""
+    return (2 * levels).bit_length()
+
+
+def encode(array: Floats, levels: int, bucket: int | None, rng: np.random.Generator) -> bytes:
+    """Each bucket's norm (4 bytes), and every number's sign and level: |v_i| s / ||v||, rounded up or down at random."""
+    values = in_buckets(array, bucket)
+    exact = np.linalg.norm(values, axis=1)
+    norms = exact.astype("<f4")
+    norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)  # so that no level is above s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.where(norms[:, None] > 0, np.abs(values) * levels / norms[:, None], 0.0)
+    level = np.floor(scaled)
+    level += rng.random(level.shape) < scaled - level
+    head: bytes = norms.tobytes()
+    return head + pack(joined(np.sign(values) * level, len(array)) + levels, bits_of(levels))
+
+
+def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats:
+    """The array [size] that ``encode`` has written."""
+    head = 4 * -(-size // (bucket or size))
+    level = in_buckets(unpack(written[head:], size, bits_of(levels)) - levels, bucket)
+    norms = np.frombuffer(written[:head], "<f4").astype(np.float64)
+    return joined(level * (norms[:, None] / levels), size).astype(np.float32)
+
+
+@pure
+def through_the_wire(models: list[Floats], levels: int, bucket: int | None, rng: np.random.Generator) -> Floats:
+    """What arrives of an array."""
+    return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket)
+
+
+class QSGD(Lossy):
+    """Every number as one of s levels of the norm and a sign, drawn so that the mean over all draws is what was meant.
+
+    The variance is at most min(n / s^2, sqrt(n) / s) ||v||^2 over buckets of n numbers (Lemma 3.1). A number takes
+    ceil(log2(2 s + 1)) bits: the paper's Elias code has a length that depends on the values, this one's is known beforehand.
+
+    Attributes:
+        levels: s.
+        bucket: so many numbers in a row share a norm (section 4); None: all.
+    """
+
+    kind: Literal["qsgd"] = "qsgd"
+    levels: int = Field(default=127, ge=1, le=32_767)
+    bucket: int | None = Field(default=None, ge=1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a number is rounded up or down."""
+        return True
+
+    def bytes(self, parameters: int) -> float:
+        """The bits of all numbers, and 4 bytes a norm."""
+        return -(-parameters * bits_of(self.levels) // 8) + 4 * -(-parameters // (self.bucket or parameters))
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        """Rounded at random."""
+        return through_the_wire, {"levels": self.levels, "bucket": self.bucket}

@@ -1,0 +1,150 @@
+"""What a step of SGD costs: the FLOPs and the bytes of every operation, counted by torch on tensors that hold nothing.
+
+FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add). Bytes
+are the sizes of an operation's operands and results; views move none. So each operation moves all its data through memory once:
+caches, and kernels that fuse several operations, make real devices faster; recurrent layers are counted step by step.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsim.errors import ScenarioError
+from fedsim.learning.architecture import Shape
+from fedsim.model_cost import ModelCost, Operations
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from fedsim.learning.models import ModelSpec
+    from fedsim.learning.spec import TrainingSpec
+
+_SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
+_PHASES = ("forward", "backward", "update")
+
+
+def cost_of(model: "ModelSpec", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
+    """What one SGD step with a scenario's model costs.
+
+    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not.
+
+    Raises:
+        ScenarioError: the module cannot be trained on such samples.
+    """
+    from fedsim.learning.models import ModuleModel, SizeOnly
+
+    if isinstance(model, SizeOnly):
+        return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
+    if isinstance(model, ModuleModel):
+        return profile(model.module(), shape, classes, training.momentum, training.weight_decay)
+    from fedsim.learning.solvers.reference import module_of
+
+    return profile(module_of(model.architecture(shape, classes)), shape, classes, training.momentum, training.weight_decay)
+
+
+def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:
+    """What one SGD step with a module costs; the module is left as it was.
+
+    Args:
+        module: maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
+        shape: of a sample.
+        classes: of the labels.
+        momentum, weight_decay: of the optimiser.
+
+    Raises:
+        ScenarioError: it cannot be trained on such samples.
+    """
+    try:
+        steps = [_step(module, (size, *shape), momentum, weight_decay, "meta") for size in (_SMALL, _LARGE)]
+    except Exception:  # some modules look at values, which such tensors do not have
+        try:
+            steps = [_step(module, (size, *shape), momentum, weight_decay, "cpu") for size in (_SMALL, _LARGE)]
+        except Exception as error:
+            raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
+    (small, kept_small, held), (large, kept_large, _) = steps
+    a_sample = (kept_large - kept_small) / (_LARGE - _SMALL)
+    parts = {phase: _by_sample(small[phase], large[phase]) for phase in _PHASES}
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    return ModelCost(**parts, weights=float(weights), memory=float(held), memory_a_sample=a_sample)
+
+
+def _by_sample(small: "list[tuple[float, float]]", large: "list[tuple[float, float]]") -> Operations:
+    """Each operation's FLOPs and bytes, cut into what is fixed and what each sample adds."""
+    first, second = np.reshape(small, (-1, 2)), np.reshape(large, (-1, 2))
+    if first.shape != second.shape:  # the size of a batch decides what is done
+        first, second = first.sum(axis=0, keepdims=True), second.sum(axis=0, keepdims=True)
+    a_sample = (second - first) / (_LARGE - _SMALL)
+    fixed = first - _SMALL * a_sample
+    return np.stack([fixed[:, 0], a_sample[:, 0], fixed[:, 1], a_sample[:, 1]], axis=1)
+
+
+def _step(
+    module: "nn.Module", batch: Shape, momentum: float, weight_decay: float, place: str
+) -> "tuple[dict[str, list[tuple[float, float]]], float, float]":
+    """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    own = copy.deepcopy(module).to(place).train()
+    x, y = torch.zeros(batch, device=place), torch.zeros(batch[0], dtype=torch.long, device=place)
+    trained = [parameter for parameter in own.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.SGD(trained, lr=0.1, momentum=momentum, weight_decay=weight_decay, foreach=False)
+    loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else cross_entropy  # type: ignore[assignment]
+    known = {_storage(parameter) for parameter in own.parameters()}
+    found: dict[str, list[tuple[float, float]]] = {}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: "torch.Tensor") -> "torch.Tensor":
+        if _storage(tensor) not in known:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            optimiser.zero_grad()
+            kept.clear()
+            with _counting() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = loss_of(own(x), y).mean()
+            with _counting() as backward:
+                loss.backward()
+            with _counting() as update:
+                optimiser.step()
+            found = dict(zip(_PHASES, (forward.operations, backward.operations, update.operations), strict=True))
+    held = [*own.parameters(), *own.buffers(), *(parameter.grad for parameter in trained if parameter.grad is not None)]
+    held += [state for entry in optimiser.state.values() for state in entry.values() if isinstance(state, torch.Tensor)]
+    return found, float(sum(kept.values())), float(sum(tensor.numel() * tensor.element_size() for tensor in held))
+
+
+def _storage(tensor: "torch.Tensor") -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _counting() -> Any:
+    """A mode that notes the FLOPs and bytes of each operation, in ``operations``."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import flop_registry
+
+    def size(tree: Any) -> int:
+        return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.operations: list[tuple[float, float]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = kwargs or {}
+            result = func(*args, **given)
+            count = flop_registry.get(func._overloadpacket)
+            flops = 0 if count is None else count(*args, **given, out_val=result)
+            moved = 0 if func.is_view else size((args, given)) + size(result)
+            if flops or moved:
+                self.operations.append((float(flops), float(moved)))
+            return result
+
+    return Counting()

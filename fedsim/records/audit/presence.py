@@ -1,0 +1,89 @@
+"""Did devices work only while they could be reached?"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedsim.records.audit.columns import NOTHING, Ints, Mask, Sequences
+from fedsim.records.audit.evidence import Evidence
+
+
+def reachable(evidence: Evidence) -> Iterator[str]:
+    """The table of availability is in order; steps lie within on phases; who is lost or flat has gone off, or was switched off.
+
+    Devices of which the table says nothing are left out.
+    """
+    if not evidence.has_availability:
+        return
+    table, end = evidence.availability, evidence.run.summary["simulated_s"]
+    device, time, on = (table[name] for name in ("device", "time", "on"))
+    first = np.ones(table.count, dtype=bool)
+    first[1:] = device[1:] != device[:-1]
+    after = ~first[1:]
+    wrong = np.zeros(table.count, dtype=bool)
+    wrong[1:] = (device[1:] < device[:-1]) | (after & ((time[1:] <= time[:-1]) | (on[1:] == on[:-1])))
+    wrong |= (first & (time != 0)) | ~(time <= end) | (device < 0) | (device >= evidence.devices.count)
+    for row in np.flatnonzero(wrong).tolist():
+        at = f"device {device.item(row)} at {time.item(row)!r} s"
+        yield f"row {row} of the availability, {at}, is no change after the row before"
+    if not wrong.any() and table.count:
+        yield from _steps(evidence)
+        yield from _losses(evidence)
+
+
+def _steps(evidence: Evidence) -> Iterator[str]:
+    events, table = evidence.events, evidence.availability
+    rows = np.flatnonzero(events.are_any(("step-start", "step-end")) & (events["device"] != NOTHING))
+    lives = Sequences(events["task"][rows])
+    rows = rows[lives.order]
+    ends = events.are("step-end")[rows]
+    begun = lives.latest_before(~ends)
+    ends &= begun >= 0
+    start, end = rows[begun[ends]], rows[ends]
+    state = _states(evidence, start)
+    until = np.full(table.count + 1, np.inf)
+    until[: table.count - 1] = np.where(table["device"][1:] == table["device"][:-1], table["time"][1:], np.inf)
+    known = state >= 0
+    took = events["time"][end] > events["time"][start]
+    off = known & took & ~(table["on"][state] & (events["time"][end] <= until[state]))
+    for place in np.flatnonzero(off).tolist():
+        task, when = events.shown("task", start[place]), events["time"].item(start[place])
+        yield f"task {task} has a step from {when!r} s to {events['time'].item(end[place])!r} s, while its device was away"
+
+
+def _losses(evidence: Evidence) -> Iterator[str]:
+    events, table = evidence.events, evidence.availability
+    gone = np.isin(events["outcome"], [evidence.words["lost"], evidence.words["battery"]])
+    ends = np.flatnonzero(events.are("task-end") & gone & (events["device"] != NOTHING))
+    state = _states(evidence, ends)
+    there = (state >= 0) & (table["on"][state] != 0) & ~_switched_off(evidence, ends)
+    for place in np.flatnonzero(there).tolist():
+        task, when = events.shown("task", ends[place]), events["time"].item(ends[place])
+        yield f"task {task} was lost at {when!r} s, when its device was there"
+
+
+def _states(evidence: Evidence, rows: Ints) -> Ints:
+    """The row of the availability that holds for each record's device at its time; -1 where there is none; int64 [rows]."""
+    table, events = evidence.availability, evidence.events
+    times = np.concatenate([table["time"], events["time"][rows]])
+    _, rank = np.unique(times, return_inverse=True)
+    base = len(times)
+    keys = table["device"].astype(np.int64) * base + rank[: table.count]
+    found = np.searchsorted(keys, events["device"][rows].astype(np.int64) * base + rank[table.count :], side="right") - 1
+    known = (found >= 0) & (table["device"][found] == events["device"][rows])
+    return np.where(known, found, -1)
+
+
+def _switched_off(evidence: Evidence, rows: Ints) -> Mask:
+    """Whether a process of the world has switched off each record's device, or did so at that instant; bool [rows]."""
+    events = evidence.events
+    acts = np.flatnonzero(events.are_any(("switch-off", "switch-on")))
+    both = np.concatenate([acts, rows])
+    order = np.argsort(both, kind="stable")
+    sequences = Sequences(events["device"][both[order]])
+    order = order[sequences.order]
+    times, off = events["time"][both[order]], events.are("switch-off")[both[order]]
+    latest, switched = sequences.latest_before(order < len(acts)), sequences.latest_before(off)
+    result = np.zeros(len(both), dtype=bool)
+    result[order] = ((latest >= 0) & off[latest]) | ((switched >= 0) & (times[switched] == times))
+    return result[len(acts) :]

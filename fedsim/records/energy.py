@@ -1,0 +1,283 @@
+"""The ledger of energy: joules by device and phase, and what they weigh in carbon, read off the records.
+
+Phases are what a device does. ``idle`` is what it draws by being on; all others come on top of that: ``compute``, ``receive``
+and ``send`` (by the time of a transfer, its latency included, and by the bytes that moved), and ``tail``, for which the radio
+stays awake after a transfer, unless the device's next one begins. Energy is booked when its phase is over. The server's side
+has two books of its own, ``server`` and ``edge``.
+
+Energy is drawn from a grid whose carbon intensity may differ by zone and by the hour of the day.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.simulation import Record
+
+PHASES = ("idle", "compute", "receive", "send", "tail")
+PLACES = ("server", "edge")
+COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte", "tail_w", "tail_s")
+"""What a device draws: watts, joules a byte, and for how long the radio stays awake (s)."""
+
+DAY_S = 86_400.0
+_HOUR_S = 3_600.0
+
+COMPUTING = ("train", "evaluate", "decode", "encode")
+"""The steps for which a device computes."""
+
+_MOVING = {"download": "receive", "upload": "send"}
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class Zone:
+    """A part of the grid, whose carbon intensity goes through the hours of its own day, again and again.
+
+    Args:
+        hours: grams of CO2 a joule, in each hour of the day; 24 of them.
+        offset: the local time of the day when the run begins (s).
+    """
+
+    def __init__(self, hours: list[float], offset: float) -> None:
+        self._hours = hours
+        self._offset = offset
+        self._flat = len(set(hours)) == 1
+        self._before = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
+
+    def grams(self, joules: float, start: float, end: float) -> float:
+        """What ``joules`` weigh that are drawn evenly from ``start`` to ``end`` (s); all at once if these are the same."""
+        if self._flat:
+            return joules * self._hours[0]
+        if end <= start:
+            return joules * self._hours[int((start + self._offset) % DAY_S // _HOUR_S)]
+        return joules * (self._summed(end) - self._summed(start)) / (end - start)
+
+    def _summed(self, time: float) -> float:
+        """The integral of the intensity from a midnight before the run to ``time`` (s)."""
+        days, rest = divmod(time + self._offset, DAY_S)
+        hour = int(rest // _HOUR_S)
+        return days * self._before[24] + self._before[hour] + (rest - hour * _HOUR_S) * self._hours[hour]
+
+
+class EnergyLedger:
+    """Joules and grams, booked as the records come.
+
+    Args:
+        columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
+        setting: what is not of a device: ``idle_while`` (``working`` or ``there``), ``batteries`` (whether there are any),
+            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``; none
+            where carbon is not counted).
+
+    Attributes:
+        by_phase: joules of each phase of all devices, and of the server's side.
+        wasted: those of the devices for tasks whose work was not used: they ended otherwise than done, or trained without one
+            epoch that counts.
+        grams: CO2 of all of it; None where it is not counted.
+    """
+
+    def __init__(self, columns: Columns, setting: Mapping[str, Any]) -> None:
+        self.columns, self.setting = columns, setting
+        self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
+        devices = len(columns["zone"])
+        self._books = {phase: np.zeros(devices) for phase in PHASES}
+        self._grams = np.zeros(devices)
+        self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
+        self.wasted = 0.0
+        self.grams: float | None = 0.0 if self._zones else None
+        self._while_there = setting["idle_while"] == "there"
+        self._by_battery = np.zeros(devices, dtype=np.bool_)  # whose battery says when they were off
+        if self._while_there and setting["batteries"]:
+            self._by_battery = columns["capacity_j"] < math.inf
+        self._idle_since = np.full(devices, math.inf)  # what has not been booked yet
+        self._idle_told: dict[int, tuple[float, float]] = {}  # by the battery of a device: when, and joules
+        self._places_since = 0.0
+        self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
+        self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
+        self._steps: dict[int, float] = {}  # begins
+        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin, whose it is, whether that is wasted
+        self._told = (0.0, 0.0)
+        self._follow = {
+            "task-start": self._take_task_start,
+            "step-start": self._take_step_start,
+            "step-end": self._take_step_end,
+            "task-end": self._take_task_end,
+            "departure": self._take_departure,
+            "aggregate": self._take_aggregate,
+            "server-transfer": self._take_server_transfer,
+            "battery": self._take_battery,
+        }
+
+    def take(self, record: Record) -> None:
+        """Take in the next record."""
+        follow = self._follow.get(record.kind)
+        if follow is not None:
+            follow(record.time, record.fields)
+
+    @property
+    def total(self) -> float:
+        """All joules booked so far."""
+        return math.fsum(self.by_phase.values())
+
+    def since_last(self, time: float) -> dict[str, float | None]:
+        """``joules`` and ``grams`` booked since this was last asked, with all phases that are over at ``time`` (s)."""
+        self._settle(time, over=False)
+        joules, grams = self.total, self.grams
+        before, self._told = self._told, (joules, grams or 0.0)
+        return {"joules": joules - before[0], "grams": None if grams is None else grams - before[1]}
+
+    def close(self, time: float) -> None:
+        """Book all that is open: the run is over at ``time`` (s)."""
+        self._settle(time, over=True)
+
+    def summary(self) -> dict[str, Any]:
+        """The ``energy`` entry of ``summary.json``."""
+        grams = {} if self.grams is None else {"grams": self.grams}
+        return {"joules": self.total, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
+
+    def of_devices(self) -> dict[str, NDArray[np.float64]]:
+        """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``; float64 [devices] each."""
+        books = {f"{phase}_j": values for phase, values in self._books.items()}
+        return books | {"joules": sum(self._books.values(), np.zeros(len(self._grams))), "grams": self._grams}
+
+    # Snapshots.
+
+    _STATE = (
+        *("_books", "_grams", "by_phase", "wasted", "grams", "_idle_since", "_idle_told", "_places_since"),
+        *("_tasks", "_idlers", "_steps", "_tails", "_told"),
+    )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the books stand; ``restore`` takes it back."""
+        return {name: getattr(self, name) for name in self._STATE}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    # Booking.
+
+    def _book(self, device: int, phase: str, joules: float, start: float, end: float) -> None:
+        self._books[phase][device] += joules
+        self.by_phase[phase] += joules
+        if self.grams is not None:
+            grams = self._zones[self.columns["zone"].item(device)].grams(joules, start, end)
+            self._grams[device] += grams
+            self.grams += grams
+
+    def _book_place(self, place: str, joules: float, start: float, end: float) -> None:
+        """Of the server's side, whose zone is the first."""
+        self.by_phase[place] += joules
+        if self.grams is not None:
+            self.grams += self._zones[0].grams(joules, start, end)
+
+    def _draws(self, device: int, name: str) -> float:
+        return self.columns[name].item(device)  # type: ignore[no-any-return]
+
+    def _settle(self, time: float, *, over: bool) -> None:
+        """Book what goes on all the time up to ``time`` (s), and all tails that are through, or all if the run is ``over``."""
+        for place in PLACES:
+            if watts := self.setting[place]["idle_w"]:
+                self._book_place(place, watts * (time - self._places_since), self._places_since, time)
+        self._places_since = time
+        if self._while_there:
+            for device in np.flatnonzero(self._idle_since < time).tolist():
+                self._end_idle(device, time)
+                self._idle_since[device] = time
+        for device, (begin, _, _) in list(self._tails.items()):
+            if over or begin + self._draws(device, "tail_s") <= time:
+                self._end_tail(device, time)
+
+    def _end_idle(self, device: int, time: float) -> None:
+        since = self._idle_since.item(device)
+        if since < time:
+            self._book(device, "idle", self._draws(device, "idle_w") * (time - since), since, time)
+        self._idle_since[device] = math.inf
+
+    def _end_tail(self, device: int, time: float) -> None:
+        """The radio goes to sleep, or to work, at ``time`` (s), if it has not gone to sleep before."""
+        tail = self._tails.pop(device, None)
+        if tail is not None:
+            begin, task, is_wasted = tail
+            end = min(time, begin + self._draws(device, "tail_s"))
+            joules = self._draws(device, "tail_w") * (end - begin)
+            self._book(device, "tail", joules, begin, end)
+            self._charge(task, joules, is_wasted)
+
+    def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
+        """Put what was drawn down to a task; to the waste where it has ended and is wasted."""
+        if task in self._tasks:
+            begin, drawn = self._tasks[task]
+            self._tasks[task] = begin, drawn + joules
+        elif is_wasted:
+            self.wasted += joules
+
+    # Records.
+
+    def _take_task_start(self, time: float, fields: dict[str, Any]) -> None:
+        device = fields["device"]
+        self._tasks[fields["task"]] = time, 0.0
+        if not self._by_battery[device] and self._idle_since.item(device) == math.inf:
+            self._idle_since[device] = time
+
+    def _take_step_start(self, time: float, fields: dict[str, Any]) -> None:
+        self._steps[fields["task"]] = time
+        if fields["step"] in _MOVING:
+            self._end_tail(fields["device"], time)
+
+    def _take_step_end(self, time: float, fields: dict[str, Any]) -> None:
+        task, device, step, outcome = fields["task"], fields["device"], fields["step"], fields["outcome"]
+        start = self._steps.pop(task)
+        if step in COMPUTING:
+            phase, joules = "compute", self._draws(device, "compute_w") * (time - start)
+        elif step in _MOVING:
+            phase, moved = _MOVING[step], fields["delivered"]
+            joules = self._draws(device, f"{phase}_w") * (time - start) + self._draws(device, f"{phase}_j_byte") * moved
+            for place in PLACES:
+                if a_byte := self.setting[place]["j_byte"]:
+                    self._book_place(place, a_byte * moved, start, time)
+            if self._draws(device, "tail_w") and outcome != "battery":
+                self._tails[device] = time, task, False
+        else:
+            return
+        if step == "train" and not fields["epochs"]:
+            self._idlers[task] = True
+        if outcome == "battery":
+            self._end_tail(device, time)
+        self._book(device, phase, joules, start, time)
+        self._charge(task, joules)
+
+    def _take_task_end(self, time: float, fields: dict[str, Any]) -> None:
+        task, device = fields["task"], fields["device"]
+        begin, drawn = self._tasks.pop(task)
+        is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
+        if is_wasted:
+            self.wasted += drawn + self._draws(device, "idle_w") * (time - begin)
+        if device in self._tails and self._tails[device][1] == task:
+            self._tails[device] = (*self._tails[device][:2], is_wasted)
+        if not self._while_there or fields["outcome"] == "left":
+            self._end_idle(device, time)
+
+    def _take_departure(self, time: float, fields: dict[str, Any]) -> None:
+        self._end_idle(fields["device"], time)
+
+    def _take_battery(self, time: float, fields: dict[str, Any]) -> None:
+        """What the battery of a device says of the time since it last did, and whether it is flat now."""
+        device, idle = fields["device"], fields["idle"]
+        if fields["flat"]:
+            self._end_tail(device, time)
+        if self._by_battery[device]:
+            since, before = self._idle_told.get(device, (time, idle))  # from its first task on
+            self._idle_told[device] = time, idle
+            self._book(device, "idle", idle - before, since, time)
+
+    def _take_aggregate(self, time: float, fields: dict[str, Any]) -> None:
+        if an_update := self.setting["server"]["update_j"]:
+            self._book_place("server", an_update * len(fields["tasks"]), time, time)
+
+    def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        if a_byte := self.setting["server"]["j_byte"]:
+            self._book_place("server", a_byte * fields["bytes"], time, time)

@@ -1,0 +1,99 @@
+"""Ditto: every device has a model of its own, held near the global one (Li et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.evaluation.evaluator import Served
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
+from fedsim.language.spec import Epochs
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
+
+
+class DittoParams(AggregatingParams):
+    """What Ditto takes, besides ``AggregatingParams``.
+
+    Attributes:
+        lam: lambda, how strongly a device's own model is held to the global one; 0: local training.
+        personal_epochs: passes over its data for which a device trains its own model; None: ``local_epochs``.
+    """
+
+    kind: Literal["ditto"] = "ditto"
+    lam: float = Field(default=0.1, ge=0.0, le=1e6)
+    personal_epochs: Epochs | None = None
+
+    @model_validator(mode="after")
+    def _two_trainings(self) -> Self:
+        self.refuse_budget("with Ditto a client trains its own model too")
+        return self
+
+
+class DittoClient(SynchronousClient[DittoParams]):
+    """Trains its own model, and then an update of the global one.
+
+    State: ``model``, its own; absent until it has first answered.
+    """
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Both trainings, each from where it stands."""
+        own = device.state["model"] if "model" in device.state else device.initial()
+        epochs = self.params.personal_epochs or self.params.local_epochs
+        return (Train(Training(own, epochs, mu=self.params.lam, anchor=order["model"])), *super().work(device, order))
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The update; its own model is not sent, but seen by who evaluates."""
+        before = device.state.get("model", device.initial())
+        own = device.mix([(done.earlier[0], 1.0)], otherwise=before)  # not what has diverged
+        return {**(super().reply(device, order, done) or {}), "own": Free(own)}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The round counts for its own model too."""
+        device.state["model"] = reply["own"].value
+
+
+class Ditto(FedAvg[DittoParams]):
+    """Personalised federated learning by a second, regularised objective.
+
+    Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML 2021), Algorithm 1: the global
+    model w is FedAvg's; beside it each client that is asked makes steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with
+    the w that it received. All v_k begin at the initial model.
+
+    Sends what FedAvg sends; a client computes for ``personal_epochs`` more, and its own model never leaves it. It is tested on
+    the test samples of its device; who has no model of its own yet, a newcomer say, is served by the global one. A client whose
+    answer is cut off goes back to the own model that it had.
+
+    State besides FedAvg's: ``own``, the models of devices that have ever answered, device ->
+    model: no server's knowledge, but what evaluations look at.
+    """
+
+    Params: ClassVar[type[RoundParams]] = DittoParams
+    Client = DittoClient
+    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+
+    async def on_start(self) -> None:
+        """Nobody has a model of its own."""
+        self.state["own"] = {}
+        await super().on_start()
+
+    async def aggregate(self) -> None:
+        """The global model; and who has which own."""
+        self.state["own"] |= {entry["device"]: entry["contents"]["own"] for entry in self.state["received"]}
+        await super().aggregate()
+
+    def models(self) -> Served:
+        """A model a device, and the global one for the others."""
+        own = self.state["own"]
+        others = [device for device in range(self.server.devices) if device not in own] if own else None
+        return {"global": (self.state["model"], others)} | {
+            f"device/{device}": (own[device], [device]) for device in sorted(own)
+        }
+
+    def shared_models(self) -> Served:
+        """The global one."""
+        return {"global": (self.state["model"], None)}

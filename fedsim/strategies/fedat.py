@@ -1,0 +1,262 @@
+"""FedAT: tiers of like speed in rounds of their own, whose models are mixed as they come (Chai et al., 2021)."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import Client, Done, Order
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.language.spec import Epochs
+from fedsim.language.units import PositiveSeconds
+from fedsim.learning.refs import Ref
+from fedsim.strategies.asynchronous import Asynchronous
+from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.training import Training
+
+
+class FedATParams(StrategyParams):
+    """What FedAT takes.
+
+    Attributes:
+        tiers: M, of as many devices each.
+        clients_per_round: clients that a tier asks in a round of its own (all that can be had, if fewer).
+        local_epochs: E, passes over its own data that a client makes.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda.
+        aggregation: how a tier's updates become its model (``parts/aggregation``).
+        profiling_limit: a device whose profiling takes longer (s) counts as one of so long; None: it is waited for.
+        retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
+    """
+
+    kind: Literal["fedat"] = "fedat"
+    tiers: int = Field(default=5, ge=1, le=10_000)
+    clients_per_round: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 1
+    mu: float = Field(default=0.4, ge=0.0, le=1e6)
+    aggregation: AggregationSpec = Weighted()
+    profiling_limit: PositiveSeconds | None = None
+    retry: PositiveSeconds = 60.0
+
+    def check(self, devices: int) -> None:
+        """Tiers need devices, and must be large enough for their aggregation."""
+        for key in ("tiers", "clients_per_round"):
+            value = getattr(self, key)
+            if value > devices:
+                raise ScenarioError(
+                    f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
+                )
+        self.aggregation.check(min(self.clients_per_round, devices // self.tiers))
+        if self.aggregation.spent(1, self.clients_per_round, devices):
+            raise ScenarioError(
+                "strategy.aggregation.account is true, which counts rounds that are drawn from all devices; FedAT's tiers have "
+                "rounds of their own, and allowed is false"
+            )
+
+
+class FedATClient(Client[FedATParams]):
+    """Trains around the received model; to be profiled it does the same."""
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Local SGD with the proximal term."""
+        model = order["profiling" if order.job == "profile" else "model"]
+        return Training(model, self.params.local_epochs, mu=self.params.mu)
+
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """What the aggregation has clients do to their updates."""
+        if done.update is None or done.start is None:
+            return done
+        return done._replace(update=self.params.aggregation.on_device(device, done.update, done.start))
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The update."""
+        return {"profiling": done.update} if order.job == "profile" else super().reply(device, order, done)
+
+
+def tier_shares(counts: Sequence[int]) -> list[float]:
+    """What each tier's model counts in the global one: T_(M+1-m) / T, by how often each tier, from the fastest, was updated.
+
+    The slower a tier, the seldomer it is updated and the more it counts.
+    """
+    return [count / sum(counts) for count in reversed(counts)]
+
+
+class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work at a time follows from the tiers
+    """Federated learning with asynchronous tiers.
+
+    Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning system with asynchronous
+    tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its compression, which ``[messages]`` can say.
+
+    First every device that can be reached is profiled: it does the whole task of a round once (down and up d parameters), and
+    the server measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes
+    through rounds of its own, and waits for no other: clients at random receive the global model (d parameters), train, and
+    send their update (d parameters); their mean becomes the tier's model, and the global model the mean of all tiers' models
+    with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's model is the initial one.
+    Each of these is a version, and what the run records as a round.
+
+    Who is away at first, and a newcomer, is profiled when it can be reached, and joins the tier whose latencies its own is
+    among.
+
+    State besides ``Asynchronous``'s (``draws`` has a count a tier):
+        profiling: tasks of profiling, task -> device and when it was asked.
+        latency: of each device (s), None for who has not been profiled; ``unable``: how many have no room for the training.
+        bounds: the highest latency of each tier but the last (s); None until there are tiers.
+        tier: of each device, None for who has none; ``members``: of each tier.
+        tiers: each tier's model; ``counts``: T_m.
+        received: the updates of each tier's open round; ``aggregation``: what that remembers, by tier.
+    """
+
+    Params: ClassVar[type[StrategyParams]] = FedATParams
+    Client = FedATClient
+
+    async def on_start(self) -> None:
+        """Profile whoever can be reached; tiers begin when all of them have been."""
+        server, tiers = self.server, self.params.tiers
+        self.state |= {"version": 0, "model": server.initial(), "open": {}, "over": False, "draws": [0] * tiers}
+        self.state |= {"profiling": {}, "latency": [None] * server.devices, "unable": 0, "bounds": None}
+        self.state |= {"tier": [None] * server.devices, "members": [[] for _ in range(tiers)]}
+        self.state |= {"tiers": [self.state["model"]] * tiers, "counts": [0] * tiers, "received": [[] for _ in range(tiers)]}
+        server.begin_round(0)
+        here = set(server.online())
+        for device in filter(server.arrived, range(server.devices)):
+            if device in here:
+                self._profile(device)
+            else:
+                server.await_return(device)
+        self._begin()
+
+    # Profiling.
+
+    async def on_return(self, device: int) -> None:
+        """A device that was away can be profiled."""
+        self._profile(device)
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer is profiled."""
+        self._profile(device)
+
+    def _profile(self, device: int) -> None:
+        task = self.server.ask(device, {"profiling": self.state["model"]}, "profile")
+        self.state["profiling"][task] = (device, self.server.now)
+        if self.params.profiling_limit is not None:
+            self.server.timer(f"profiling/{task}", self.server.now + self.params.profiling_limit)
+
+    def _profiled(self, message: TaskEnd) -> None:
+        device, asked = self.state["profiling"].pop(message.task)
+        self.server.cancel_timer(f"profiling/{message.task}")
+        if message.outcome in ("done", "late"):
+            self.state["latency"][device] = self.server.now - asked
+            if self.state["bounds"] is not None:
+                self._sort_in(device)
+        elif message.outcome == "memory":  # it never can train
+            self.state["unable"] += 1
+            self.server.emit("tier-drop", device=device, latency=None)
+        else:
+            self.server.await_return(device)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the tiers when nobody is left to profile at this time, and open the first round of each."""
+        state, server, tiers = self.state, self.server, self.params.tiers
+        if state["bounds"] is not None or state["profiling"]:
+            return
+        known = [device for device, latency in enumerate(state["latency"]) if latency is not None]
+        if len(known) < tiers:
+            if server.devices - state["unable"] < tiers:
+                server.stop(f"fewer than {tiers} devices have room for the training")
+            else:
+                server.look_again("begin", self.params.retry, at_least=tiers)
+            return
+        server.cancel_timer("begin")
+        parts = np.array_split(sorted(state["latency"][device] for device in known), tiers)
+        state["bounds"] = [float(part[-1]) for part in parts[:-1]]
+        for device in known:
+            self._sort_in(device)
+        server.emit("latency-tiers", bounds=state["bounds"], members=[len(part) for part in state["members"]])
+        for tier in range(tiers):
+            self._open(tier)
+
+    def _sort_in(self, device: int) -> None:
+        tier = bisect_left(self.state["bounds"], self.state["latency"][device])
+        self.state["tier"][device] = tier
+        self.state["members"][tier].append(device)
+
+    def group_of(self, device: int) -> int | None:
+        """The tier; None for who has none."""
+        tier: int | None = self.state["tier"][device]
+        return tier
+
+    async def learn(self) -> None:
+        """Nothing: tiers draw their clients at random."""
+
+    # Rounds of the tiers.
+
+    def _open(self, tier: int) -> None:
+        """Ask clients of a tier, or look for some later."""
+        state, server = self.state, self.server
+        among = state["members"][tier]
+        for device in server.sample(self.params.clients_per_round, "select", tier, state["draws"][tier], among=among):
+            task = server.ask(device, {"model": state["model"]}, round=state["version"], group=tier)
+            state["open"][task] = {"version": state["version"], "model": state["model"], "tier": tier}
+        state["draws"][tier] += 1
+        if not self._at_work(tier):
+            server.look_again(f"tier/{tier}", self.params.retry)
+
+    def _at_work(self, tier: int) -> bool:
+        return any(begun["tier"] == tier for begun in self.state["open"].values())
+
+    async def on_timer(self, name: str) -> None:
+        """A tier looks for clients; profiling that takes too long is ended; there may be enough devices for tiers."""
+        what, _, number = name.partition("/")
+        if what == "profiling":
+            self.server.end(int(number), "late")
+        elif what == "begin":
+            self._begin()
+        elif not self.state["over"] and not self._at_work(int(number)):
+            self._open(int(number))
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A device was profiled, or has trained; the last of a tier closes its round."""
+        state = self.state
+        if message.task in state["profiling"]:
+            self._profiled(message)
+            return
+        begun = state["open"].pop(message.task)
+        tier = begun["tier"]
+        if message.outcome == "done":
+            entry = {name: getattr(message, name) for name in ("task", "device", "group")}
+            entry |= {"update": message["update"], "samples": message["samples"], "contents": dict(message.contents)}
+            entry |= {"start": begun["model"], "base": begun["model"], "version": begun["version"]}
+            state["received"][tier].append(entry)
+        if state["over"] or self._at_work(tier):
+            return
+        if state["received"][tier]:
+            await self._close(tier)
+            if not state["over"]:
+                self.server.timer(f"tier/{tier}", self.server.now)  # after every message of this instant
+        else:
+            self.server.look_again(f"tier/{tier}", self.params.retry)
+
+    async def _close(self, tier: int) -> None:
+        """The tier's updates become its model, and the tiers' models the global one."""
+        state, how = self.state, self.params.aggregation
+        received, state["received"][tier] = state["received"][tier], []
+        weights, remembered = how.weights(received), self.remembered("aggregation").setdefault(tier, {})
+        # What clients have changed, they have changed in the model that the tier was sent, not in the tier's last one.
+        state["tiers"][tier] = how.combine(self.server, remembered, received, weights, received[0]["start"])
+        state["counts"][tier] += 1
+        parts = list(zip(state["tiers"], tier_shares(state["counts"]), strict=True))
+        told = [
+            entry | {"weight": weight, "staleness": state["version"] - entry["version"]}
+            for entry, weight in zip(received, weights, strict=True)
+        ]
+        await self.publish(self._mixed(parts), told, group=tier)
+
+    def _mixed(self, parts: list[tuple[Ref, float]]) -> Ref:
+        return self.server.mix(parts, otherwise=self.state["model"])

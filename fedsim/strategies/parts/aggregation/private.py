@@ -1,0 +1,206 @@
+"""Differentially private averaging: DP-FedAvg, with clipping that is fixed or adapts.
+
+Sources: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), Algorithm 1; Andrew et al.,
+"Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.federation.devices import Device
+from fedsim.federation.server import Server
+from fedsim.language.spec import Spec
+from fedsim.learning.functions import pure
+from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.parts.aggregation.epsilon import Sampling, can_be_told, epsilon
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+Models = list[NDArray[np.float32]]
+Floats = NDArray[np.float64]
+
+
+def clipped(change: NDArray[np.floating], clip: float) -> Floats:
+    """min(1, C / ||change||) change, float64 [d]."""
+    exact = change.astype(np.float64)
+    length = float(np.sqrt(exact @ exact))
+    scaled: Floats = exact if length <= clip else exact * (clip / length)
+    return scaled
+
+
+@pure
+def private_mean(
+    models: Models, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: np.random.Generator
+) -> Floats:
+    """w + (sum of clipped changes + noise) / n of [w, change, ...], or of [w, C, change, ...] where C is ``adapted``; [d].
+
+    Args:
+        models: see above.
+        clip: C, where it is not adapted; None: nothing is clipped.
+        noise: standard deviation of the noise of the sum over C.
+        divide_by: n; None: the number of changes.
+        adapted: see above.
+        rng: what the noise is drawn from.
+    """
+    weights, changes = models[0].astype(np.float64), models[2:] if adapted else models[1:]
+    limit = float(models[1][0]) if adapted else clip
+    if not changes:
+        return weights
+    total = np.zeros(len(weights))
+    for change in changes:
+        total += change if limit is None else clipped(change, limit)
+    if noise:
+        total += rng.normal(scale=noise * (limit or 0.0), size=len(total))
+    return weights + total / (divide_by or len(changes))
+
+
+@pure
+def adapted_clip(
+    models: Models, clip: float | None, quantile: float, lr: float, noise: float, rng: np.random.Generator
+) -> NDArray[np.floating]:
+    """C exp(-lr (b - quantile)) of [change, ...] and a given C, or of [C, change, ...]; [1].
+
+    b is the share of finite changes that are not longer than C, with noise: (sum (b_i - 1/2) + N(0, noise^2)) / n + 1/2.
+    """
+    limit, changes = (float(models[0][0]), models[1:]) if clip is None else (clip, models)
+    lengths = [float(np.linalg.norm(change.astype(np.float64))) for change in changes if np.isfinite(change).all()]
+    if not lengths:
+        return np.array([limit])
+    within = sum((length <= limit) - 0.5 for length in lengths)
+    share = (within + rng.normal(scale=noise)) / len(lengths) + 0.5
+    return np.array([limit * np.exp(-lr * (share - quantile))]).clip(1e-30, 1e30)
+
+
+@pure
+def clipped_and_noised(models: Models, clip: float, noise: float, rng: np.random.Generator) -> Floats:
+    """start + clipped change + noise of [update, start], [d]."""
+    start = models[1].astype(np.float64)
+    return start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
+
+
+class AdaptiveClip(Spec):
+    """C follows a quantile of the lengths of changes: C <- C exp(-lr (b - quantile)), b the share that was not longer than C.
+
+    Attributes:
+        quantile: gamma.
+        lr: eta_C.
+        count_noise: sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a round's clients.
+    """
+
+    quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
+    lr: float = Field(default=0.2, gt=0.0, le=10.0)
+    count_noise: float = Field(ge=0.0, le=1e6)
+
+
+class Private(Aggregation):
+    """The mean of changes that are cut to the length C (L2), with noise: w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n.
+
+    All updates count alike, whatever their samples. The server clips what comes and adds the noise once to the sum
+    (``central``), or each client clips its change and adds N(0, (z C)^2) to it before it answers (``local``).
+
+    With adaptive clipping the count of short changes has its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2)
+    times C, so that both together cost what z says (Theorem 1).
+
+    A client that drops out changes nothing of the noise that the server adds: epsilon stays as it is. Where n is the number of
+    updates that came, the noise of the mean grows as fewer come; with ``divide_by`` it stays, and the step gets shorter. With
+    local noise each client brings its own: the sum of fewer updates has less of it, and protects those in it as before, each by
+    its own noise alone.
+
+    Each record of a round tells the epsilon that was spent until then, of the aggregates alone: what else a strategy's clients
+    tell (which group they chose, their losses) is not in it. Groups are disjoint, so a round is one release for each device.
+    A round to which nobody's update came counts too.
+
+    State: ``clip``, a ref, where it adapts.
+
+    Attributes:
+        clip: C; the first one where it adapts.
+        noise: z, the noise multiplier. 0: changes are clipped, and nothing is private.
+        where: ``central`` or ``local``, see above.
+        adaptive: how C adapts; None: it does not. With central noise alone.
+        divide_by: n; None: the number of updates that came.
+        account: whether epsilon is computed (needs the package dp-accounting).
+        delta: of the (epsilon, delta) that is told; None: devices^-1.1, as in the paper.
+        sampling: how clients are taken to be drawn (``epsilon``): ``poisson`` as in the paper, or ``without-replacement``; both
+            are right only where all devices are as likely to be asked. ``none`` holds for a device that is in every round.
+            Local noise is always accounted so, between any two updates of a device.
+    """
+
+    kind: Literal["private"] = "private"
+    clip: float = Field(default=1.0, gt=0.0, le=1e12)
+    noise: float = Field(default=1.0, ge=0.0, le=1e6)
+    where: Literal["central", "local"] = "central"
+    adaptive: AdaptiveClip | None = None
+    divide_by: int | None = Field(default=None, ge=1)
+    account: bool = True
+    delta: float | None = Field(default=None, gt=0.0, lt=1.0)
+    sampling: Sampling = "poisson"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.account and self.noise and not can_be_told():
+            raise ValueError(
+                "'account' is true, which needs the package dp-accounting; allowed is false, or install 'fedsim-des[privacy]'"
+            )
+        if self.adaptive is None:
+            return self
+        if self.where == "local":
+            raise ValueError("'adaptive' is given and 'where' is 'local'; a clip that the server adapts needs 'central'")
+        if self.noise and 2 * self.adaptive.count_noise <= self.noise:
+            raise ValueError(
+                f"'adaptive.count_noise' is {self.adaptive.count_noise:g}; with noise {self.noise:g} allowed is more than "
+                f"{self.noise / 2:g}"
+            )
+        return self
+
+    @property
+    def noise_of_sum(self) -> float:
+        """The noise multiplier of the sum of changes; greater than z where the count of short ones costs something too."""
+        if self.adaptive is None or not self.noise:
+            return self.noise
+        return float((self.noise**-2 - (2 * self.adaptive.count_noise) ** -2) ** -0.5)
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """All alike."""
+        return [1 / len(entries)] * len(entries)
+
+    def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
+        """With local noise: the change clipped, and noise."""
+        if self.where == "central":
+            return update
+        stream = ("strategy/local-noise", update.serial)
+        return device.apply(clipped_and_noised, [update, start], clip=self.clip, noise=self.noise, stream=stream)
+
+    def combine(
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
+    ) -> "Ref":
+        """The mean of changes."""
+        # An update that is not finite takes its start out with it.
+        changes = [server.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
+        release = entries[0]["task"]  # names the draws: it is in one aggregation only
+        central = self.where == "central"
+        how: dict[str, Any] = {"noise": self.noise_of_sum if central else 0.0, "divide_by": self.divide_by}
+        how |= {"clip": self.clip if central else None, "adapted": False}
+        models = [otherwise, *changes]
+        if self.adaptive is not None:
+            rule: dict[str, Any] = {"quantile": self.adaptive.quantile, "lr": self.adaptive.lr}
+            rule |= {"noise": self.adaptive.count_noise, "size": 1, "stream": ("clip", release)}
+            if "clip" in state:
+                models, how["adapted"] = [otherwise, state["clip"], *changes], True
+                state["clip"] = server.apply(adapted_clip, [state["clip"], *changes], clip=None, **rule)
+            else:
+                state["clip"] = server.apply(adapted_clip, changes, clip=self.clip, **rule)
+        return server.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
+
+    def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
+        """``epsilon``."""
+        if not (self.account and self.noise):
+            return {}
+        delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
+        if self.where == "local":  # any two updates of a device are 2 C apart at most
+            return {"epsilon": epsilon(self.noise / 2, "none", asked, devices, delta, rounds)}
+        return {"epsilon": epsilon(self.noise, self.sampling, asked, devices, delta, rounds)}

@@ -1,0 +1,30 @@
+"""What the aggregations share that bear with malicious updates: each is a pure function of the updates that are finite."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsim.federation.server import Server
+from fedsim.learning.functions import Function
+from fedsim.strategies.parts.aggregation import Aggregation, Entry
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
+
+
+class Robust(Aggregation):
+    """Samples make no difference: a malicious client could say any number. An algorithm says its ``rule``."""
+
+    def rule(self) -> tuple[Function, dict[str, Any]]:
+        """The pure function of the finite updates, in order of arrival, and its constants."""
+        raise NotImplementedError
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """All alike: what an update counts is known only when the values are."""
+        return [1 / len(entries)] * len(entries)
+
+    def combine(
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
+    ) -> "Ref":
+        """What the rule makes of the updates."""
+        function, constants = self.rule()
+        return server.apply(function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants)

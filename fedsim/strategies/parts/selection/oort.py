@@ -1,0 +1,157 @@
+"""Oort (Lai et al., "Oort: efficient federated learning via guided participant selection", OSDI 2021)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.language.units import PositiveSeconds
+from fedsim.strategies.parts.selection import Selection
+
+Vector = NDArray[np.float64]
+
+
+class Oort(Selection):
+    """The clients of the highest utility, and some that have never been heard.
+
+    Algorithm 1. The statistical utility U of a client is its samples times the root mean square of their losses; here every
+    sample's loss is taken to be the mean of the client's last epoch, which it sends with its update (4 bytes). In round R the
+    utility of a client that was last heard in round L and then took D is
+
+        Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty, the last factor where D > T.
+
+    (1 - epsilon) of those wanted are drawn, with probabilities proportional to Util, from all whose Util is at least ``cutoff``
+    times that of the last who would be among the best; the others at random from those never heard (whose speed nobody has told
+    the server). epsilon falls from ``exploration`` by ``decay`` a round to ``least_exploration``. The pacer: T begins at
+    ``pacer_step`` and grows by it in each round in which the utility of the last ``window`` rounds is less than that of the
+    ``window`` rounds before. Who was asked ``most_times`` is asked only where there is nobody else.
+
+    A client that is late has taken at least so long: its D is known, but it is not heard. Nothing is learnt of clients whom a
+    strategy has chosen by itself (in a sweep). Without learning all losses are 1.
+
+    State: ``known``, device -> U, L, D (s; U and L are 0 until it is heard); ``asked``, how often; ``begun``, when those at
+    work were asked (s); ``round``, R; ``preferred``, T (s); ``harvest``, the utility of each round; ``reports``, those of the
+    open round.
+
+    Without rounds R counts the draws of clients, and the pacer versions.
+
+    Attributes:
+        pacer_step: Delta (s).
+        window: W, rounds.
+        penalty: alpha.
+        exploration, decay, least_exploration: of epsilon.
+        cutoff: c.
+        clip: the quantile beyond which a utility does not count.
+        most_times: None: as often as it likes.
+        scale: ``plain``: as above. ``unit``: the clipped U are first brought to 0 to 1, as in the published code, so that the
+            bonus for long absence has weight beside them.
+    """
+
+    kind: Literal["oort"] = "oort"
+    pacer_step: PositiveSeconds
+    window: int = Field(default=20, ge=1)
+    penalty: float = Field(default=2.0, ge=0.0, le=100.0)
+    exploration: float = Field(default=0.9, ge=0.0, le=1.0)
+    decay: float = Field(default=0.98, gt=0.0, le=1.0)
+    least_exploration: float = Field(default=0.2, ge=0.0, le=1.0)
+    cutoff: float = Field(default=0.95, ge=0.0, le=1.0)
+    clip: float = Field(default=0.95, gt=0.0, le=1.0)
+    most_times: int | None = Field(default=10, ge=1)
+    scale: Literal["plain", "unit"] = "plain"
+
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+    ) -> list[int]:
+        """Those who were heard by their utility, and others."""
+        state["round"] = ids[0] + 1
+        known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
+        there = server.sample(server.devices, "select", *ids, among=among)
+        tired = [device for device in there if self.most_times is not None and asked.get(device, 0) >= self.most_times]
+        fresh = [device for device in there if device not in set(tired)]
+        heard = [device for device in fresh if device in known and known[device][1]]
+        unheard = [device for device in fresh if device not in known or not known[device][1]]
+        wanted = round(count * (1 - self.epsilon(state["round"])))
+        wanted = min(len(heard), max(wanted, count - len(unheard)))
+        chosen = self._best(server, state, wanted, heard, ids)
+        chosen += unheard[: count - len(chosen)]
+        chosen += tired[: count - len(chosen)]
+        for device in chosen:
+            asked[device] = asked.get(device, 0) + 1
+            state.setdefault("begun", {})[device] = server.now
+        return chosen
+
+    def epsilon(self, number: int) -> float:
+        """The share of a round, from 1, that explores."""
+        return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
+
+    def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Vector:
+        """Util of clients in a round, float64 [n].
+
+        Args:
+            entries: U, L and D (s) of each; at least one.
+            number: R, from 1.
+            preferred: T (s).
+        """
+        utility, last, took = np.array(entries, dtype=np.float64).T
+        utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
+        if self.scale == "unit":
+            utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
+        factor = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0) ** self.penalty
+        found: Vector = (utility + np.sqrt(0.1 * math.log(number) / last)) * factor
+        return found
+
+    def _best(self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: tuple[int, ...]) -> list[int]:
+        """So many of those who were heard."""
+        if not wanted:
+            return []
+        known, preferred = state["known"], state.setdefault("preferred", self.pacer_step)
+        utility = self.utilities([known[device] for device in heard], state["round"], preferred)
+        order = np.argsort(-utility, kind="stable")
+        able = order[utility[order] >= self.cutoff * utility[order[wanted - 1]]]
+        # The smallest of exponential variates with these rates: the same as drawing one after another without replacement.
+        ages = server.rng("exploit", *ids).standard_exponential(len(able)) / np.maximum(utility[able], 1e-9)
+        return [heard[place] for place in able[np.argsort(ages, kind="stable")[:wanted]].tolist()]
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        """How long it took, and its loss; nothing of one that another has chosen."""
+        if message.device not in state.get("begun", {}):
+            return
+        took = server.now - state["begun"].pop(message.device)
+        utility, last, before = state["known"].get(message.device, (0.0, 0, 0.0))
+        if message.outcome == "late":
+            state["known"][message.device] = (utility, last, max(before, took))
+        elif "training-loss" in message.contents:
+            state["known"][message.device] = (utility, last, took)
+            state.setdefault("reports", {})[message.device] = (message["trained-on"], message["training-loss"])
+
+    async def learn(self, server: Server, state: dict[str, Any]) -> None:
+        """The utilities of those who have reported; and T."""
+        reports = state.pop("reports", {})
+        losses = [1.0] * len(reports)
+        if server.learns:
+            losses = [float(found[0]) for found in await server.numbers([loss for _, loss in reports.values()])]
+        harvest = 0.0
+        for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
+            utility = samples * loss if math.isfinite(loss) else 0.0
+            harvest += utility
+            state["known"][device] = (utility, state["round"], state["known"][device][2])
+        state["preferred"] = self.paced(state.setdefault("harvest", []), harvest, state.get("preferred", self.pacer_step))
+
+    def paced(self, history: list[float], harvest: float, preferred: float) -> float:
+        """T after a round of so much utility, which is added to the ``history``; that is kept as long as it is needed."""
+        history.append(harvest)
+        del history[: -2 * self.window]
+        poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(history[self.window :])
+        return preferred + self.pacer_step if poorer else preferred
+
+    def report(self, device: Device, order: Order, done: Done) -> Contents:
+        """The loss of its last epoch, and how many samples that is of."""
+        return {} if done.trained is None else {"trained-on": Free(done.samples), "training-loss": Lazy("loss", done.trained)}

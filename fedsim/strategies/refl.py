@@ -1,0 +1,166 @@
+"""REFL: late updates are used too, the less the staler they are (Abdelmoniem et al., 2023)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.federation.messages import TaskEnd
+from fedsim.learning.functions import weighted_sum
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.selection import SelectionSpec
+from fedsim.strategies.parts.selection.least_available import LeastAvailable
+from fedsim.strategies.synchronous import AggregatingParams, RoundParams
+
+
+class REFLParams(AggregatingParams):
+    """What REFL takes, besides ``AggregatingParams``.
+
+    Attributes:
+        beta: what a stale update's deviation counts beside its staleness.
+        stale_weights: ``boosted``: as in the paper; ``damped``: 1 / (tau + 1) alone; ``equal``: as much as a fresh one.
+        most_staleness: an update that would be staler is given up: its task is ended. None: all are waited for.
+        aggregation: the plain mean, as in the paper, unless another is given; its weights are multiplied by those.
+        selection: the least available first, unless another is given.
+    """
+
+    kind: Literal["refl"] = "refl"
+    beta: float = Field(default=0.35, ge=0.0, le=1.0)
+    stale_weights: Literal["boosted", "damped", "equal"] = "boosted"
+    most_staleness: int | None = Field(default=None, ge=1)
+    aggregation: AggregationSpec = Mean()
+    selection: SelectionSpec = LeastAvailable()
+
+
+def stale_weights(
+    staleness: Sequence[int], beta: float, fresh: NDArray[np.float64] | None, stale: Sequence[NDArray[np.float64]], count: int
+) -> list[float]:
+    """What stale updates count where a fresh one counts 1.
+
+    (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max)), where Lambda = ||f - (s + n f) / (n + 1)||^2 / ||f||^2 is how
+    far a stale update s would move the mean f of n fresh ones, and Lambda_max is the greatest of the round.
+
+    Args:
+        staleness: tau of each.
+        beta: see above; 0 without fresh updates to compare with.
+        fresh: f, the mean difference of the fresh updates from the model that they began with, [d]; None: not known.
+        stale: the difference of each stale one, [d].
+        count: n.
+    """
+    damped = [1 / (tau + 1) for tau in staleness]
+    norm = 0.0 if fresh is None else float(fresh @ fresh)
+    if fresh is None or not norm:
+        return damped
+    moves = np.array([float(((fresh - own) ** 2).sum()) / (count + 1) ** 2 / norm for own in stale])
+    with np.errstate(invalid="ignore"):
+        boost = 1 - np.exp(-moves / moves.max()) if moves.max() > 0 else np.zeros(len(moves))
+    boost = np.where(np.isfinite(boost), boost, 0.0)  # an update that is not finite is left out anyway
+    return [(1 - beta) * own + beta * float(more) for own, more in zip(damped, boost, strict=True)]
+
+
+class REFL(FedAvg[REFLParams]):
+    """Resource-efficient federated learning.
+
+    Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), its staleness-aware aggregation
+    (section 4.2), and by default its participant selection (``least-available``); without the adaptive number of participants.
+
+    Sends what FedAvg sends. A round closes when its deadline is there, or with ``over_selection`` when K updates are; who is
+    not through by then goes on, and its update goes into the round in which it arrives. A stale update moves the present model
+    by its difference from the model that it began with, and counts ``stale_weights`` where a fresh one counts 1; all weights
+    are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 / (tau + 1).
+
+    A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then; how many were asked and
+    how many are late it does not say, as late ones may still come. A newcomer is a client like any other.
+
+    State besides FedAvg's: ``late``, tasks of rounds that are closed, task -> the round; ``stale``, updates that came late.
+    """
+
+    Params: ClassVar[type[RoundParams]] = REFLParams
+    late_goes_on = True
+
+    async def on_start(self) -> None:
+        """Nobody is late."""
+        self.state |= {"late": {}, "stale": []}
+        await super().on_start()
+
+    def _end_open(self) -> None:
+        """Close the round, in this instant, over those who are still at work."""
+        self.server.timer("close", self.server.now)
+
+    async def on_timer(self, name: str) -> None:
+        """What is open goes on as late."""
+        if name != "close":
+            await super().on_timer(name)
+            return
+        state = self.state
+        if state["open"]:
+            state["late"] |= dict.fromkeys(state["open"], state["round"])
+            state["open"] = {}
+            await self._close_round()
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A late task is not one of the open round's."""
+        state = self.state
+        if message.task not in state["late"]:
+            await super().on_task_end(message)
+            return
+        del state["late"][message.task]
+        self.heard(message)
+        if message.outcome == "done":
+            state["stale"].append(self.entry(message) | {"round": message.round})
+
+    async def aggregate(self) -> None:
+        """Fresh and stale updates become the next model."""
+        state = self.state
+        stale, state["stale"] = state["stale"], []
+        fresh = state["received"]
+        if not any(entry["samples"] for entry in (*fresh, *stale)):
+            return
+        staleness = [0] * len(fresh) + [state["round"] - entry["round"] for entry in stale]
+        counts = await self._stale_weights(fresh, stale, staleness[len(fresh) :]) if stale else []
+        moved = [self._moved(entry) | {"counts": own} for entry, own in zip(stale, counts, strict=True)]
+        state["model"] = self.combine(state["model"], [*fresh, *moved], staleness=staleness)
+
+    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+        """As the aggregation says, times what a stale update counts."""
+        usual = super().weights(entries)
+        weights = [entry.get("counts", 1.0) * own for entry, own in zip(entries, usual, strict=True)]
+        return [weight / sum(weights) for weight in weights] if any(weights) else usual
+
+    async def _stale_weights(
+        self, fresh: list[dict[str, Any]], stale: list[dict[str, Any]], staleness: Sequence[int]
+    ) -> list[float]:
+        params, mix = self.params, self.server.mix
+        if params.stale_weights == "equal":
+            return [1.0] * len(stale)
+        if params.stale_weights == "damped" or not (fresh and self.server.learns):
+            return stale_weights(staleness, 0.0, None, [], 0)
+        moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in (*fresh, *stale)]
+        mean = mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
+        values = [value.astype(np.float64) for value in await self.server.values([mean, *moves[len(fresh) :]])]
+        known = values[0] if np.isfinite(values[0]).all() else None
+        return stale_weights(staleness, params.beta, known, values[1:], len(fresh))
+
+    def _moved(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """As if a late client had begun at the present model, and moved it as it has moved the one that it had."""
+        model: Ref = self.state["model"]
+        models = [model, entry["update"], entry["start"]]
+        update = self.server.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])  # not finite if the update is not
+        return entry | {"update": update, "start": model}
+
+    def counts(self) -> dict[str, int]:
+        """What is certain when the round closes."""
+        return {name: count for name, count in super().counts().items() if name in ("valid", "disconnected")}
+
+    async def _close_round(self) -> None:
+        state = self.state
+        self.server.cancel_timer("close")
+        await super()._close_round()
+        for task, number in list(state["late"].items()):
+            if self.params.most_staleness is not None and state["round"] - number > self.params.most_staleness:
+                self.server.end(task, "late")

@@ -1,0 +1,132 @@
+"""Where simulated time stands on the calendar, and which time of day it is where each device is.
+
+Simulated time itself knows no days. Where they matter (day and night, a table with dates), ``starts`` says which instant time 0
+is, and ``zone`` where the devices are.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from pathlib import Path
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo, available_timezones
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.language.spec import Spec
+from fedsim.simulation import on_grid
+from fedsim.streams import Streams
+from fedsim.world.distributions import Constant, NameDistribution
+
+DAY_S = 86_400.0
+
+
+def _instant(text: str) -> str:
+    try:
+        _parsed(text)
+    except ValueError:
+        example = "'2024-03-04T06:00', '2024-03-04T06:00+01:00' or '06:00'"
+        raise PydanticCustomError("calendar", f"a date and time, or a time of day, is allowed; for example {example}") from None
+    return text
+
+
+def _parsed(text: str) -> datetime:
+    """An instant; without an offset it is UTC, and without a date it is on the first of January 2024."""
+    try:
+        found = datetime.combine(date(2024, 1, 1), time.fromisoformat(text))
+    except ValueError:
+        found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _as_text(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime | date | time) else value
+
+
+class CalendarSpec(Spec):
+    """``population.calendar``: which instant simulated time 0 is, and the devices' time zones.
+
+    Attributes:
+        starts: a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset.
+        zone: names of time zones (``"Europe/Berlin"``) or offsets from UTC (``"+05:30"``): one for all, a choice with shares, a
+            list, or a column of a file.
+    """
+
+    starts: Annotated[str, AfterValidator(_instant), BeforeValidator(_as_text)] = "2024-01-01T00:00"
+    zone: NameDistribution = Constant[str](value="UTC")
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
+        """The calendar of so many devices; draws from ``world/zone``.
+
+        Raises:
+            ScenarioError: a time zone is unknown.
+            DataError: the file with the zones is missing or malformed.
+        """
+        names = self.zone.by_device("population.calendar.zone", streams.generator("world/zone"), devices, root)
+        known, which = np.unique(names, return_inverse=True)
+        return Calendar(_parsed(self.starts), [_zone(name) for name in known.tolist()], which)
+
+
+class Calendar:
+    """The calendar of a run.
+
+    Args:
+        starts: which instant time 0 is.
+        zones: the time zones that there are.
+        which: the place of each device's among them, int [devices].
+        stated: whether the scenario says so; else it is only assumed.
+
+    Attributes:
+        starts, stated: as given.
+    """
+
+    def __init__(self, starts: datetime, zones: Sequence[tzinfo], which: NDArray[np.integer], *, stated: bool = True) -> None:
+        self.starts = starts
+        self.stated = stated
+        self._zones = zones
+        self._which = which
+
+    @classmethod
+    def assumed(cls, devices: int) -> "Calendar":
+        """That of a scenario which says nothing of it: time 0 is midnight, everywhere."""
+        return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], np.zeros(devices, dtype=np.int8), stated=False)
+
+    def zone(self, device: int) -> tzinfo:
+        """A device's time zone."""
+        return self._zones[int(self._which[device])]
+
+    def day_s(self) -> NDArray[np.float64]:
+        """How much of its day has passed for each device at time 0 (s), float64 [devices].
+
+        A zone's offset is that at time 0: a run over the change to summer time keeps it.
+        """
+        local = [self.starts.astimezone(zone).replace(tzinfo=None) for zone in self._zones]
+        passed: NDArray[np.float64] = np.array([seconds_of_day(now.time()) for now in local])[self._which]
+        return passed
+
+    def simulated_s(self, instant: datetime, device: int) -> float:
+        """The simulated time of an instant (s); one without an offset is in the device's time zone."""
+        known = instant if instant.tzinfo else instant.replace(tzinfo=self.zone(device))
+        return on_grid((known - self.starts) / _SECOND)
+
+
+_SECOND = timedelta(seconds=1)
+
+
+def seconds_of_day(of_day: time) -> float:
+    """Seconds since midnight."""
+    return on_grid((datetime.combine(date.min, of_day.replace(tzinfo=None)) - datetime.combine(date.min, time())) / _SECOND)
+
+
+def _zone(name: str) -> tzinfo:
+    try:
+        offset = datetime.fromisoformat(f"2024-01-01T00:00{name}").utcoffset() if name[:1] in "+-" else None
+        return ZoneInfo(name) if offset is None else timezone(offset)
+    except (ValueError, KeyError, OSError):  # what zoneinfo raises for a name that it does not find
+        raise ScenarioError(
+            f"population.calendar.zone is {name!r}; allowed are the names of time zones such as 'Europe/Berlin', 'UTC', and "
+            f"offsets such as '+05:30'{nearest(name, available_timezones())}"
+        ) from None

@@ -1,0 +1,473 @@
+"""Batteries: they drain by what a device does, charge while it is plugged in, and switch it off when they are flat.
+
+A level is a straight line from one breakpoint to the next: a charger is plugged in or out, the battery is full or flat, or
+again as full as it must be for the device to go on, a radio falls asleep, a step begins or ends. So a battery is known from its
+last breakpoint on, at any time, in closed form; nothing is ever polled. Breakpoints lie on the clock's grid: a device goes off
+at the tick that is nearest to the instant at which its battery is flat.
+
+A device draws its idle power all the time, out of reach too, but for when its battery is flat: it is off then until it is
+charged to the level at which it restarts. Whether it runs flat depends on what a strategy asks of it; when it is plugged in
+does not.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.language.spec import Spec
+from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid
+from fedsim.streams import Streams
+from fedsim.world.availability import Availability
+from fedsim.world.distributions import Constant, Distribution
+from fedsim.world.energy.charging import Charging, ChargingSpec, Never
+from fedsim.world.energy.quantities import EnergyDistribution, PowerDistribution, Share, ShareDistribution
+from fedsim.world.phases import Span
+from fedsim.world.task import Step
+
+_DRAWS = {"download": "receive", "upload": "send"} | dict.fromkeys(("train", "evaluate", "decode", "encode"), "compute")
+_MOVING = ("receive", "send")
+_NO_SPAN = Span(False, 0.0, 0.0)
+_LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
+
+
+class BatterySpec(Spec):
+    """``[energy.battery]``.
+
+    Attributes:
+        capacity: when full; ``inf J`` for one that is never flat.
+        initial: how full it is when the device joins, 0 to 1.
+        charge: what a charger gives, to the battery and to the device.
+        charging: when it is plugged in.
+        restart: how full a battery that was flat must be for its device to go on.
+    """
+
+    capacity: EnergyDistribution
+    initial: ShareDistribution = Constant[Share](value=1.0)
+    charge: PowerDistribution | None = None
+    charging: ChargingSpec = Never()
+    restart: float = Field(default=0.1, ge=0.001, le=1.0)
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, NDArray[np.float64]]:
+        """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each; draws from ``world/battery``."""
+
+        def drawn(name: str, said: Distribution) -> NDArray[Any]:
+            return said.by_device(f"energy.battery.{name}", streams.generator(f"world/battery/{name}"), devices, root)
+
+        capacity, share = drawn("capacity", self.capacity), drawn("initial", self.initial)
+        charge = np.zeros(devices) if self.charge is None else drawn("charge", self.charge)
+        return {"capacity_j": capacity, "initial_j": np.where(share > 0, capacity, 0.0) * share, "charge_w": charge}
+
+
+@dataclass(slots=True)
+class Load:
+    """What a device that works draws.
+
+    Attributes:
+        watts: by time, beyond idle.
+        moves: whether that is a transfer.
+        byte: joules of each of its bytes.
+        moved: bytes of it that are paid for.
+        scarce: whether the battery may not last for the rest of it, so that its rate matters.
+        rate: that rate (bytes/s); 0 where it does not matter.
+    """
+
+    watts: float = 0.0
+    moves: bool = False
+    byte: float = 0.0
+    moved: float = 0.0
+    scarce: bool = False
+    rate: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All that is known to be drawn by time (W)."""
+        return self.watts + self.byte * self.rate
+
+
+@dataclass(slots=True)
+class _Point:
+    """A battery at a time (s): its joules, whether it is flat, and what was charged, idled away and drawn by tasks so far."""
+
+    at: float
+    level: float
+    flat: bool
+    charged: float = 0.0
+    idled: float = 0.0
+    drawn: float = 0.0
+
+
+@dataclass(slots=True)
+class _Line:
+    """How a battery goes on from a point: until when (s), by how much (W) and why, up to which level, and which ends it."""
+
+    end: float
+    net: float
+    charge: float
+    idle: float
+    task: float
+    most: float
+    target: float | None = None
+
+
+class Batteries:
+    """The batteries of all devices; one of infinite capacity has no part in anything.
+
+    Emits ``battery`` of a device when a task of its begins or ends, when it runs flat within the tail of one, and of all that
+    were ever asked at the end: its ``level``, and joules since it joined that were ``charged``, drawn ``idle``, and ``drawn``
+    for tasks; whether it is ``flat``, and the breakpoints of its ``path`` since the record before, [time, level] each.
+
+    Args:
+        simulation: the clock.
+        columns: what devices draw, and what their batteries hold and get (``fedsim.world.energy.spec.Energy``).
+        restart: how full a battery that was flat must be.
+        charging: when devices are plugged in.
+        arrival: when they join (s), float64 [devices].
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        columns: Mapping[str, NDArray[Any]],
+        restart: float,
+        charging: Charging,
+        arrival: NDArray[np.float64],
+    ) -> None:
+        self._simulation = simulation
+        self._columns = columns
+        self._restart = restart
+        self._charging = charging
+        # As of each one's last breakpoint.
+        self._at = arrival.copy()
+        self._level = columns["initial_j"].copy()
+        self._flat = self._level <= 0
+        self._charged, self._idled, self._drawn = (np.zeros(len(arrival)) for _ in range(3))
+        self._loads: dict[int, Load] = {}  # of those that work
+        self._tails: dict[int, float] = {}  # until when the radio of a device stays awake (s)
+        self._turns: dict[int, list[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
+        self._paths: dict[int, list[list[float]]] = {}  # of those that were ever asked
+        self._alarms: dict[int, Wakeup] = {}
+        self._spans: dict[int, Span] = {}  # in which each was last found, plugged in or not: a cache
+
+    def has(self, device: int) -> bool:
+        """Whether the device has a battery that can be flat."""
+        return self._draws(device, "capacity_j") < math.inf
+
+    # What a device can do now, or when.
+
+    def up(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of ``devices`` are not flat at ``time`` (s); bool, as many."""
+        columns, since = self._columns, time - self._at[devices]
+        most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
+        up: NDArray[np.bool_] = ~self._flat[devices] & (self._level[devices] > most)
+        for place in np.flatnonzero(~up).tolist():
+            up[place] = self.next_up(int(devices[place]), time) <= time
+        return up
+
+    def next_up(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` (s) when the device is not flat, if it is asked nothing; infinity for never."""
+        if not self.has(device) or (device in self._loads and not self._flat[device]):
+            return time
+        point = self._point(device)
+        if device not in self._loads:  # breakpoints until now are what they are, whoever asks
+            self._go(device, point, min(time, self._simulation.now), keep=True)
+        self._go(device, point, time)
+        while point.flat:
+            line = self._line(device, point)
+            if line.end > self._simulation.end:  # nobody cares how long after that
+                return line.end
+            self._follow(point, line, line.end)
+        return max(time, point.at)
+
+    def level(self, device: int) -> float:
+        """What the device's battery holds now (J). Reading it changes nothing."""
+        point = self._point(device)
+        self._reach(device, point, self._simulation.now, self._loads.get(device, Load()).total)
+        return point.level
+
+    def past(self, device: int, time: float) -> Span:
+        """The phase that the battery was in at ``time`` (s), which is over: on while it was not flat."""
+        if device not in self._loads:
+            self._go(device, self._point(device), self._simulation.now, keep=True)
+        turns = self._turns.get(device, [])
+        place = bisect_right(turns, time)
+        up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
+        return Span(up, turns[place - 1] if place else 0.0, turns[place] if place < len(turns) else math.inf)
+
+    # What a device does.
+
+    def start(self, device: int) -> None:
+        """A task begins."""
+        if self.has(device):
+            if (alarm := self._alarms.pop(device, None)) is not None:
+                alarm.cancel()
+            self._paths.setdefault(device, [])
+            self._settle(device)
+            self._report(device)
+            self._loads[device] = Load()
+
+    def begin(self, device: int, step: Step) -> None:
+        """A step begins."""
+        if self.has(device):
+            self._settle(device)
+            phase = _DRAWS.get(step.name)
+            load = self._loads[device] = Load(0.0 if phase is None else self._draws(device, f"{phase}_w"), phase in _MOVING)
+            if load.moves:
+                load.byte = self._draws(device, f"{phase}_j_byte")
+                self._tails.pop(device, None)
+
+    def dry(self, device: int, until: float) -> float:
+        """When the device runs flat by what it does now (s), if that is not after ``until``; else infinity."""
+        if not self.has(device):
+            return math.inf
+        point = self._point(device)
+        self._go(device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True)
+        return point.at if point.flat else math.inf
+
+    def look(self, device: int, left: float, rate: float) -> tuple[float, bool]:
+        """How far to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
+
+        Returns:
+            A time (s) before which the device does not run flat, and whether it does so then. Where its battery holds more than
+            these bytes take, that is so whatever their rate; else only while the rate stays as it is.
+        """
+        if not self.has(device):
+            return math.inf, False
+        point, load = self._point(device), self._loads[device]
+        reserve = load.byte * left
+        load.scarce = reserve >= point.level
+        load.rate, reserve = (rate, 0.0) if load.scarce else (0.0, reserve)
+        until = self._simulation.now + _LOOK_S
+        self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
+        return (point.at, not reserve) if point.flat else (until, False)
+
+    def is_scarce(self, device: int) -> bool:
+        """Whether the battery may not last for the rest of the running message, so that its rate matters."""
+        return device in self._loads and self._loads[device].scarce
+
+    def note(self, device: int, moved: float) -> None:
+        """So many bytes of the running message have moved."""
+        if self.has(device):
+            self._settle(device, moved)
+
+    def end(self, device: int, moved: float, *, dry: bool) -> None:
+        """The running step has ended, after so many bytes of its message; because the battery is ``dry``, or otherwise."""
+        if not self.has(device):
+            return
+        self._settle(device, moved)
+        moves = self._loads[device].moves
+        self._loads[device] = Load()
+        if dry:
+            point = self._point(device)
+            point.level, point.flat = 0.0, True
+            self._keep(device, point)
+            self._tails.pop(device, None)
+        elif moves and self._draws(device, "tail_w"):
+            self._tails[device] = self._simulation.now + self._draws(device, "tail_s")
+
+    def stop(self, device: int) -> None:
+        """A task has ended."""
+        if not self.has(device):
+            return
+        del self._loads[device]
+        self._report(device)
+        point = self._point(device)
+        self._go(device, point, self._tails.get(device, 0.0), to_flat=True)
+        if point.flat and not self._flat[device]:
+            self.rearm("flat", device, point.at)
+
+    def rearm(self, kind: str, device: int, when: float) -> None:
+        """Set the alarm for a device that runs ``flat`` within a tail."""
+        self._alarms[device] = self._simulation.wake((kind, device), when, lambda: self._run_flat(device))
+
+    def _run_flat(self, device: int) -> None:
+        del self._alarms[device]
+        self._settle(device)
+        self._report(device)
+
+    def close(self) -> None:
+        """The run is over: say how the batteries of all that were ever asked stand."""
+        for device in sorted(self._paths):
+            self._settle(device)
+            self._report(device)
+
+    # From breakpoint to breakpoint.
+
+    def _draws(self, device: int, name: str) -> float:
+        return self._columns[name].item(device)  # type: ignore[no-any-return]
+
+    def _point(self, device: int) -> _Point:
+        at, level, flat = self._at.item(device), self._level.item(device), self._flat.item(device)
+        return _Point(at, level, flat, self._charged.item(device), self._idled.item(device), self._drawn.item(device))
+
+    def _keep(self, device: int, point: _Point) -> None:
+        if point.flat != self._flat.item(device):
+            self._turns.setdefault(device, []).append(point.at)
+        self._at[device], self._level[device], self._flat[device] = point.at, point.level, point.flat
+        self._charged[device], self._idled[device], self._drawn[device] = point.charged, point.idled, point.drawn
+
+    def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Line:
+        """How the battery goes on; the level is what it holds beyond ``reserve`` (J)."""
+        capacity = self._draws(device, "capacity_j") - reserve
+        charge = self._draws(device, "charge_w")
+        end = math.inf
+        if charge:
+            span = self._spans.get(device, _NO_SPAN)
+            if not span.start <= point.at < span.end:
+                span = self._spans[device] = self._charging.span(device, point.at)
+            charge, end = charge if span.on else 0.0, span.end
+        if point.flat:
+            line = _Line(end, charge, charge, 0.0, 0.0, capacity, self._restart * capacity)
+        else:
+            idle, tail = self._draws(device, "idle_w"), self._tails.get(device, 0.0)
+            if point.at < tail:
+                end, watts = min(end, tail), watts + self._draws(device, "tail_w")
+            net = charge - idle - watts
+            if net >= 0 and point.level >= capacity:
+                return _Line(end, 0.0, idle + watts, idle, watts, capacity)
+            line = _Line(end, net, charge, idle, watts, capacity, capacity if net > 0 else 0.0)
+        if line.net and line.target is not None:
+            there = max(on_grid(point.at + (line.target - point.level) / line.net), point.at + TICK_S)
+            if there <= end:
+                line.end = there
+                return line
+        line.target = None
+        return line
+
+    @staticmethod
+    def _follow(point: _Point, line: _Line, to: float) -> None:
+        """Go along a line, to its end or to a time before (s)."""
+        seconds = to - point.at
+        point.charged += line.charge * seconds
+        point.idled += line.idle * seconds
+        point.drawn += line.task * seconds
+        if to == line.end and line.target is not None:
+            point.level, point.flat = line.target, line.target == 0
+        else:
+            point.level = min(max(0.0, point.level + line.net * seconds), line.most)  # full or flat within the next half tick
+        point.at = to
+
+    def _go(
+        self,
+        device: int,
+        point: _Point,
+        until: float,
+        watts: float = 0.0,
+        *,
+        to_flat: bool = False,
+        reserve: float = 0.0,
+        keep: bool = False,
+    ) -> _Line:
+        """Go through all breakpoints up to ``until`` (s), or ``to_flat``, up to where the battery is flat; returns the line on.
+
+        ``keep`` them for good.
+        """
+        point.level -= reserve
+        while True:
+            line = self._line(device, point, watts, reserve)
+            if line.end > until or (to_flat and point.flat):
+                return line
+            self._follow(point, line, line.end)
+            if keep:
+                self._keep(device, point)
+                if device in self._paths:
+                    self._paths[device].append([point.at, point.level])
+
+    def _reach(self, device: int, point: _Point, time: float, watts: float, *, keep: bool = False) -> None:
+        """Go to ``time`` (s)."""
+        line = self._go(device, point, time, watts, keep=keep)
+        if time > point.at:
+            self._follow(point, line, time)
+
+    def _settle(self, device: int, moved: float = 0.0) -> None:
+        """Take what was drawn until now off the battery; the bytes that have moved since the last time evenly."""
+        point, load = self._point(device), self._loads.get(device, Load())
+        owed, seconds = load.byte * (moved - load.moved), self._simulation.now - point.at
+        watts = load.total
+        if load.moves and not load.scarce and seconds > 0:
+            watts, owed = watts + owed / seconds, 0.0
+        elif load.scarce:
+            owed -= load.byte * load.rate * seconds
+        if seconds > 0:
+            self._reach(device, point, self._simulation.now, watts, keep=True)
+        elif not owed:
+            return
+        point.level = max(0.0, point.level - owed)
+        point.drawn += owed
+        load.moved = max(moved, load.moved)
+        self._keep(device, point)
+
+    def _report(self, device: int) -> None:
+        path, self._paths[device] = self._paths[device], []
+        point = self._point(device)
+        self._simulation.emit(
+            "battery",
+            device=device,
+            level=point.level,
+            charged=point.charged,
+            idle=point.idled,
+            drawn=point.drawn,
+            flat=point.flat,
+            path=path,
+        )
+
+    # Snapshots, between two instants.
+
+    _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails", "_turns", "_paths")
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that must be remembered; ``restore`` takes it back. Alarms follow by ``rearm``."""
+        return {name: getattr(self, name) for name in self._STATE}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave."""
+        for name in self._STATE:
+            setattr(self, name, state[name])
+
+
+class Powered:
+    """Paths of availability cut to the times at which batteries are not flat.
+
+    An on phase ends here when the device goes out of reach: whether it runs flat before depends on what it is asked to do.
+
+    Args:
+        within: the paths of devices that are never flat.
+        batteries: which are.
+    """
+
+    def __init__(self, within: Availability, batteries: Batteries) -> None:
+        self._within = within
+        self._batteries = batteries
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s)."""
+        on, start, end = self._within.span(device, time)
+        up = self._batteries.next_up(device, time)
+        return Span(on, start, end) if not on or up <= time else Span(False, time, up)
+
+    def past(self, device: int, time: float) -> Span:
+        """The phase that ``device`` was in at ``time`` (s), which is over."""
+        within, battery = self._within.span(device, time), self._batteries.past(device, time)
+        return Span(within.on and battery.on, max(within.start, battery.start), min(within.end, battery.end))
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which ``device`` is on and not flat, if it is asked nothing; ``inf`` for
+        never.
+        """
+        while (when := self._within.next_on(device, time)) < math.inf:
+            time = self._batteries.next_up(device, when)
+            if time == when:
+                return when
+        return math.inf
+
+    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+        """Which of ``devices`` are on and not flat at ``time`` (s); bool, as many."""
+        on = self._within.on(devices, time)
+        on[on] = self._batteries.up(devices[on], time)
+        return on

@@ -1,0 +1,134 @@
+"""The carbon of a grid: grams of CO2 an energy, by zone and by the hour of the day."""
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.errors import DataError, shown
+from fedsim.files import regular
+from fedsim.language.spec import Spec
+from fedsim.language.units import GramsPerJoule, Seconds
+from fedsim.streams import Streams
+
+DAY_S = 86_400.0
+
+
+_INTENSITY = TypeAdapter[float](GramsPerJoule)
+
+
+def _by_the_hour(value: Any) -> Any:
+    """One intensity stands for all hours."""
+    if not isinstance(value, str):
+        return value
+    try:
+        _INTENSITY.validate_python(value)
+    except ValidationError as error:  # once, and not for each hour
+        raise PydanticCustomError("quantity", "{why}", {"why": error.errors()[0]["msg"]}) from None
+    return [value] * 24
+
+
+class ZoneSpec(Spec):
+    """A part of the grid.
+
+    Attributes:
+        name: for people.
+        share: of the devices that are in it.
+        intensity: one, or one for each of the 24 hours of its day.
+        file: instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; relative to ``data.root``.
+        ahead: how far its day is ahead of the one that ``energy.starts`` is told in.
+    """
+
+    name: str = Field(default="", max_length=200)
+    share: float = Field(default=1.0, ge=0.0, le=1e6)
+    intensity: Annotated[list[GramsPerJoule] | None, BeforeValidator(_by_the_hour)] = Field(
+        default=None, min_length=24, max_length=24
+    )
+    file: str | None = None
+    ahead: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ZoneSpec":
+        if (self.intensity is None) == (self.file is None):
+            raise ValueError("give one of 'intensity' and 'file'")
+        if self.ahead >= DAY_S:
+            raise ValueError("'ahead' is less than '24 h'")
+        return self
+
+    def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
+        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``.
+
+        Raises:
+            DataError: its file is missing or malformed.
+        """
+        hours = read_hours((root or Path()) / self.file, place) if self.file is not None else self.intensity
+        return {"name": self.name or f"zone {place}", "hours": hours, "offset_s": (starts + self.ahead) % DAY_S}
+
+
+class CarbonSpec(Spec):
+    """The zones of the grid. The server's side is in the first.
+
+    In a scenario one zone may stand for the list (``carbon = { intensity = "475 g/kWh" }``), and an intensity for a zone.
+    """
+
+    zones: list[ZoneSpec] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _some(self) -> "CarbonSpec":
+        if sum(zone.share for zone in self.zones) <= 0:
+            raise ValueError("the zones' shares are all 0")
+        return self
+
+    def profiles(self, root: Path | None, starts: float) -> list[dict[str, Any]]:
+        """What each zone's ``profile`` says, in a run that begins at the time of the day ``starts`` (s)."""
+        return [zone.profile(place, root, starts) for place, zone in enumerate(self.zones)]
+
+    def draw(self, streams: Streams, devices: int) -> NDArray[np.int64]:
+        """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
+        if len(self.zones) == 1:
+            return np.zeros(devices, dtype=np.int64)
+        shares = np.array([zone.share for zone in self.zones])
+        return streams.generator("world/energy/zone").choice(len(shares), devices, p=shares / shares.sum())
+
+
+def _spelled_out(value: Any) -> Any:
+    if isinstance(value, str | list) and not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        value = {"intensity": value}
+    if isinstance(value, list):
+        return {"zones": value}
+    return value if isinstance(value, Spec) or (isinstance(value, dict) and "zones" in value) else {"zones": [value]}
+
+
+Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out)]
+
+
+def read_hours(path: Path, place: int) -> list[float]:
+    """The 24 intensities of a CSV file (g/J).
+
+    Raises:
+        DataError: it is missing or malformed; names the zone by its ``place``.
+    """
+    where = f"energy.carbon.zones.{place}.file {str(path)!r}"
+    try:
+        with regular(path).open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if "intensity" not in (reader.fieldnames or ()):
+                raise DataError(f"{where} lacks the column 'intensity'")
+            texts = [row["intensity"] for row in reader]
+    except FileNotFoundError:
+        raise DataError(f"{where} is not there; put a CSV file there, or give 'intensity' instead") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{where} cannot be read: {error}") from None
+    if len(texts) != 24:
+        raise DataError(f"{where} has {len(texts)} rows; allowed are 24, one for each hour of the day")
+    hours = []
+    for hour, text in enumerate(texts):
+        try:
+            hours.append(_INTENSITY.validate_python(text))
+        except ValidationError as error:
+            raise DataError(f"{where}: hour {hour} is {shown(text)}: {error.errors()[0]['msg']}") from None
+    return hours

@@ -1,0 +1,203 @@
+"""``[energy]``: what devices and the server's side draw, from which grid, and out of which batteries."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.language.spec import Spec
+from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts
+from fedsim.simulation import Simulation
+from fedsim.streams import Streams
+from fedsim.world.distributions import Distribution, TimeDistribution
+from fedsim.world.energy.batteries import Batteries, BatterySpec
+from fedsim.world.energy.carbon import DAY_S, Carbon
+from fedsim.world.energy.presets import PRESETS
+from fedsim.world.energy.quantities import ByteEnergyDistribution, PowerDistribution
+
+if TYPE_CHECKING:
+    from fedsim.world.availability import Availability
+
+_KEYS = {
+    "idle": "idle_w",
+    "compute": "compute_w",
+    "receive": "receive_w",
+    "send": "send_w",
+    "receive_byte": "receive_j_byte",
+    "send_byte": "send_j_byte",
+    "tail": "tail_w",
+    "tail_lasts": "tail_s",
+}
+"""The keys of a scenario, and the coefficients that they are for."""
+
+
+class PlaceSpec(Spec):
+    """A place of the server's side.
+
+    Attributes:
+        idle: drawn all the time, from the start of the run to its end.
+        byte: of each byte that passes, both ways.
+    """
+
+    idle: Watts = 0.0
+    byte: JoulesPerByte = 0.0
+
+    def coefficients(self, count: int) -> dict[str, float]:
+        """What all of ``count`` such places draw: W, J an update and J a byte."""
+        return {"idle_w": self.idle * count, "update_j": 0.0, "j_byte": self.byte}
+
+
+class ServerSpec(PlaceSpec):
+    """The server, all its machines together, and the way to it.
+
+    Attributes:
+        update: of each update that is aggregated.
+    """
+
+    update: Joules = 0.0
+
+    def coefficients(self, count: int) -> dict[str, float]:
+        """What it draws: W, J an update and J a byte."""
+        return super().coefficients(count) | {"update_j": self.update}
+
+
+class EdgeSpec(PlaceSpec):
+    """What stands at each cell of a tree, or at each node of a graph to which devices are attached."""
+
+
+def _preset(value: Any) -> Any:
+    """One preset's name stands for a list of one."""
+    names = [value] if isinstance(value, str) else value
+    for name in names if isinstance(names, list) else ():
+        if name not in PRESETS:
+            hint = nearest(str(name), PRESETS)
+            raise PydanticCustomError("preset", "allowed are {names}{hint}", {"names": ", ".join(PRESETS), "hint": hint})
+    return names
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What is drawn, by device and at the server's side.
+
+    Attributes:
+        columns: coefficients by device (W, J a byte, s), float64 [devices] each, and each one's ``zone``, int64 [devices]; with
+            batteries also ``capacity_j`` and ``initial_j``.
+        setting: all else that energy is counted by, as plain tables (``fedsim.records.energy``).
+    """
+
+    columns: dict[str, NDArray[Any]]
+    setting: dict[str, Any]
+
+
+class EnergySpec(Spec):
+    """``[energy]``: all that a device draws beyond ``idle`` comes on top of it. What is not said is the preset's, or that of
+    the device's kind, or nothing.
+
+    Attributes:
+        preset: what is drawn by a kind of device, or by several, of which each device is one.
+        shares: of the presets; equal where none are given.
+        idle: by a device that is on.
+        idle_while: when that counts: while it is ``working`` on a task, or while it is ``there``, from its first task until it
+            leaves, unless its battery is flat. (Out of reach is not off; and who is never asked has no part in it.)
+        compute: while it trains or tests, at full utilisation; slow phases take the same power for longer.
+        utilisation: the part of ``compute`` that is drawn.
+        receive, send: while a transfer lasts, its latency included.
+        receive_byte, send_byte: of each byte that arrives.
+        tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next one begins.
+        tail_lasts: how long that is.
+        server, edge: what the server's side draws.
+        starts: the time of the day at which the run begins, for charging and carbon.
+        carbon: of the grid; None: not counted.
+        battery: None: all are plugged in.
+    """
+
+    preset: Annotated[list[str] | None, BeforeValidator(_preset)] = Field(default=None, min_length=1)
+    shares: list[float] | None = None
+    idle: PowerDistribution | None = None
+    idle_while: Literal["working", "there"] = "working"
+    compute: PowerDistribution | None = None
+    utilisation: float = Field(default=1.0, ge=0.0, le=1.0)
+    receive: PowerDistribution | None = None
+    send: PowerDistribution | None = None
+    receive_byte: ByteEnergyDistribution | None = None
+    send_byte: ByteEnergyDistribution | None = None
+    tail: PowerDistribution | None = None
+    tail_lasts: TimeDistribution | None = None
+    server: ServerSpec = ServerSpec()
+    edge: EdgeSpec | None = None
+    starts: Seconds = 0.0
+    carbon: Carbon | None = None
+    battery: BatterySpec | None = None
+
+    @model_validator(mode="after")
+    def _matching(self) -> "EnergySpec":
+        names, shares = self.preset or [], self.shares
+        if shares is not None and (len(shares) != len(names) or min(shares, default=0) < 0 or sum(shares) <= 0):
+            raise ValueError("'shares' must be as many as the presets, none negative, not all zero")
+        if self.starts >= DAY_S:
+            raise ValueError("'starts' is a time of the day: less than '24 h'")
+        return self
+
+    def build(
+        self, streams: Streams, devices: int, cells: int | None, root: Path | None, powers: dict[str, NDArray[Any]]
+    ) -> Energy:
+        """What is drawn in a world of so many devices and ``cells`` (None where there are none).
+
+        Draws from ``world/energy/...``; files are sought under ``root``. ``powers`` are those of the devices' kinds (W),
+        float64 [devices] each: they stand where there is no preset.
+
+        Raises:
+            ScenarioError: there are no cells for ``edge``.
+            DataError: a file is missing or malformed.
+        """
+        if self.edge is not None and cells is None:
+            raise ScenarioError('energy.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
+        columns: dict[str, NDArray[Any]] = self._of_presets(streams, devices) | (powers if self.preset is None else {})
+        for key, name in _KEYS.items():
+            said: Distribution | None = getattr(self, key)
+            if said is not None:
+                columns[name] = said.by_device(f"energy.{key}", streams.generator(f"world/energy/{key}"), devices, root)
+        columns["compute_w"] = columns["compute_w"] * self.utilisation
+        columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
+        zones = [] if self.carbon is None else self.carbon.profiles(root, self.starts)
+        columns["zone"] = np.zeros(devices, dtype=np.int64) if self.carbon is None else self.carbon.draw(streams, devices)
+        if self.battery is not None:
+            columns |= self.battery.draw(streams, devices, root)
+        setting = {
+            "idle_while": self.idle_while,
+            "batteries": self.battery is not None,
+            "server": self.server.coefficients(1),
+            "edge": (self.edge or EdgeSpec()).coefficients(cells or 0),
+            "zones": zones,
+        }
+        return Energy(columns, setting)
+
+    def batteries(
+        self,
+        energy: Energy,
+        simulation: Simulation,
+        streams: Streams,
+        arrival: NDArray[np.float64],
+        paths: "Availability",
+        root: Path | None,
+    ) -> Batteries | None:
+        """The batteries of devices that join at ``arrival`` (s) and are reached as ``paths`` say; None where there are none."""
+        if self.battery is None:
+            return None
+        charging = self.battery.charging.build(streams, len(arrival), self.starts, paths, root)
+        return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
+
+    def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
+        """The coefficients of each device's preset; zeros without one."""
+        names = self.preset or []
+        table = [[PRESETS[name][key] for name in names] or [0.0] for key in _KEYS.values()]
+        if len(names) < 2:
+            return {key: np.full(devices, values[0]) for key, values in zip(_KEYS.values(), table, strict=True)}
+        shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
+        which = streams.generator("world/energy/preset").choice(len(names), devices, p=shares)
+        return {key: np.array(values)[which] for key, values in zip(_KEYS.values(), table, strict=True)}

@@ -1,0 +1,141 @@
+"""What a message is on a wire: headers, slow start, and how flows that meet share a link.
+
+``fluid`` moves a message's bytes and nothing else, and all flows share alike. ``tcp`` adds what makes real transfers longer and
+unlike one another. Each setting can be changed alone, in both.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, SerializeAsAny
+
+from fedsim.language.families import Family
+from fedsim.language.spec import Spec
+from fedsim.language.units import Bytes, Seconds
+from fedsim.streams import Streams
+
+Floats = TypeVar("Floats", float, NDArray[np.float64])
+
+_HERE = "fedsim.world.network.protocol"
+PROTOCOLS = Family(
+    "protocol",
+    f"{_HERE}:Protocol",
+    {
+        "fluid": (f"{_HERE}:Fluid", "payload alone, at full rate from the first byte, shared alike"),
+        "tcp": (f"{_HERE}:Tcp", "headers, slow start, and shares that differ by chance"),
+    },
+)
+_USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
+
+
+def _above_zero(size: float) -> float:
+    if not size > 0:
+        raise ValueError("a segment must carry something: its size must be above 0")
+    return size
+
+
+class Protocol(Spec):
+    """The base of every protocol. One of your own may replace any of its methods.
+
+    Attributes:
+        segment: payload of a full packet.
+        header: what a packet has beside it on the wire.
+        slow_start: whether a transfer begins with a window of a few segments, which doubles every round trip until the transfer
+            gets all that links and other flows leave it (RFC 5681; a connection that was idle, as between two messages of a
+            round, starts so again). Off for congestion controls that keep their rate.
+        initial_window: segments of the first round trip (RFC 6928: 10).
+        round_trip: what a round trip takes beside twice the device's latency.
+        weight_spread: how unlike flows share a link by chance: a transfer's weight is lognormal with median 1, and this is the
+            factor of one standard deviation; 1 for all alike.
+        weight_by_round_trip: the power of its round trip by which a flow's weight falls: 0 for none, 1 for shares as 1 / round
+            trip (as TCP Reno's are). A round trip counts as 1 ms at least.
+    """
+
+    kind: str
+    segment: Annotated[Bytes, AfterValidator(_above_zero)] = 1448.0
+    header: Bytes = 0.0
+    slow_start: bool = False
+    initial_window: int = Field(default=10, ge=1, le=1_000_000)
+    round_trip: Seconds = 0.0
+    weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
+    weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
+
+    @cached_property
+    def overhead(self) -> float:
+        """Bytes on the wire for a byte of payload."""
+        return (self.segment + self.header) / self.segment
+
+    @cached_property
+    def window(self) -> float:
+        """Bytes on the wire of the first round trip; infinite without slow start."""
+        return self.initial_window * (self.segment + self.header) if self.slow_start else math.inf
+
+    @property
+    def weighs(self) -> bool:
+        """Whether flows have weights that differ."""
+        return self.weight_spread > 1 or self.weight_by_round_trip > 0
+
+    def weight(self, streams: Streams, device: int, count: int, round_trip: float) -> float:
+        """The weight of a device's transfer of this number (from 0), with this round trip (s); above 0."""
+        by_chance: float = self.weight_spread ** streams.normal("world/flow-weight", device, count)
+        by_distance: float = (_USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)) ** self.weight_by_round_trip
+        return by_chance * by_distance
+
+    def sending_s(self, size: float, rate: Floats, round_trip: Floats) -> Floats:
+        """How long flows that have their links for themselves send ``size`` bytes (s), [flows].
+
+        Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate: n of them if w 2^n / R >= rate.
+
+        Args:
+            size: bytes of payload.
+            rate: bytes/s, infinity allowed; [flows].
+            round_trip: R, s; [flows].
+        """
+        wire, window = size * self.overhead, self.window
+        if wire == 0 or window == math.inf:
+            return wire / rate
+        with np.errstate(divide="ignore", invalid="ignore"):  # a rate without limit, a round trip that takes no time
+            to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
+            rounds = np.minimum(to_rate, np.floor(np.log2(wire / window + 1)))
+            rest = wire - window * (2**rounds - 1)
+            seconds: Floats = rounds * round_trip + rest / np.minimum(rate, window * 2**rounds / round_trip)
+        return seconds
+
+
+class Fluid(Protocol):
+    """Bytes of payload alone, at full rate from the first one, and links shared alike."""
+
+    kind: Literal["fluid"] = "fluid"
+
+
+class Tcp(Protocol):
+    """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for 1,448 of payload, slow start."""
+
+    kind: Literal["tcp"] = "tcp"
+    header: Bytes = 66.0
+    slow_start: bool = True
+    weight_spread: float = Field(default=1.15, ge=1.0, le=10.0)
+
+
+ProtocolSpec = Annotated[SerializeAsAny[Protocol], PROTOCOLS.validator]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """A protocol at work in one run.
+
+    Attributes:
+        protocol: which.
+        streams: what its weights are drawn from.
+    """
+
+    protocol: Protocol
+    streams: Streams
+
+
+PLAIN = Transport(Fluid(), Streams(0))
+"""What there is where nothing is said."""

@@ -1,0 +1,119 @@
+"""How long a device of a kind takes to train a model: a roofline, operation by operation.
+
+An operation takes as long as its arithmetic, or as long as its data take through memory, whichever is longer (Williams,
+Waterman and Patterson, "Roofline", CACM 2009); a batch and an epoch cost something fixed besides.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import ScenarioError
+from fedsim.language.units import show_bytes
+from fedsim.model_cost import ModelCost, Operations
+from fedsim.training import Training
+from fedsim.world.device_kinds import DeviceKind
+
+
+def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float) -> float:
+    """How long operations take on a batch of so many samples (s).
+
+    Args:
+        operations: as ``ModelCost`` has them.
+        samples: of the batch.
+        flops: FLOP/s that the device reaches.
+        bandwidth: bytes/s that it reaches.
+    """
+    work, moved = operations[:, 0] + samples * operations[:, 1], operations[:, 2] + samples * operations[:, 3]
+    return float(np.maximum(work / flops, moved / bandwidth).sum())
+
+
+class Rooflines:
+    """How long each device of a population takes.
+
+    Args:
+        kinds: the kinds that there are.
+        which: the place of each device's kind among them, int [devices].
+        cost: of the model.
+        batch_size: B.
+    """
+
+    def __init__(self, kinds: Sequence[DeviceKind], which: NDArray[np.integer], cost: ModelCost, batch_size: int) -> None:
+        self.kinds = kinds
+        self.which = which
+        self._cost = cost
+        self._batch_size = batch_size
+        self._batch_s = cache(self._batch_s_of)
+
+    def training_s(self, device: int, training: Training, samples: int) -> float:
+        """Seconds of what counts as one epoch of a training on so many samples."""
+        kind = int(self.which[device])
+        size = samples if training.full_batch else min(self._batch_size, samples)
+        if not samples:
+            return self.kinds[kind].epoch
+        passes, rest = (1, 0) if training.steps is None else divmod(training.steps, -(-samples // size))
+        return (
+            self.kinds[kind].epoch + passes * self._pass_s(kind, samples, size, True) + rest * self._batch_s(kind, size, True)
+        )
+
+    def testing_s(self, device: int, samples: int) -> float:
+        """Seconds of a forward pass over so many samples."""
+        return self._pass_s(int(self.which[device]), samples, min(self._batch_size, samples), False)
+
+    def epochs_s(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of an epoch of every device on so many samples each, float64 [devices]."""
+        seconds = np.empty(len(samples))
+        for kind, figures in enumerate(self.kinds):
+            own = self.which == kind
+            counts, places = np.unique(samples[own], return_inverse=True)
+            size = self._batch_size
+            each = [figures.epoch + self._pass_s(kind, count, min(size, count), True) for count in counts.tolist()]
+            seconds[own] = np.array(each)[places]
+        return seconds
+
+    def speeds(self) -> NDArray[np.float64]:
+        """Samples/s of every device in full batches, float64 [devices]."""
+        size = self._batch_size
+        by_kind: NDArray[np.float64] = np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])
+        return by_kind[self.which]  # type: ignore[no-any-return]
+
+    def needed(self, training: Training | None, samples: int) -> float:
+        """Bytes that training on so many samples, or with None testing on them, takes up."""
+        if training is None:
+            return self._cost.weights
+        batch = samples if training.full_batch else min(self._batch_size, samples)
+        return self._cost.memory + batch * self._cost.memory_a_sample
+
+    def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
+        """Seconds until the device finds that it has no room for that: in the first forward pass; None if it has."""
+        kind = int(self.which[device])
+        if self.needed(training, samples) <= self.kinds[kind].room:
+            return None
+        return self.kinds[kind].epoch + self._batch_s(kind, max(1, min(self._batch_size, samples)), False)
+
+    def check(self, samples: int) -> None:
+        """Refuse a model that no device has room to train, be it on as few as so many samples.
+
+        Raises:
+            ScenarioError: names the bytes.
+        """
+        needed, room = self.needed(Training(None), samples), max(kind.room for kind in self.kinds)
+        if needed > room:
+            raise ScenarioError(
+                f"population.device: training the model takes {show_bytes(needed)}, and no device has room for it: the largest "
+                f"leaves {show_bytes(room)}"
+            )
+
+    def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
+        if not samples:
+            return 0.0
+        full, rest = divmod(samples, size)
+        return full * self._batch_s(kind, size, learns) + (self._batch_s(kind, rest, learns) if rest else 0.0)
+
+    def _batch_s_of(self, kind: int, samples: int, learns: bool) -> float:
+        figures, cost = self.kinds[kind], self._cost
+        parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
+        rates = figures.flops * figures.flops_share, figures.bandwidth * figures.bandwidth_share
+        return figures.batch + sum(operations_s(part, samples, *rates) for part in parts)

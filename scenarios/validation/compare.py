@@ -1,0 +1,185 @@
+"""Real rounds and simulated ones side by side: each world of the testbed told to fedsim, run, and compared with its log.
+
+    python scenarios/validation/compare.py [--out runs/validation]
+
+Needs no root: it reads the logs that are kept in ``logs``. Links and latencies are those that the testbed was told, and each
+client trains as long as it did on the median; nothing else is fitted. Writes a scenario and a run folder a world, the table
+``errors.md`` and the picture ``simulated-against-real.png`` to ``--out``.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+import pyarrow.parquet as pq
+import tomli_w
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.analysis.style import GREY, PALE, SERIES, save, styled
+from fedsim.calibrate.log import Log, Said, read_log
+from fedsim.output.harmless import say
+from fedsim.output.mistakes import explained
+
+HERE = Path(__file__).resolve().parent
+SEEDS = range(1, 6)  # of the unequal shares that transfers get
+PROTOCOLS = ("fluid", "tcp")
+
+Floats = NDArray[np.float64]
+
+
+class Compared(NamedTuple):
+    """One world, simulated by one protocol.
+
+    Attributes:
+        world, protocol: names.
+        real, simulated: how long rounds take (s), [rounds]; of a buffered server how long a version takes, on the mean, [1].
+        transfers: how long a client's downloads and uploads take on the mean, really and simulated (s), [2, clients] each.
+        updates: whether the server is asynchronous.
+    """
+
+    world: str
+    protocol: str
+    real: Floats
+    simulated: Floats
+    transfers: tuple[Floats, Floats]
+    updates: bool
+
+    @property
+    def errors(self) -> Floats:
+        """Simulated over real, less 1; rounds in the order in which they were."""
+        return self.simulated / self.real - 1
+
+
+def told(name: str, world: dict[str, Any], log: Log, protocol: str) -> dict[str, Any]:
+    """The sections of the scenario that is this world."""
+    clients = world["clients"]
+    trained = [float(np.median(log.tasks.train.took[log.tasks.client == one])) for one in range(len(clients))]
+    samples = int(world.get("samples", 100))
+    strategy = {"kind": "fedavg", "clients_per_round": len(clients)}
+    if "buffer" in world:
+        strategy = {"kind": "fedbuff", "concurrency": len(clients), "buffer": world["buffer"]}
+    return {
+        "name": f"{name}, as it was told to the testbed",
+        "learning": "off",
+        "model": {"kind": "size", "bytes": f"{world['bytes']} B"},
+        "population": {
+            "devices": len(clients),
+            "speed": [f"{samples / took:.9g} samples/s" for took in trained],
+            "samples": {"low": samples, "high": samples},
+        },
+        "network": {
+            "kind": "star",
+            "protocol": protocol,
+            "server": {way: f"{rate} Mbit/s" for way, rate in world.get("server", {}).items()},
+            "device": {way: [f"{one[way]} Mbit/s" for one in clients] for way in ("down", "up")}
+            | {"latency": [f"{one.get('latency', 0)} ms" for one in clients]},
+        },
+        "strategy": strategy | {"local_epochs": 1},
+        "stop": {"rounds": world["rounds"]},
+    }
+
+
+def compared(name: str, world: dict[str, Any], out: Path) -> Iterator[Compared]:
+    """One world by each protocol."""
+    log = read_log(HERE / "logs" / f"{name}.csv", Said())
+    for protocol in PROTOCOLS:
+        path = out / f"{name}-{protocol}.toml"
+        path.write_text(tomli_w.dumps(told(name, world, log, protocol)))
+        runs = [fedsim.run(fedsim.load(path, seed=seed), out / "runs" / f"{path.stem}-{seed}") for seed in SEEDS]
+        ends = np.mean([run.rounds["time"] for run in runs], axis=0)
+        folders = [run.folder for run in runs if run.folder is not None]
+        if "buffer" in world:
+            real, simulated = log.rounds.end[-1:] - log.rounds.start[0], ends[-1:]
+            real, simulated = real / len(ends), simulated / len(ends)
+        else:
+            real, simulated = log.rounds.end - log.rounds.start, np.diff(ends, prepend=0.0)
+        yield Compared(name, protocol, real, simulated, (_real(log), _simulated(folders, len(log.clients))), "buffer" in world)
+
+
+def _real(log: Log) -> Floats:
+    own = [log.tasks.client == one for one in range(len(log.clients))]
+    return np.array([[np.mean(steps.took[one]) for one in own] for steps in (log.tasks.down, log.tasks.up)])
+
+
+def _simulated(folders: list[Path], clients: int) -> Floats:
+    frames = [pq.read_table(folder / "transfers.parquet").to_pandas() for folder in folders]
+    took = np.zeros((2, clients))
+    for place, way in enumerate(("down", "up")):
+        for one in range(clients):
+            rows = [frame[(frame.direction == way) & (frame.device == one) & (frame.outcome == "done")] for frame in frames]
+            took[place, one] = np.mean([(row.end - row.start).mean() for row in rows])
+    return took
+
+
+def table(found: list[Compared]) -> str:
+    """All worlds, as Markdown."""
+    runs = json.loads((HERE / "logs" / "index.json").read_text())
+    lines = [
+        "| world | protocol | real round (s) | simulated / real - 1 (%) | mean of absolute errors (%) | 95th percentile (%) "
+        "| transfers, mean of absolute errors (%) | load of the machine |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for one in found:
+        errors, (real, here) = 100 * one.errors, one.transfers
+        figures = errors.mean(), abs(errors).mean(), np.percentile(abs(errors), 95), 100 * abs(here / real - 1).mean()
+        what = f"{one.real.mean():.3f}{' a version' if one.updates else ''}"
+        load = "{} to {}, {} cores".format(*runs[one.world]["load"], runs[one.world]["cores"])
+        lines.append(f"| {one.world} | {one.protocol} | {what} | {' | '.join(f'{of:.2f}' for of in figures)} | {load} |")
+    return "\n".join(lines) + "\n"
+
+
+@styled
+def draw(found: list[Compared]) -> Figure:
+    """Simulated against real: rounds at the left, single transfers at the right; grey is within 5 %."""
+    figure = Figure(figsize=(13, 6.2))
+    worlds = list(dict.fromkeys(one.world for one in found))
+    for panel, title in zip(figure.subplots(1, 2), ("rounds, and versions", "transfers, mean of a client's"), strict=True):
+        for one in found:
+            real, here = (one.real, one.simulated) if title.startswith("rounds") else one.transfers
+            colour = SERIES[worlds.index(one.world) % len(SERIES)]
+            filled = one.protocol == "tcp"
+            panel.plot(
+                np.ravel(real), 100 * np.ravel(here / real - 1), linestyle="", marker="o" if filled else "x", markersize=6,
+                color=colour, alpha=0.8,
+            )  # fmt: skip
+        panel.axhspan(-5, 5, color=PALE, zorder=0)
+        panel.axhline(0, color=GREY, linewidth=1)
+        panel.set_xscale("log")
+        panel.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2, 5, 10, 20]))
+        panel.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.set_title(title)
+        panel.set_xlabel("really (s)")
+        panel.set_ylabel("simulated / real - 1 (%)")
+    handles = [Line2D([], [], color=SERIES[place % len(SERIES)], linewidth=4, label=name) for place, name in enumerate(worlds)]
+    marks = {"tcp": "o", "fluid": "x"}
+    handles += [Line2D([], [], color="black", linestyle="", marker=mark, label=name) for name, mark in marks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/validation"), show_default=True)
+@explained("compare")
+def main(out: Path) -> None:
+    """Compare every world whose log is kept."""
+    worlds = tomllib.loads((HERE / "worlds.toml").read_text())
+    out.mkdir(parents=True, exist_ok=True)
+    found = [
+        one for name, world in worlds.items() if (HERE / "logs" / f"{name}.csv").exists() for one in compared(name, world, out)
+    ]
+    (out / "errors.md").write_text(table(found))
+    say(*table(found).splitlines())
+    say(*save(draw(found), out / "simulated-against-real", ["png"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""How well the roofline tells how long training takes: ten models, measured here on one thread of torch, and predicted.
+
+    python -m tests.benchmarks.roofline                    # measure, fit, predict; half a minute on an idle core
+    python -m tests.benchmarks.roofline --seconds 5        # longer, where others work on the machine
+
+What a batch costs in any case is measured on a layer of one number. Two numbers are fitted, on four of the models (those that
+are marked): the FLOP/s and the bytes/s that this core reaches. The other six are predicted. Times are those of the thread's
+processor, the least of many steps. Exit status 1 if the mean error of the ten, or of the six, is above 25 %.
+
+An LSTM is predicted too, and counts for nothing: torch makes one operation of its layer, where the profile counts every step.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.learning.profile import profile
+from fedsim.model_cost import ModelCost
+from fedsim.world.roofline import operations_s
+
+BATCH, CLASSES = 32, 10
+MOST_ERROR = 0.25
+
+
+class Residual(nn.Module):
+    """Two convolutions around which the input goes too."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            *(nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(8, outputs), nn.ReLU()),
+            *(nn.Conv2d(outputs, outputs, 3, 1, 1), nn.GroupNorm(8, outputs)),
+        )
+        self.around = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.inner(x) + self.around(x))
+
+
+class LastOfSequence(nn.Module):
+    """What a recurrent layer, or the mean of a transformer, says of a sequence."""
+
+    def __init__(self, inner: nn.Module, inputs: int, width: int) -> None:
+        super().__init__()
+        self.into, self.inner, self.out = nn.Linear(inputs, width), inner, nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(self.into(x))
+        out: Tensor = self.out(y[0][:, -1] if isinstance(y, tuple) else y.mean(1))
+        return out
+
+
+def dense(*widths: int) -> nn.Module:
+    layers = [part for before, after in pairwise(widths) for part in (nn.Linear(before, after), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+def convolutional(channels: int, side: int, first: int, second: int, kernel: int, hidden: int) -> nn.Module:
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
+
+    return nn.Sequential(*block(channels, first), *block(first, second), dense(second * (side // 4) ** 2, hidden, CLASSES))
+
+
+def residual(width: int, each: int) -> nn.Module:
+    widths = [width] + [width * 2**group for group in range(3) for _ in range(each)]
+    blocks = [Residual(inputs, outputs, 1 if inputs == outputs else 2) for inputs, outputs in pairwise(widths)]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
+    return nn.Sequential(nn.Conv2d(3, width, 3, 1, 1), nn.ReLU(), *blocks, *head)
+
+
+def separable() -> nn.Module:
+    def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+        depth = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs)
+        return [depth, nn.GroupNorm(4, inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, 1), nn.GroupNorm(4, outputs), nn.ReLU()]
+
+    widths = (16, 32, 64, 64, 128, 128)
+    blocks = [part for i, o, s in zip(widths, widths[1:], (1, 2, 1, 2, 1), strict=False) for part in block(i, o, s)]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
+    return nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), nn.ReLU(), *blocks, *head)
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+    return LastOfSequence(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 16, 128)
+
+
+Model = tuple[Callable[[], nn.Module], tuple[int, ...]]
+MODELS: dict[str, Model] = {
+    "logistic": (lambda: dense(784, CLASSES), (784,)),
+    "mlp-128": (lambda: dense(784, 128, CLASSES), (784,)),
+    "mlp-1024": (lambda: dense(784, 1024, 1024, CLASSES), (784,)),
+    "cnn-16-32": (lambda: convolutional(1, 28, 16, 32, 5, 128), (1, 28, 28)),
+    "cnn-32-64": (lambda: convolutional(1, 28, 32, 64, 5, 512), (1, 28, 28)),
+    "cnn-64-128": (lambda: convolutional(3, 32, 64, 128, 3, 256), (3, 32, 32)),
+    "resnet-8": (lambda: residual(16, 1), (3, 32, 32)),
+    "resnet-14": (lambda: residual(32, 2), (3, 32, 32)),
+    "mobilenet": (separable, (3, 32, 32)),
+    "transformer": (transformer, (32, 16)),
+}
+FITTED = ("mlp-1024", "cnn-16-32", "resnet-8", "transformer")
+ASIDE: dict[str, Model] = {"lstm": (lambda: LastOfSequence(nn.LSTM(128, 128, batch_first=True), 16, 128), (40, 16))}
+
+
+def measured_s(module: nn.Module, shape: Sequence[int], seconds: float) -> float:
+    """The least processor time of an SGD step on a batch (s), over so many seconds of steps."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-3, foreach=False)
+    x, y = torch.randn(BATCH, *shape), torch.randint(CLASSES, (BATCH,))
+    times, end = [], time.monotonic() + seconds
+    while time.monotonic() < end or len(times) < 5:
+        begun = time.thread_time()
+        optimiser.zero_grad()
+        cross_entropy(module(x), y).backward()
+        optimiser.step()
+        times.append(time.thread_time() - begun)
+    return min(times)
+
+
+def batch_s(cost: ModelCost, flops: float, bandwidth: float, fixed: float) -> float:
+    """What the roofline says of a step (s)."""
+    return fixed + sum(operations_s(part, BATCH, flops, bandwidth) for part in (cost.forward, cost.backward, cost.update))
+
+
+def fit(costs: Mapping[str, ModelCost], times: Mapping[str, float], fixed: float) -> tuple[float, float]:
+    """The FLOP/s and bytes/s with which the roofline is nearest to the times (s), by their logarithms."""
+
+    def off(logarithms: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:
+        flops, bandwidth = np.exp(logarithms).tolist()
+        return [float(np.log(batch_s(costs[name], flops, bandwidth, fixed) / times[name])) for name in times]
+
+    flops, bandwidth = np.exp(least_squares(off, np.log([5e10, 1e10])).x).tolist()
+    return flops, bandwidth
+
+
+def main() -> int:
+    """Measure, fit, predict, and show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of steps of each model")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    everything = MODELS | ASIDE
+    costs = {name: profile(make(), shape, CLASSES) for name, (make, shape) in everything.items()}
+    fixed = measured_s(nn.Linear(1, CLASSES), (1,), options.seconds)
+    times = {name: measured_s(make(), shape, options.seconds) for name, (make, shape) in everything.items()}
+    flops, bandwidth = fit(costs, {name: times[name] for name in FITTED}, fixed)
+    print(f"a batch costs {fixed * 1e6:.0f} us in any case; fitted: {flops / 1e9:.1f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
+    errors = {}
+    for name in everything:
+        told = batch_s(costs[name], flops, bandwidth, fixed)
+        errors[name] = told / times[name] - 1
+        mark = "fitted" if name in FITTED else "counts for nothing" if name in ASIDE else ""
+        print(f"{name:12} {times[name] * 1e3:9.3f} ms measured {told * 1e3:9.3f} ms predicted {errors[name]:+7.1%}  {mark}")
+    ten = float(np.mean([abs(errors[name]) for name in MODELS]))
+    six = float(np.mean([abs(errors[name]) for name in MODELS if name not in FITTED]))
+    print(f"mean error: {ten:.1%} of the ten, {six:.1%} of the six that were not fitted; allowed are {MOST_ERROR:.0%}")
+    return 1 if max(ten, six) > MOST_ERROR else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

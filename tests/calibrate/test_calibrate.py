@@ -1,0 +1,156 @@
+"""``fedsim calibrate``, as a user meets it: a world that is known is found again, and real rounds are predicted."""
+
+import csv
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.cli import main
+from tests.calibrate.logs import DEVICES, round_s, rounds, written
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
+WORLD: dict[str, Any] = {
+    "seed": 5,
+    "learning": "off",
+    "model": {"kind": "size", "bytes": "2 MB"},
+    "population": {
+        "devices": 12,
+        "samples": {"low": 50, "high": 300},
+        "speed": {"kind": "lognormal", "median": "30 samples/s", "spread": 1.8},
+    },
+    "network": {
+        "kind": "star",
+        "server": {"up": "20 Mbit/s"},
+        "device": {
+            "down": {"kind": "lognormal", "median": "20 Mbit/s", "spread": 1.6},
+            "up": {"kind": "lognormal", "median": "8 Mbit/s", "spread": 1.6},
+        },
+    },
+    "strategy": {"kind": "fedavg", "clients_per_round": 7, "local_epochs": 2},
+    "stop": {"rounds": 24},
+}
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["calibrate", *map(str, words)])
+
+
+def table(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with path.open() as lines:
+        rows = list(csv.DictReader(lines))
+    return {
+        name: np.array([float(row[name] or "nan") for row in rows if name != "client"]) for name in rows[0] if name != "client"
+    }
+
+
+def of_devices(run: Path) -> dict[str, np.ndarray[Any, Any]]:
+    columns = pq.read_table(run / "devices.parquet")
+    return {name: np.array(columns[name].to_pylist()) for name in ("speed", "link_down", "link_up", "samples")}
+
+
+def errors(run: Path) -> np.ndarray[Any, Any]:
+    """Those of the rounds that were held out."""
+    found = table(run / "rounds.csv")
+    held = found["held_out"] == 1
+    assert 0 < held.sum() < len(held)
+    return np.asarray(np.abs(found["predicted"] / found["measured"] - 1)[held])
+
+
+def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    run, out = made(WORLD, tmp_path / "run"), tmp_path / "out"
+    result = call(run, "--out", out)
+    assert result.exit_code == 0, result.output
+    true, found = of_devices(run), table(out / "clients.csv")
+    np.testing.assert_allclose(found["speed"], true["speed"], rtol=0.02)
+    np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
+    np.testing.assert_array_equal(found["samples"], true["samples"])
+    assert np.median(np.abs(found["up"] / true["link_up"] - 1)) < 0.02  # the fastest are always held up by the server's link
+    scenario = fedsim.load(out / "scenario.toml")
+    assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
+    assert scenario.network.server.down == np.inf  # type: ignore[union-attr]
+    assert scenario.strategy.model_dump()["clients_per_round"] == 7
+    assert scenario.strategy.model_dump()["local_epochs"] == 2
+    assert errors(out).mean() < 0.01
+
+
+def test_a_buffered_server_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    population = WORLD["population"] | {"jitter": 0.1}
+    strategy = {"kind": "fedbuff", "concurrency": 5, "buffer": 4, "local_epochs": 2}
+    run, out = made(WORLD | {"population": population, "strategy": strategy}, tmp_path / "run"), tmp_path / "out"
+    result = call(run, "--out", out)
+    assert result.exit_code == 0, result.output
+    scenario = fedsim.load(out / "scenario.toml")
+    said = scenario.strategy.model_dump()
+    assert (said["kind"], said["concurrency"], said["buffer"]) == ("fedbuff", 5, 4)
+    jitter = tomllib.loads((out / "scenario.toml").read_text())["population"]["jitter"]
+    assert jitter == pytest.approx(0.1, rel=0.3)  # of a hundred trainings
+    line = next(line for line in result.output.splitlines() if "updates/s" in line)
+    assert float(line.rpartition("error ")[2].rstrip("%")) < 10
+
+
+@pytest.mark.parametrize("name", ["own", "cell", "own20ms", "small20ms", "equal"])
+def test_real_rounds_are_predicted(name: str, tmp_path: Path) -> None:
+    if not REAL.is_dir():
+        pytest.skip("needs the logs of real rounds, shared/oracles/realrun")
+    size = json.loads((REAL / "worlds.json").read_text())[name]["bytes"]
+    result = call(REAL / f"{name}-cubic.csv", "--bytes", f"{size} B", "--samples", 100, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "columns that are not used: retrans, srtt_us" in result.output
+    assert errors(tmp_path / "out").mean() < 0.01
+
+
+def test_rounds_without_noise(tmp_path: Path) -> None:
+    path = written(tmp_path / "a log.csv", rounds(9))
+    for how, held in (("third", [2, 5, 8]), ("last", [6, 7, 8]), ("none", [])):
+        result = call(path, "--out", tmp_path / how, "--hold-out", how)
+        assert result.exit_code == 0, result.output
+        found = table(tmp_path / how / "rounds.csv")
+        assert np.flatnonzero(found["held_out"]).tolist() == held
+        np.testing.assert_allclose(found["predicted"], round_s(), rtol=1e-6)
+        np.testing.assert_allclose(found["measured"], round_s(), rtol=1e-6)
+    assert "all clients are in every round" in result.output
+    scenario = fedsim.load(tmp_path / "third" / "scenario.toml")
+    assert scenario.population.devices == 3
+    assert scenario.population.speed.median == pytest.approx(np.prod([device[0] for device in DEVICES]) ** (1 / 3), rel=1e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.csv"], "there is no log 'nowhere.csv'"),
+        (["log.csv", "--bytes", "2"], "'2'"),
+        (["log.csv", "--latency", "2 parsecs"], "a time is a number and a unit out of"),
+        (["log.csv", "--hold-out", "half"], "third"),
+        (["short.csv"], "the log has 2 rounds; 3 at least are needed"),
+        (["folder"], "is not a run folder"),
+    ],
+)
+def test_mistakes(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "log.csv", rounds(3))
+    written(tmp_path / "short.csv", rounds(2))
+    (tmp_path / "folder").mkdir()
+    result = call(*words, "--out", "out")
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_in_the_world_that_was_found_takes_as_long(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    """Client by client, and all of them in each round, so that nothing but the fit can differ."""
+    pytest.importorskip("fedsim.world.device_table", reason="needs lists of values by device")
+    everyone = {"kind": "fedavg", "clients_per_round": 12, "local_epochs": 2}
+    run, out = made(WORLD | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"), tmp_path / "out"
+    result = call(run, "--out", out, "--by-client")
+    assert result.exit_code == 0, result.output
+    again = fedsim.run(fedsim.load(out / "scenario.toml"), tmp_path / "again")
+    before = pq.read_table(run / "rounds.parquet")["time"].to_pylist()
+    np.testing.assert_allclose([row["time"] for row in again.rounds], before, rtol=0.03)

@@ -1,0 +1,141 @@
+"""Malicious devices: drawn by the world, unknown to the strategies, and what they do is what is said."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.data.federated import FederatedData
+from fedsim.data.shifts import SwapAll
+from fedsim.federation.malicious import ATTACKS, Attack, MaliciousSpec
+from fedsim.learning.models import Logistic
+from fedsim.simulation import Simulation
+from fedsim.streams import Streams
+from fedsim.testing import StrategyContract
+from tests.learning.small import federation, learning
+from tests.strategies.clustered import played, ran, world
+
+FEDAVG: dict[str, Any] = {"kind": "fedavg", "clients_per_round": 8, "local_epochs": 1}
+IID: dict[str, Any] = {"source": "digits", "partition": "iid"}
+
+
+def attacked(spec: dict[str, Any], start: Any, update: Any, key: int = 0) -> Any:
+    core, _ = learning(federation([30]), Logistic())
+    attack: Attack = ATTACKS.spec(spec["kind"])(**spec)  # type: ignore[assignment]
+    found = attack.update(core, core.given(update), core.given(start), ("world/attack", 3, key))
+    return asyncio.run(core.value(found))
+
+
+def test_attacks_on_updates_by_hand() -> None:
+    start, update = np.full(21, 1.0), np.arange(21.0)
+    assert attacked({"kind": "sign-flip"}, start, update) == pytest.approx(2 - update)
+    assert attacked({"kind": "sign-flip", "factor": 3.0}, start, update) == pytest.approx(1 - 3 * (update - 1))
+    assert attacked({"kind": "scaled", "factor": 10.0}, start, update) == pytest.approx(1 + 10 * (update - 1))
+    assert attacked({"kind": "label-flip"}, start, update) == pytest.approx(update)
+    noise = [attacked({"kind": "gaussian", "deviation": 2.0}, start, update, key) - 1 for key in range(300)]
+    assert np.std(noise) == pytest.approx(2.0, rel=0.03)
+    assert np.mean(noise) == pytest.approx(0.0, abs=0.1)
+
+
+def members(share: float, seed: int = 3) -> list[int]:
+    return MaliciousSpec(attack="sign-flip", share=share).members(Streams(seed), 50)
+
+
+def test_a_larger_share_has_the_same_devices_and_more() -> None:
+    assert [len(members(share)) for share in (0.0, 0.1, 0.5, 1.0)] == [0, 5, 25, 50]
+    assert set(members(0.1)) < set(members(0.5))
+    assert members(0.5) != members(0.5, seed=4)
+
+
+def test_training_labels_are_turned_around_and_stay_so_when_data_are_exchanged() -> None:
+    sections = world(IID, 10, FEDAVG, 1, malicious={"attack": "label-flip", "devices": [2, 5]})
+    data, clean = (_data(sections | extra) for extra in ({}, {"malicious": None}))
+    for _ in range(2):
+        for device in range(10):
+            mine, theirs = data.current(device), clean.current(device)
+            true = clean.train_labels(theirs)
+            expected = 9 - true if device in (2, 5) else true
+            assert data.train_labels(mine).tolist() == data.train_samples(mine)[1].tolist() == expected.tolist()
+            assert data.label_counts(mine).tolist() == np.bincount(expected, minlength=10).tolist()
+            assert data.test_labels(mine).tolist() == clean.test_labels(theirs).tolist()
+        for each in (data, clean):
+            assert SwapAll(probability=1.0).apply(each, 0, np.arange(10), Streams(1))
+
+
+def _data(sections: dict[str, Any]) -> FederatedData:
+    found: FederatedData = Simulation(fedsim.Scenario(**sections)).installed.data
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy", [FEDAVG, {"kind": "ifca", "groups": 2, "clients_per_round": 8, "local_epochs": 1}], ids=str
+)
+def test_with_everybody_going_the_other_way_models_do(strategy: dict[str, Any]) -> None:
+    sections = world(IID, 8, strategy, 1)
+    clean, turned = (
+        played(sections | {"malicious": malicious})[0] for malicious in (None, {"attack": "sign-flip", "share": 1.0})
+    )
+    for group, first in enumerate([0, 1][: len(clean.strategy.models())]):
+        start, there, back = (
+            asyncio.run(run.learner.value(ref))
+            for run, ref in (
+                (clean, clean.learner.initial(first)),
+                (clean, list(clean.strategy.models().values())[group][0]),
+                (turned, list(turned.strategy.models().values())[group][0]),
+            )
+        )
+        assert back == pytest.approx(2 * start - there, abs=1e-6)
+
+
+def test_nothing_that_moves_tells_who_is_malicious(tmp_path: Any) -> None:
+    sections = world(IID, 12, FEDAVG, 3)
+    clean = ran(sections, tmp_path / "clean")
+    evil = ran(sections | {"malicious": {"attack": "gaussian", "share": 0.25}}, tmp_path / "evil")
+    assert evil.transfers == clean.transfers
+    (record,) = [event for event in evil.events if event["kind"] == "malicious"]
+    assert record["data"] == {
+        "attack": "gaussian",
+        "devices": MaliciousSpec(attack="gaussian", share=0.25).members(Streams(3), 12),
+    }
+
+
+def test_robust_aggregations_bear_what_the_mean_does_not() -> None:
+    malicious = {"attack": {"kind": "sign-flip", "factor": 10.0}, "devices": [1, 6]}
+    sections = world(IID, 12, FEDAVG | {"clients_per_round": 12}, 6, evaluation={"every": 6}, malicious=malicious)
+    found = {}
+    for how in ("weighted", "median", "trimmed-mean", "krum", "multi-krum", "bulyan"):
+        needs = {
+            "trimmed-mean": {"share": 0.2},
+            "krum": {"malicious": 2},
+            "multi-krum": {"malicious": 2},
+            "bulyan": {"malicious": 2},
+        }
+        strategy = sections["strategy"] | {"aggregation": {"kind": how} | needs.get(how, {})}
+        scenario = fedsim.Scenario(**sections | {"strategy": strategy})
+        found[how] = fedsim.run(scenario, executor="inline").summary["accuracy"]["final"]
+    assert found.pop("weighted") < 0.3
+    assert min(found.values()) > 0.6, found
+
+
+class TestMalicious(StrategyContract):
+    strategy = FEDAVG | {"aggregation": "median", "deadline": "30 s"}
+    sections = {"malicious": {"attack": "label-flip", "share": 0.3}}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("malicious", "message"),
+    [
+        ({"share": 0.1}, r"malicious.attack is missing"),
+        ({"share": 0.1, "attack": "signflip"}, r"malicious.attack.kind is 'signflip'; allowed are .*did you mean 'sign-flip'"),
+        ({"attack": "sign-flip"}, r"malicious: 'share' and 'devices' both say"),
+        ({"attack": "sign-flip", "share": 0.1, "devices": [1]}, r"malicious: 'share' and 'devices' both say"),
+        ({"attack": "sign-flip", "share": 1.5}, r"malicious.share is 1.5"),
+        ({"attack": "sign-flip", "devices": [3, 100]}, r"malicious.devices has 100; allowed are 0 to 99"),
+        ({"attack": {"kind": "sign-flip", "factor": 0.0}, "share": 0.1}, r"malicious.attack.factor is 0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(malicious: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(malicious=malicious)

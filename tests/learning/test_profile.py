@@ -1,0 +1,115 @@
+"""What a step costs, counted: against sums by hand, and against torch's own counter."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedsim.errors import ScenarioError
+from fedsim.learning.models import CNN5, Logistic, SizeOnly
+from fedsim.learning.profile import cost_of, profile
+from fedsim.learning.spec import TrainingSpec
+from fedsim.model_cost import ModelCost
+
+
+def totals(cost: ModelCost, part: str, samples: int) -> tuple[float, float]:
+    """FLOPs and bytes of a part of a step."""
+    rows = getattr(cost, part)
+    return float((rows[:, 0] + samples * rows[:, 1]).sum()), float((rows[:, 2] + samples * rows[:, 3]).sum())
+
+
+def test_a_dense_layer_by_hand() -> None:
+    """With n samples, 3 inputs, 2 outputs: y = x W' + b reads and writes 3n + 6 + 2 + 2n numbers."""
+    cost = profile(nn.Linear(3, 2), (3,), 2)
+    for n in (2, 7, 100):
+        flops, _ = totals(cost, "forward", n)
+        assert flops == 2 * n * 3 * 2
+        assert cost.forward[0].tolist() == [0.0, 12.0, 4 * (6 + 2), 4 * (3 + 2)]
+        assert totals(cost, "backward", n)[0] == 2 * n * 3 * 2  # of the weights alone: nobody asks for the samples' gradient
+        assert totals(cost, "update", n) == (0.0, 4 * 3 * (6 + 2))  # w <- w - lr g: two read, one written
+    assert cost.weights == 4 * 8
+    assert cost.memory == 2 * 4 * 8
+
+
+def test_momentum_has_a_state_and_moves_more() -> None:
+    plain, heavy = (profile(nn.Linear(30, 20), (30,), 20, momentum=momentum) for momentum in (0.0, 0.9))
+    assert heavy.memory == 1.5 * plain.memory
+    assert totals(heavy, "update", 1)[1] > 2 * totals(plain, "update", 1)[1]
+
+
+@pytest.mark.parametrize("model", [Logistic(), CNN5()])
+def test_flops_are_what_the_model_says_of_itself(model: Any) -> None:
+    """Its rule is three forward passes; the first layer has no gradient of its input."""
+    cost = cost_of(model, (1, 28, 28), 10, TrainingSpec())
+    step = sum(totals(cost, part, 1)[0] for part in ("forward", "backward"))
+    first = model.architecture((1, 28, 28), 10).trained()
+    _, layer = next(iter(first))
+    sites = 28 * 28 if isinstance(model, CNN5) else 1
+    inner = 2 * sites * layer.tensors[0][1][0] * int(torch.tensor(layer.tensors[0][1][1:]).prod())
+    assert step == pytest.approx(model.flops((1, 28, 28), 10) - inner)
+    assert cost.weights == 4 * model.parameters((1, 28, 28), 10)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(self.layer(x).mean(1))
+        return y
+
+
+class Looks(nn.Module):
+    """Looks at the values of its samples, which only real ones have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(x if float(x.sum()) == 0 else 2 * x)
+        return y
+
+
+@pytest.mark.parametrize(("module", "shape"), [(Attention(), (5, 16)), (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), (3, 4))])
+def test_any_module_against_torchs_counter(module: nn.Module, shape: tuple[int, ...]) -> None:
+    cost = profile(module, shape, 4)
+    for n in (3, 8):
+        with FlopCounterMode(display=False) as counter:
+            nn.functional.cross_entropy(module(torch.zeros(n, *shape)), torch.zeros(n, dtype=torch.long)).backward()
+        counted = sum(totals(cost, part, n)[0] for part in ("forward", "backward"))
+        assert counted == pytest.approx(counter.get_total_flops(), rel=1e-9)
+
+
+def test_a_module_that_looks_at_values_is_counted_on_real_ones() -> None:
+    assert totals(profile(Looks(), (8,), 4), "forward", 5)[0] == 2 * 5 * 8 * 4
+
+
+def test_what_is_kept_for_the_backward_pass() -> None:
+    """Of Linear, ReLU, Linear: the samples, the ReLU's result, which the second layer keeps too, and what the loss needs."""
+    wide, wider = (profile(nn.Sequential(nn.Linear(10, h), nn.ReLU(), nn.Linear(h, 2)), (10,), 2) for h in (100, 300))
+    assert wider.memory_a_sample - wide.memory_a_sample == 4 * 200
+
+
+def test_the_module_and_torchs_generator_are_left_alone() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    before, state = [parameter.clone() for parameter in module.parameters()], torch.get_rng_state()
+    profile(module, (4,), 4)
+    assert all(torch.equal(now, then) for now, then in zip(module.parameters(), before, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_model_of_which_only_the_size_is_known() -> None:
+    cost = cost_of(SizeOnly(bytes="4 kB", flops_per_sample=3e6), (1,), 2, TrainingSpec())  # type: ignore[arg-type]
+    assert [totals(cost, part, 10)[0] for part in ("forward", "backward")] == [1e7, 2e7]
+    assert (cost.weights, cost.memory) == (4000, 8000)
+
+
+def test_samples_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"cannot be trained on samples of shape \(5,\)"):
+        profile(nn.Linear(3, 2), (5,), 2)

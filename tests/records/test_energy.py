@@ -1,0 +1,294 @@
+"""Energy: joules by phase by hand, what they weigh, whose they are, and an audit that finds what is changed."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import fedsim
+from fedsim.records import folder as files
+from fedsim.records.audit import audit
+from fedsim.records.energy import Zone
+from fedsim.records.reading import RunFolder
+from fedsim.streams import Streams
+from fedsim.testing import run
+
+ENERGY: dict[str, Any] = {
+    "idle": "500 mW",
+    "compute": "4 W",
+    "utilisation": 0.75,
+    "receive": "1 W",
+    "send": "2 W",
+    "receive_byte": "1 J/kB",
+    "send_byte": "2 J/kB",
+    "tail": "500 mW",
+    "tail_lasts": "3 s",
+}
+
+
+def world(energy: dict[str, Any], rounds: int = 1, **more: Any) -> dict[str, Any]:
+    """A device that receives 4,000 bytes in 1 + 4 s, trains for 20 s, and sends them in 1 + 8 s, round after round."""
+    population = {"devices": 1, "speed": "10 samples/s", "samples": {"low": 100, "high": 100}} | more.pop("population", {})
+    return {
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "4 kB"},
+        "population": population,
+        "network": {"kind": "star", "device": {"down": "1 kB/s", "up": "0.5 kB/s", "latency": "1 s"}},
+        "strategy": {"kind": "fedavg", "clients_per_round": 1, "local_epochs": 2},
+        "energy": energy,
+        "stop": {"rounds": rounds},
+    } | more
+
+
+def close(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9)
+
+
+def sound(folder: Path) -> RunFolder:
+    found = {name: problems for name, problems in audit(folder).items() if problems}
+    assert not found
+    return RunFolder(folder)
+
+
+def test_a_round_by_hand(tmp_path: Path) -> None:
+    """34 s: idle all the time; 9 J to receive, 60 to train, 26 to send; 3 s of tail in the training, none at the end."""
+    summary = run(world(ENERGY), tmp_path / "run")
+    assert summary["simulated_s"] == 34
+    phases = {"idle": 17, "compute": 60, "receive": 9, "send": 26, "tail": 1.5, "server": 0, "edge": 0}
+    by_phase = {phase: close(joules) for phase, joules in phases.items()}
+    assert summary["energy"] == {"joules": close(113.5), "by_phase": by_phase, "wasted": 0.0}
+    folder = sound(tmp_path / "run")
+    assert folder.devices[0]["joules"] == close(113.5)
+    assert folder.rows(files.ENERGY)[0]["send_j"] == close(26)
+    assert (folder.rounds[0]["joules"], folder.rounds[0]["grams"]) == (close(113.5), None)
+
+
+def test_a_tail_is_cut_short_by_the_next_transfer(tmp_path: Path) -> None:
+    """A radio awake for 30 s: 20 s until it sends; then none, as the next round begins at once; 20 s again; none at the end."""
+    summary = run(world(ENERGY | {"tail_lasts": "30 s"}, rounds=2), tmp_path / "run")
+    assert summary["energy"]["by_phase"]["tail"] == close(0.5 * 40)
+    rounds = sound(tmp_path / "run").rounds
+    assert [row["joules"] for row in rounds] == [close(17 + 60 + 9 + 26 + 10)] * 2
+
+
+def test_a_transfer_that_is_cut_off_is_charged_for_what_moved(tmp_path: Path) -> None:
+    """The run ends 5 s into the upload: 2 J/s and 2,000 bytes; all of it was wasted."""
+    summary = run(world(ENERGY, stop={"rounds": 1, "simulated_time": "30 s"}), tmp_path / "run")
+    assert summary["energy"]["by_phase"]["send"] == close(2 * 5 + 2 * 2)
+    assert summary["energy"]["wasted"] == close(summary["energy"]["joules"])
+    assert summary["energy"]["joules"] == close(15 + 60 + 9 + 14 + 1.5)
+    sound(tmp_path / "run")
+
+
+def test_slow_phases_take_the_same_power_for_longer(tmp_path: Path) -> None:
+    slow = {"factor": 0.5, "mean_normal": "5 s", "mean_slow": "5 s"}
+    run(world(ENERGY, population={"slow_phases": slow}), tmp_path / "run")
+    folder = sound(tmp_path / "run")
+    begin, end = (event["time"] for event in folder.events if event["step"] == "train")
+    assert end - begin > 21
+    assert folder.summary["energy"]["by_phase"]["compute"] == close(3 * (end - begin))
+
+
+def test_who_is_there_draws_between_its_tasks_too(tmp_path: Path) -> None:
+    """Two devices in turn, least asked first: from its first task on each draws to the end, or until it leaves at 80 s."""
+    sections = world(ENERGY | {"idle_while": "there"}, rounds=3, population={"devices": 2})
+    sections["strategy"] |= {"selection": "least-asked"}
+    sections["population"]["departures"] = {"kind": "schedule", "times": ["80 s"], "devices": [1]}
+    run(sections, tmp_path / "run")
+    folder = sound(tmp_path / "run")
+    first = {event["device"]: event["time"] for event in reversed(folder.events) if event["kind"] == "task-start"}
+    end = {0: folder.summary["simulated_s"], 1: 80.0}
+    idle = {row["device"]: row["idle_j"] for row in folder.rows(files.ENERGY)}
+    assert idle == {device: close(0.5 * (end[device] - first[device])) for device in (0, 1)}
+    assert math.fsum(row["joules"] for row in folder.rounds) == close(folder.summary["energy"]["joules"])
+
+
+def test_the_servers_side(tmp_path: Path) -> None:
+    """100 W for 34 s, 5 J an update, 8,000 bytes at the server; and at the one of two cells that they pass."""
+    places = {"server": {"idle": "100 W", "update": "5 J", "byte": "1 J/MB"}, "edge": {"idle": "10 W", "byte": "2 J/kB"}}
+    network = {"kind": "tree", "cells": 2, "device": {"down": "1 kB/s", "up": "0.5 kB/s", "latency": "1 s"}}
+    summary = run(world(places, network=network), tmp_path / "run")
+    assert summary["energy"]["by_phase"]["server"] == close(3400 + 5 + 0.008)
+    assert summary["energy"]["by_phase"]["edge"] == close(2 * 340 + 16)
+    sound(tmp_path / "run")
+
+
+def test_carbon_by_the_hour_and_zone(tmp_path: Path) -> None:
+    """The run begins 10 s before a full hour, after which a kilowatt-hour weighs twice as much."""
+    hours = [f"{100 if hour < 8 else 200} g/kWh" for hour in range(24)]
+    energy = ENERGY | {"starts": "28790 s", "carbon": hours, "server": {"idle": "1 kW"}}
+    summary = run(world(energy), tmp_path / "run")
+    kwh = 3.6e6
+    # Until 10 s: 5 s idle ... receiving 9 J, a quarter of the training, all of the tail.
+    before = 0.5 * 10 + 9 + 60 / 4 + 1.5 + 1000 * 10
+    after = 0.5 * 24 + 60 * 3 / 4 + 26 + 1000 * 24
+    assert summary["energy"]["grams"] == close((100 * before + 200 * after) / kwh)
+    folder = sound(tmp_path / "run")
+    assert folder.rounds[0]["grams"] == close(summary["energy"]["grams"])
+    zones = {"zones": [{"intensity": "36 kg/kWh"}, {"intensity": hours, "share": 1e6, "ahead": "20 h"}]}
+    summary = run(world(ENERGY | {"carbon": zones, "server": {"update": "7 J"}}), tmp_path / "zones")
+    assert summary["energy"]["grams"] == close(7 * 0.01 + 113.5 * 200 / kwh)
+    sound(tmp_path / "zones")
+
+
+def test_a_zone_over_days() -> None:
+    zone = Zone([float(hour) for hour in range(24)], 3600.0 * 23)
+    assert zone.grams(2.0, 0.0, 3600.0) == close(46)
+    assert zone.grams(2.0, 1800.0, 5400.0) == close(23)
+    assert zone.grams(1.0, 0.0, 10 * 86_400.0) == close(11.5)
+    assert zone.grams(3.0, 7200.0, 7200.0) == close(3.0)
+
+
+def test_carbon_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "grid.csv"
+    path.write_text("hour,intensity\n" + "".join(f"{hour},{100 + hour} g/kWh\n" for hour in range(24)))
+    energy = ENERGY | {"carbon": {"file": str(path)}}
+    assert run(world(energy))["energy"]["grams"] == close(113.5 * 100 / 3.6e6)
+    for text, said in (("hour\n", "lacks the column 'intensity'"), ("intensity\n1 g/kWh\n", "has 1 rows; allowed are 24")):
+        path.write_text(text)
+        with pytest.raises(fedsim.DataError, match=said):
+            run(world(energy))
+
+
+def test_presets_and_what_is_said_beside_them() -> None:
+    one = fedsim.Scenario(**world({"preset": "smartphone-4g", "idle": "1 W"}))
+    assert one.energy is not None
+    columns = one.energy.build(Streams(1), 3, None, None, {}).columns
+    assert columns["idle_w"].tolist() == [1.0] * 3
+    assert columns["tail_s"][0] == pytest.approx(11.576, abs=1e-9)
+    both = fedsim.Scenario(**world({"preset": ["raspberry-pi-4", "laptop"], "shares": [0.25, 0.75]}))
+    assert both.energy is not None
+    idle = both.energy.build(Streams(1), 4000, None, None, {}).columns["idle_w"]
+    assert set(idle.tolist()) == {2.35, 5.0}
+    assert 0.22 < (idle == 2.35).mean() < 0.28
+
+
+def test_powers_of_the_devices_kinds(tmp_path: Path) -> None:
+    """Where there is neither a preset nor watts, a kind's powers count: those of the catalogue, or one's own."""
+    kinds = {"devices": 3, "device": ["mine", "raspberry-pi-5", "mine"]}
+    kinds |= {"kinds": {"mine": {"like": "raspberry-pi-4", "idle": "1 W", "compute": "2 W", "radio": "3 W"}}}
+    own = {"population": kinds, "model": {"kind": "logistic"}, "network": {"kind": "star"}}
+
+    def drawn(energy: dict[str, Any], name: str) -> RunFolder:
+        sections = world(energy, **own)
+        del sections["population"]["speed"]
+        run(sections, tmp_path / name)
+        return sound(tmp_path / name)
+
+    rows = drawn({"send": "7 W"}, "kinds").table(files.ENERGY).to_pydict()
+    assert rows["idle_w"] == [1.0, 4.7, 1.0]
+    assert rows["compute_w"] == [2.0, 6.3, 2.0]
+    assert rows["receive_w"] == [3.0, 0.5, 3.0]
+    assert rows["send_w"] == [7.0] * 3
+    assert drawn({"preset": "laptop"}, "preset").table(files.ENERGY).column("idle_w").to_pylist() == [5.0] * 3
+
+
+def test_device_by_device() -> None:
+    """A list or a column says it for each device, as for speeds."""
+    energy: dict[str, Any] = {"idle": ["1 W", "2 W"], "tail_lasts": ["1 s", "2 s"]}
+    energy["battery"] = {"capacity": ["10 J", "20 J"], "charge": "1 W"}
+    energy["battery"] |= {"charging": {"kind": "daily", "begins": ["1 h", "2 h"], "lasts": "1 h"}}
+    spec = fedsim.Scenario(**world(energy, population={"devices": 2})).energy
+    assert spec is not None
+    columns = spec.build(Streams(1), 2, None, None, {}).columns
+    assert columns["idle_w"].tolist() == [1, 2]
+    assert columns["tail_s"].tolist() == [1, 2]
+    assert columns["initial_j"].tolist() == [10, 20]
+    with pytest.raises(fedsim.ScenarioError, match=r"energy\.idle lists 2 values for 3 devices"):
+        spec.build(Streams(1), 3, None, None, {})
+
+
+def test_a_flat_battery_is_in_the_table_of_availability(tmp_path: Path) -> None:
+    """Off from the instant at which the battery is flat to that at which it is charged again; the audit looks at it."""
+    battery = {"capacity": "100 J", "charge": "5 W", "charging": {"kind": "daily", "begins": "60 s", "lasts": "1 h"}}
+    battery |= {"restart": 0.5}
+    summary = run(world(ENERGY | {"battery": battery}, rounds=2), tmp_path / "run")
+    folder = sound(tmp_path / "run")
+    flat = [event["time"] for event in folder.events if event["kind"] == "task-end" and event["outcome"] == "battery"]
+    changes = folder.table(files.AVAILABILITY).to_pydict()
+    assert summary["simulated_s"] > 70
+    assert changes["on"][:3] == [True, False, True]
+    assert changes["time"][:3] == [0, flat[0], 70]  # 60 s, and 10 s to charge half of it
+    path = tmp_path / "run" / files.AVAILABILITY
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, 1), path)
+    check = audit(tmp_path / "run")["devices worked only while they could be reached"]
+    assert any("was lost" in problem for problem in check)
+
+
+@pytest.mark.parametrize(
+    ("energy", "said"),
+    [
+        ({"preset": "smartphone-wify"}, "energy.preset is 'smartphone-wify'.*allowed are smartphone-wifi.*did you mean"),
+        ({"idle": 3}, "energy.idle.*a power needs its unit"),
+        ({"idle": "-3 W"}, "cannot be negative"),
+        ({"utilisation": 1.5}, "energy.utilisation"),
+        ({"idel": "3 W"}, "unknown key 'idel'.*idle"),
+        ({"starts": "25 h"}, "less than '24 h'"),
+        ({"edge": {"idle": "1 W"}}, "energy.edge.*no cells"),
+        ({"carbon": ["1 g/kWh"] * 23}, "24"),
+        ({"carbon": "3"}, "energy.carbon.* is '3': a carbon intensity is a number and a unit out of g/J.*'$"),
+        ({"battery": {}}, "energy.battery.capacity is missing"),
+        ({"battery": {"capacity": "10 Wh", "charging": "dayly"}}, "energy.battery.charging.kind is 'dayly'.*daily"),
+        ({"battery": {"capacity": "10 Wh", "initial": 1.5}}, "energy.battery.initial"),
+    ],
+)
+def test_mistakes(energy: dict[str, Any], said: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=f"(?s){said}"):
+        run(world(energy))
+
+
+def test_written_out_it_is_the_same_scenario() -> None:
+    battery = {"capacity": "12 Wh", "charge": "10 W", "charging": {"kind": "daily", "begins": "22 h", "lasts": "8 h"}}
+    scenario = fedsim.Scenario(**world(ENERGY | {"preset": "laptop", "carbon": "475 g/kWh", "battery": battery}))
+    import tomllib
+
+    assert fedsim.Scenario(**tomllib.loads(scenario.to_toml())) == scenario
+
+
+def test_the_audit_finds_what_was_changed(tmp_path: Path) -> None:
+    energy = ENERGY | {"carbon": "100 g/kWh", "battery": {"capacity": "150 J"}}
+    run(world(energy, rounds=2), tmp_path / "run")
+    sound(tmp_path / "run")
+    check, held = "energy adds up over phases, devices and rounds", "no battery was below zero, or gave what it did not hold"
+
+    def with_column(name: str, column: str, factor: float) -> dict[str, list[str]]:
+        path = tmp_path / "run" / name
+        kept = path.read_bytes()
+        table = pq.read_table(path)
+        place = table.schema.get_field_index(column)
+        pq.write_table(table.set_column(place, table.schema.field(place), pc.multiply(table[column], factor)), path)
+        found = audit(tmp_path / "run")
+        path.write_bytes(kept)
+        return found
+
+    assert with_column(files.ENERGY, "compute_j", 1.01)[check]
+    assert with_column(files.ENERGY, "compute_w", 1.01)[held]
+    assert with_column(files.ENERGY, "initial_j", 1.01)[held]
+    assert with_column(files.DEVICES, "joules", 1.01)[check]
+    assert with_column(files.ROUNDS, "joules", 9.0)[check]
+    path = tmp_path / "run" / files.SUMMARY
+    summary = json.loads(path.read_text())
+    for key in ("joules", "wasted", "grams"):
+        changed = summary | {"energy": summary["energy"] | {key: summary["energy"][key] + 1}}
+        path.write_text(json.dumps(changed))
+        assert any(f"energy.{key}" in problem for problem in audit(tmp_path / "run")[check])
+
+
+def test_runs_of_versions_before_energy_can_still_be_read(tmp_path: Path) -> None:
+    sections = world(ENERGY, rounds=2)
+    del sections["energy"]
+    run(sections, tmp_path / "run")
+    for name in (files.ROUNDS, files.DEVICES):
+        table = pq.read_table(tmp_path / "run" / name)
+        added = [column for column in ("joules", "grams") if column in table.column_names]
+        pq.write_table(table.drop_columns(added), tmp_path / "run" / name)
+    folder = RunFolder(tmp_path / "run")
+    assert len(folder.rounds) == 2
+    assert len(folder.devices) == 1
+    found = audit(tmp_path / "run")
+    assert [name for name, problems in found.items() if problems] == ["every file is there, whole and as it was sealed"]

@@ -1,0 +1,147 @@
+"""Robust aggregations against their definitions, spelled out over all subsets."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.plugin import Server
+from fedsim.simulation import Simulation
+from fedsim.strategies.parts.aggregation import AGGREGATIONS, Aggregation
+from tests.strategies.clustered import played
+
+Floats = NDArray[np.float64]
+
+
+def krum_score(points: Floats, at: int, f: int) -> float:
+    """The least that the distances to any n - f - 2 others sum to."""
+    others = [other for other in range(len(points)) if other != at]
+    near = max(1, len(points) - f - 2)
+    squares = {other: sum((points[at] - points[other]) ** 2) for other in others}
+    return min(sum(squares[other] for other in subset) for subset in itertools.combinations(others, near))
+
+
+def krum(points: Floats, f: int, best: int) -> Floats:
+    found = [krum_score(points, at, f) for at in range(len(points))]
+    return points[sorted(range(len(points)), key=lambda at: found[at])[:best]].mean(axis=0)
+
+
+def trimmed(points: Floats, share: float) -> Floats:
+    cut = int(share * len(points))
+    return np.array([np.mean(sorted(column)[cut : len(column) - cut]) for column in points.T])
+
+
+def bulyan(points: Floats, f: int) -> Floats:
+    left, picked = list(range(len(points))), []
+    while len(picked) < len(points) - 2 * f:
+        scores = [krum_score(points[left], at, f) for at in range(len(left))]
+        picked.append(left.pop(scores.index(min(scores))))
+    means = []
+    for column in points[picked].T:
+        middle = np.median(column)
+        subsets = itertools.combinations(column, len(picked) - 2 * f)
+        means.append(np.mean(min(subsets, key=lambda subset: sum(abs(value - middle) for value in subset))))
+    return np.array(means)
+
+
+RULES: list[tuple[dict[str, Any], int, Callable[[Floats], Floats]]] = [
+    ({"kind": "median"}, 6, lambda points: np.array([np.median(column) for column in points.T])),
+    ({"kind": "trimmed-mean", "share": 0.2}, 10, lambda points: trimmed(points, 0.2)),
+    ({"kind": "trimmed-mean", "share": 0.49}, 7, lambda points: trimmed(points, 0.49)),
+    ({"kind": "trimmed-mean", "share": 0.0}, 3, lambda points: points.mean(axis=0)),
+    ({"kind": "krum", "malicious": 2}, 8, lambda points: krum(points, 2, 1)),
+    ({"kind": "multi-krum", "malicious": 2}, 8, lambda points: krum(points, 2, 6)),
+    ({"kind": "multi-krum", "malicious": 1, "best": 2}, 7, lambda points: krum(points, 1, 2)),
+    ({"kind": "bulyan", "malicious": 1}, 8, lambda points: bulyan(points, 1)),
+    ({"kind": "bulyan", "malicious": 2}, 11, lambda points: bulyan(points, 2)),
+    # With fewer updates f is the most that they allow.
+    ({"kind": "krum", "malicious": 3}, 5, lambda points: krum(points, 1, 1)),
+    ({"kind": "krum", "malicious": 3}, 2, lambda points: points[0]),
+    ({"kind": "krum", "malicious": 3}, 1, lambda points: points[0]),
+    ({"kind": "multi-krum", "malicious": 3}, 4, lambda points: points.mean(axis=0)),
+    ({"kind": "bulyan", "malicious": 3}, 8, lambda points: bulyan(points, 1)),
+    ({"kind": "bulyan", "malicious": 3}, 2, lambda points: points.mean(axis=0)),
+]
+
+
+def combined(spec: dict[str, Any], points: Floats) -> Floats:
+    run = Simulation(fedsim.Scenario(population={"devices": 10})).installed
+    server: Server = run.server
+    padded = np.zeros((len(points), server.setting.parameters))
+    padded[:, : points.shape[1]] = points
+    how: Aggregation = AGGREGATIONS.spec(spec["kind"])(**spec)  # type: ignore[assignment]
+    entries = [{"update": server.model(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
+    weights = how.weights(entries)
+    assert math.fsum(weights) == pytest.approx(1)
+    found = asyncio.run(server.value(how.combine(server, {}, entries, weights, server.zero())))
+    return found[: points.shape[1]].astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "count", "expected"),
+    RULES,
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_it_is_its_definition(spec: dict[str, Any], count: int, expected: Callable[[Floats], Floats]) -> None:
+    for seed in range(3):
+        points = np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32).astype(np.float64)
+        assert combined(spec, points) == pytest.approx(expected(points), abs=1e-6)
+
+
+TOLERANT: list[dict[str, Any]] = [
+    {"kind": "median"},
+    {"kind": "trimmed-mean", "share": 0.2},
+    {"kind": "krum", "malicious": 2},
+    {"kind": "multi-krum", "malicious": 2},
+    {"kind": "bulyan", "malicious": 2},
+]
+
+
+@pytest.mark.parametrize("spec", TOLERANT, ids=lambda spec: spec["kind"])
+def test_updates_far_away_or_not_finite_move_it_little(spec: dict[str, Any]) -> None:
+    points = np.random.default_rng(5).normal(size=(12, 5))
+    points[[3, 8]] = 1e6
+    assert np.abs(combined(spec, points)).max() < 3
+    points[[3, 8]] = np.nan
+    assert np.abs(combined(spec, points)).max() < 3
+
+
+GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 8, "local_epochs": 1, "sweep": False}
+
+
+def test_a_group_has_its_own_whatever_its_size() -> None:
+    sections: dict[str, Any] = {"population": {"devices": 12, "speed": "100 samples/s"}, "stop": {"rounds": 4}}
+    _, records = played(sections | {"strategy": GROUPED | {"aggregation": {"kind": "krum", "malicious": 2}}})
+    sizes = [len(record.fields["tasks"]) for record in records if record.kind == "aggregate"]
+    assert len(sizes) > 4
+    assert min(sizes) < 7
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            {"clients_per_round": 6, "aggregation": {"kind": "krum", "malicious": 2}},
+            r"strategy.aggregation.malicious is 2; 'krum' then needs at least 7 clients a round \(2 f \+ 3\), and there "
+            r"are 6; allowed are at most 1",
+        ),
+        ({"clients_per_round": 6, "aggregation": "bulyan"}, r"needs at least 7 clients.*allowed are at most 0"),
+        (
+            {"kind": "ifca", "clients_per_round": 6, "aggregation": {"kind": "multi-krum", "malicious": 2}},
+            r"'multi-krum' then needs at least 7",
+        ),
+        ({"kind": "cfl", "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123 clients a round"),
+        ({"kind": "lcfl", "groups": 2, "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123"),
+        ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, r"strategy.aggregation.share is 0.5"),
+        ({"aggregation": "trimed-mean"}, r"did you mean 'trimmed-mean'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(strategy: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(strategy={"kind": "fedavg"} | strategy)

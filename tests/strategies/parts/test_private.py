@@ -1,0 +1,219 @@
+"""Private averaging: what is clipped, how much noise there is, and what it costs."""
+
+import asyncio
+import importlib.util
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedsim
+from fedsim.plugin import Server
+from fedsim.simulation import Simulation
+from fedsim.strategies.parts.aggregation import private
+from fedsim.strategies.parts.aggregation.private import Private
+from fedsim.testing import StrategyContract
+from tests.strategies.clustered import played, ran, world
+
+Floats = NDArray[np.float64]
+
+needs_accounting = pytest.mark.skipif(
+    importlib.util.find_spec("dp_accounting") is None, reason="the extra 'privacy' is not installed"
+)
+IID: dict[str, Any] = {"source": "digits", "partition": "iid"}
+FEDAVG: dict[str, Any] = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 1}
+
+
+def fedavg(**how: Any) -> dict[str, Any]:
+    return FEDAVG | {"aggregation": {"kind": "private", "account": False} | how}
+
+
+@pytest.fixture
+def server() -> Server:
+    return Simulation(fedsim.Scenario(population={"devices": 10})).installed.server  # type: ignore[no-any-return]
+
+
+def rounds(server: Server, how: Private, changes: list[list[Floats]]) -> Iterator[tuple[Floats, float]]:
+    """The change of the model in each round, of updates that differ from a model by ``changes``; and the clip after it."""
+    state: dict[str, Any] = {}
+    model = server.initial()
+    before = asyncio.run(server.value(model)).astype(np.float64)
+    for number, of_round in enumerate(changes):
+        entries = [
+            {"update": server.model(before + change), "start": model, "task": 100 * number + at}
+            for at, change in enumerate(of_round)
+        ]
+        found = how.combine(server, state, entries, how.weights(entries), model)
+        clip = float(asyncio.run(server.value(state["clip"]))[0]) if "clip" in state else how.clip
+        yield asyncio.run(server.value(found)) - before, clip
+
+
+def drawn(count: int, length: float, seed: int = 1) -> list[Floats]:
+    """Changes of a given length."""
+    normal = np.random.default_rng(seed).normal(size=(count, 650))
+    return list(length * normal / np.linalg.norm(normal, axis=1, keepdims=True))
+
+
+def test_what_is_too_long_is_cut_to_the_clip_and_nothing_else() -> None:
+    change = np.array([3.0, 4.0])
+    assert private.clipped(change, 5.0).tolist() == [3.0, 4.0]
+    assert private.clipped(change, 1.0) == pytest.approx([0.6, 0.8], abs=1e-15)
+    for length in (1e-3, 0.99, 1.0, 1.01, 1e20):
+        (one,) = drawn(1, length)
+        found = private.clipped(one.astype(np.float32), 1.0)
+        assert np.linalg.norm(found) <= 1.0 + 1e-12
+        assert found / np.linalg.norm(found) == pytest.approx(one / length, abs=1e-6)
+    assert not private.clipped(np.zeros(3), 1.0).any()
+
+
+def test_without_noise_it_is_the_mean_of_clipped_changes(server: Server) -> None:
+    changes = [*drawn(2, 0.5), *drawn(2, 4.0, seed=2)]
+    expected = (changes[0] + changes[1] + (changes[2] + changes[3]) / 4) / 4
+    ((found, _),) = rounds(server, Private(noise=0.0, account=False), [changes])
+    assert found == pytest.approx(expected, abs=1e-6)
+    ((found, _),) = rounds(server, Private(noise=0.0, divide_by=8, account=False), [changes])
+    assert found == pytest.approx(expected / 2, abs=1e-6)
+
+
+def test_an_update_that_is_not_finite_is_left_out(server: Server) -> None:
+    changes = drawn(3, 0.5)
+    for adaptive in (None, {"count_noise": 0.0}):
+        how = Private(noise=0.0, account=False, adaptive=adaptive)
+        ((found, clip),) = rounds(server, how, [[changes[0], np.full(650, np.nan), changes[2]]])
+        assert found == pytest.approx((changes[0] + changes[2]) / 2, abs=1e-6)
+        assert clip == pytest.approx(1.0 if adaptive is None else math.exp(-0.2 * 0.5))
+        ((found, _),) = rounds(server, how, [[np.full(650, np.nan)]])
+        assert not found.any()
+
+
+@pytest.mark.parametrize(("divide_by", "expected"), [(None, 0.7 * 2.0 / 4), (10, 0.7 * 2.0 / 10)])
+def test_the_noise_of_the_server_is_what_is_said(server: Server, divide_by: int | None, expected: float) -> None:
+    how = Private(noise=0.7, clip=2.0, divide_by=divide_by, account=False)
+    still = [np.zeros(650)] * 4
+    noise = np.concatenate([found for found, _ in rounds(server, how, [still] * 100)])
+    assert noise.std() == pytest.approx(expected, rel=0.01)
+    assert abs(noise.mean()) < 4 * expected / math.sqrt(len(noise))
+
+
+def test_the_noise_of_the_devices_is_what_is_said() -> None:
+    """Each brings its own, so that the mean of n has z C / sqrt(n)."""
+    sections = world(IID, 40, fedavg(where="local", noise=0.5, clip=3.0) | {"clients_per_round": 40}, 4)
+    run, records = played(sections | {"training": {"lr": 1e-9}})
+    start = asyncio.run(run.learner.value(run.learner.initial()))
+    (model, _), *_ = run.strategy.models().values()
+    noise = asyncio.run(run.learner.value(model)) - start
+    assert noise.std() == pytest.approx(0.5 * 3.0 / math.sqrt(40) * 2, rel=0.1)  # of four rounds
+    discrepancies = [record.fields["discrepancy_start"] for record in records if record.kind == "round"]
+    assert discrepancies == pytest.approx([0.5 * 3.0 * math.sqrt(650)] * 4, rel=0.01)  # of 40 times 650 draws each
+
+
+def test_the_clip_follows_the_quantile_by_hand(server: Server) -> None:
+    lengths = [0.2, 0.4, 0.6, 3.0]
+    changes = [drawn(1, length, seed)[0] for seed, length in enumerate(lengths)]
+    how = Private(noise=0.0, clip=1.0, adaptive={"quantile": 0.25, "lr": 0.5, "count_noise": 0.0}, account=False)
+    clip = 1.0
+    for found, after in rounds(server, how, [changes] * 12):
+        expected = sum(min(1, clip / length) * change for length, change in zip(lengths, changes, strict=True)) / 4
+        assert found == pytest.approx(expected, abs=1e-6)
+        clip *= math.exp(-0.5 * (np.mean([length <= clip for length in lengths]) - 0.25))
+        assert after == pytest.approx(clip, rel=1e-6)
+    assert 0.15 < clip < 0.45
+
+
+def test_noise_for_the_count_is_paid_by_that_of_the_sum() -> None:
+    how = Private(noise=1.0, adaptive={"count_noise": 2.0}, account=False)
+    assert how.noise_of_sum**-2 + (2 * 2.0) ** -2 == pytest.approx(1.0**-2)
+    assert Private(noise=1.0, account=False).noise_of_sum == 1.0
+
+
+def test_the_count_has_noise() -> None:
+    draw, changes = np.random.default_rng(1), [np.zeros(3, np.float32)] * 10
+    clips = [private.adapted_clip(changes, 1.0, 0.5, 1.0, 2.0, draw)[0] for _ in range(20_000)]
+    noise = (0.5 - np.log(clips) - 1) * 10  # all ten are short
+    assert noise.std() == pytest.approx(2.0, rel=0.02)
+    assert abs(noise.mean()) < 0.06
+
+
+@needs_accounting
+@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "none"])
+def test_epsilon_is_dp_accountings_own_and_grows(sampling: str, tmp_path: Path) -> None:
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    strategy = fedavg(account=True, noise=1.1, sampling=sampling, delta=1e-3)
+    told = [row["epsilon"] for row in ran(world(IID, 30, strategy, 3), tmp_path / "run").rounds]
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    event: Any = dp.GaussianDpEvent(1.1)
+    if sampling == "poisson":
+        event = dp.PoissonSampledDpEvent(0.2, event)
+    elif sampling == "without-replacement":
+        relation, event = (
+            dp.NeighboringRelation.REPLACE_ONE,
+            dp.SampledWithoutReplacementDpEvent(30, 6, dp.GaussianDpEvent(0.55)),
+        )
+    for number, found in enumerate(told, 1):
+        accountant = RdpAccountant(neighboring_relation=relation)
+        accountant.compose(event, number)
+        assert found == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
+    assert told[0] < told[1] < told[2]
+
+
+@needs_accounting
+def test_local_noise_is_accounted_between_any_two_updates() -> None:
+    from dp_accounting import get_epsilon_gaussian
+
+    how = Private(noise=4.0, where="local", delta=1e-5)
+    assert how.spent(1, 10, 100)["epsilon"] >= get_epsilon_gaussian(2.0, 1e-5)  # exact; Renyi's is above it
+    assert how.spent(1, 10, 100)["epsilon"] == pytest.approx(get_epsilon_gaussian(2.0, 1e-5), rel=0.3)
+    assert how.spent(1, 10, 100) == how.spent(1, 50, 50)
+
+
+def test_without_an_account_there_is_no_epsilon(tmp_path: Path) -> None:
+    run = ran(world(IID, 12, fedavg(), 2), tmp_path / "run")
+    assert [row["epsilon"] for row in run.rounds] == [None, None]
+
+
+CONTRACTS: list[dict[str, Any]] = [
+    fedavg(adaptive={"count_noise": 0.6}, noise=0.5) | {"deadline": "30 s"},
+    {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 1}
+    | {"aggregation": {"kind": "private", "account": False, "where": "local", "noise": 0.01}},
+]
+
+
+@pytest.mark.parametrize("strategy", CONTRACTS, ids=lambda strategy: strategy["kind"])
+class TestPrivate(StrategyContract):
+    sections: ClassVar[dict[str, Any]] = {"malicious": {"attack": {"kind": "gaussian", "deviation": 0.1}, "share": 0.2}}
+
+    @pytest.fixture(autouse=True)
+    def _given(self, strategy: dict[str, Any]) -> None:
+        self.strategy = strategy
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            {"where": "local", "adaptive": {"count_noise": 1.0}},
+            r"strategy.aggregation.*'adaptive' is given and 'where' is 'local'",
+        ),
+        ({"adaptive": {"count_noise": 0.5}}, r"'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
+        ({"adaptive": {}}, r"strategy.aggregation.adaptive.count_noise is missing"),
+        ({"clip": 0.0}, r"strategy.aggregation.clip is 0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(strategy=fedavg(**how))
+
+
+def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.strategies.parts.aggregation.epsilon.find_spec", lambda name: None)
+    with pytest.raises(
+        fedsim.ScenarioError, match=r"strategy.aggregation: .account. is true, which needs the package dp-accounting"
+    ):
+        fedsim.Scenario(strategy=fedavg(account=True))
+    fedsim.Scenario(strategy=fedavg(account=True, noise=0.0))

@@ -1,0 +1,324 @@
+"""Client selections against known answers, and with every strategy that takes one."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.federation.server import Server
+from fedsim.simulation import Record, Simulation
+from fedsim.strategies.parts.selection import SELECTIONS
+from fedsim.strategies.parts.selection.fedcs import FedCS
+from fedsim.strategies.parts.selection.least_available import LeastAvailable
+from fedsim.strategies.parts.selection.oort import Oort
+from fedsim.testing import assert_sound, eventful_world, run
+from tests.strategies.clustered import played, ran
+from tests.strategies.curved import PULLS, curved
+from tests.test_runs import STRATEGIES
+
+TALKATIVE: dict[str, dict[str, Any]] = {
+    "power-of-choice": {"kind": "power-of-choice", "candidates": 9, "patience": "20 s"},
+    "power-of-choice-reported": {"kind": "power-of-choice", "candidates": 9, "losses": "reported"},
+    "oort": {"kind": "oort", "pacer_step": "10 s", "window": 2},
+    "fedcs": {"kind": "fedcs", "time": "30 s", "candidates": 9},
+    "least-available": {"kind": "least-available"},
+}
+TAKERS = [entry for entry in STRATEGIES if ":" not in entry["kind"] and entry["kind"] not in ("fedat", "cata-fed")]
+REFUSED = {("local", "power-of-choice"): r"strategy\.selection is 'power-of-choice'.*local training has none"} | {
+    (
+        kind,
+        selection,
+    ): rf"strategy\.selection is '{selection}', which asks candidates before a round begins.*random, least-asked"
+    for kind in ("fedasync", "fedbuff")
+    for selection in ("power-of-choice", "fedcs")
+}
+
+
+@pytest.mark.parametrize("strategy", TAKERS, ids=lambda strategy: strategy["kind"].split(":")[-1])
+@pytest.mark.parametrize("selection", TALKATIVE)
+def test_with_every_strategy_that_takes_one(strategy: dict[str, Any], selection: str, tmp_path: Path) -> None:
+    sections = eventful_world(strategy | {"selection": TALKATIVE[selection]}, rounds=4)
+    if (strategy["kind"], selection) in REFUSED:
+        with pytest.raises(fedsim.ScenarioError, match=REFUSED[strategy["kind"], selection]):
+            run(sections)
+        return
+    assert run(sections, tmp_path / "run")["rounds"] == 4
+    assert_sound(tmp_path / "run")
+
+
+def server_of(devices: int) -> Server:
+    """What a server half holds, in a world where everybody is there, at time 0."""
+    population, strategy = {"devices": devices, "speed": "10 samples/s"}, {"kind": "fedavg", "clients_per_round": 1}
+    scenario = fedsim.Scenario(learning="off", data={"source": "digits"}, population=population, strategy=strategy)
+    server: Server = Simulation(scenario).installed.server
+    return server
+
+
+def cohorts(records: list[Record]) -> list[list[int]]:
+    """Who was asked to train in each round."""
+    found: dict[int, list[int]] = {}
+    for record in records:
+        if record.kind == "task-start" and record.fields["round"] is not None:
+            found.setdefault(record.fields["round"], []).append(record.fields["device"])
+    return [sorted(found[number]) for number in sorted(found)]
+
+
+# Power-of-choice.
+
+
+@pytest.mark.parametrize("losses", ["asked", "reported"])
+def test_power_of_choice_takes_the_highest_losses(losses: str, tmp_path: Path) -> None:
+    selection = {"kind": "power-of-choice", "candidates": 4, "losses": losses}
+    strategy = {"kind": "fedavg", "aggregation": "mean", "clients_per_round": 2, "selection": selection}
+    _, records = played(curved(tmp_path, strategy, 6, epochs=2))
+    center, strength = PULLS.T
+    model, known = 5.0, np.full(4, np.inf)
+    for number, found in enumerate(cohorts(records)):
+        if losses == "asked":
+            known = strength * (model - center) ** 2 / 2
+        if losses == "asked" or number > 1:  # who has reported nothing is taken in the order of the draw
+            assert found == sorted(np.argsort(-known, kind="stable")[:2].tolist())
+        ends = [model + (center[device] - model) * (1 - (1 - 0.1 * strength[device]) ** 2) for device in found]
+        for device in found:
+            before_last = model + (center[device] - model) * 0.1 * strength[device]
+            known[device] = strength[device] * (before_last - center[device]) ** 2 / 2
+        model = float(np.mean(ends))
+
+
+def test_candidates_are_drawn_by_their_samples(tmp_path: Path) -> None:
+    sections = {
+        "seed": 4,
+        "learning": "off",
+        "data": {"source": "digits"},
+        "population": {"devices": 5, "speed": "1000 samples/s", "samples": {"low": 10, "high": 100}},
+        "strategy": {"kind": "fedavg", "clients_per_round": 1, "selection": {"kind": "power-of-choice", "candidates": 1}},
+        "stop": {"rounds": 2000},
+    }
+    found = ran(sections, tmp_path / "run")
+    samples = np.array([row["samples"] for row in found.devices])
+    share = samples / samples.sum()
+    times = np.array([row["selected"] for row in found.devices])
+    assert np.ptp(share) > 0.1
+    assert (np.abs(times - 2000 * share) < 4 * np.sqrt(2000 * share * (1 - share)) + 20).all()  # some rounds knew not all sizes
+
+
+def test_loss_queries_have_bytes_and_take_time(tmp_path: Path) -> None:
+    sections = {
+        "seed": 2,
+        "population": {"devices": 8, "speed": "100 samples/s"},
+        "strategy": {"kind": "fedavg", "clients_per_round": 2, "selection": {"kind": "power-of-choice", "candidates": 5}},
+        "stop": {"rounds": 3},
+    }
+    found = ran(sections, tmp_path / "run")
+    purposes = found.summary["bytes"]["by_purpose"]
+    assert purposes == {"loss-query": 15 * 650 * 4, "loss": 15 * 4, "model": 6 * 650 * 4, "update": 6 * 650 * 4}
+    tests = [event for event in found.events if event["kind"] == "step-end" and event["step"] == "evaluate"]
+    began = {
+        event["task"]: event["time"] for event in found.events if event["kind"] == "step-start" and event["step"] == "evaluate"
+    }
+    samples = [row["samples"] for row in found.devices]
+    assert len(tests) == 15
+    for event in tests:
+        assert event["time"] - began[event["task"]] == pytest.approx(samples[event["device"]] / 100 / 3)
+
+
+def test_who_does_not_answer_in_time_is_not_chosen(tmp_path: Path) -> None:
+    selection = {"kind": "power-of-choice", "candidates": 8, "patience": "200 ms"}
+    speed = {"kind": "lognormal", "median": "100 samples/s", "spread": 4.0}
+    sections = {
+        "seed": 2,
+        "population": {"devices": 8, "speed": speed},
+        "strategy": {"kind": "fedavg", "clients_per_round": 8, "selection": selection},
+        "stop": {"rounds": 1},
+    }
+    found = ran(sections, tmp_path / "run")
+    ends = {
+        event["device"]: event["outcome"] for event in found.events if event["kind"] == "task-end" and event["round"] is None
+    }
+    trained = {event["device"] for event in found.events if event["kind"] == "task-end" and event["round"] == 0}
+    assert set(ends.values()) == {"done", "late"}
+    assert trained == {device for device, outcome in ends.items() if outcome == "done"}
+
+
+# Oort.
+
+TEN = {  # U, L, D
+    0: (10.0, 1, 5.0),
+    1: (40.0, 2, 5.0),
+    2: (20.0, 8, 20.0),
+    3: (30.0, 9, 10.0),
+    4: (5.0, 4, 40.0),
+    5: (1000.0, 7, 8.0),
+    6: (25.0, 6, 10.5),
+    7: (15.0, 5, 2.0),
+    8: (35.0, 3, 100.0),
+    9: (28.0, 9, 9.0),
+}
+
+
+def test_oorts_utilities_by_hand_on_ten_devices() -> None:
+    oort = Oort(pacer_step="10 s", clip=0.9)
+    expected = []
+    for utility, last, took in TEN.values():
+        clipped = min(utility, 40.0)  # the nine tenths quantile of ten: the second highest
+        value = clipped + math.sqrt(0.1 * math.log(10) / last)
+        expected.append(value * (10.0 / took) ** 2 if took > 10.0 else value)
+    assert oort.utilities(list(TEN.values()), 10, 10.0) == pytest.approx(expected)
+    scaled = Oort(pacer_step="10 s", clip=0.9, penalty=0.0, scale="unit").utilities(list(TEN.values()), 10, 10.0)
+    bonus = [math.sqrt(0.1 * math.log(10) / last) for _, last, _ in TEN.values()]
+    assert scaled == pytest.approx([(min(u, 40) - 5) / 35 + more for (u, _, _), more in zip(TEN.values(), bonus, strict=True)])
+
+
+def test_oort_draws_from_those_near_the_best_and_explores_with_the_rest() -> None:
+    server = server_of(14)
+    oort = Oort(pacer_step="10 s", clip=0.9, exploration=0.5, decay=1.0)
+    ranks = np.argsort(-oort.utilities(list(TEN.values()), 10, 10.0))
+    values = np.sort(oort.utilities(list(TEN.values()), 10, 10.0))[::-1]
+    able = set(ranks[values >= 0.95 * values[2]].tolist())
+    seen: set[int] = set()
+    for number in range(40):
+        state = {"known": dict(TEN), "asked": dict.fromkeys(TEN, 1)}
+        chosen = oort.select(server, state, 6, (9, number))
+        exploited, explored = chosen[:3], chosen[3:]
+        assert set(exploited) <= able
+        assert set(explored) <= {10, 11, 12, 13}
+        seen |= set(explored)
+    assert seen == {10, 11, 12, 13}
+
+
+def test_oorts_exploration_decays_and_who_was_asked_often_rests() -> None:
+    oort = Oort(pacer_step="10 s")
+    assert [oort.epsilon(number) for number in (1, 2, 100)] == pytest.approx([0.9, 0.9 * 0.98, 0.2])
+    server, state = server_of(6), {"known": dict.fromkeys(range(6), (1.0, 1, 1.0)), "asked": {2: 10, 4: 11}}
+    assert sorted(oort.select(server, state, 4, (5,))) == [0, 1, 3, 5]
+    assert set(oort.select(server, state, 5, (6,))) > {0, 1, 3, 5}  # nobody else is there
+
+
+def test_oorts_pacer() -> None:
+    oort, history, preferred = Oort(pacer_step="7 s", window=2), list[float](), 7.0
+    found = []
+    for harvest in (5.0, 5.0, 4.0, 5.0, 9.0, 9.0, 1.0):
+        preferred = oort.paced(history, harvest, preferred)
+        found.append(preferred)
+    assert found == [7.0, 7.0, 7.0, 14.0, 14.0, 14.0, 21.0]  # 10 > 9; 9 < 14, 9 < 18; 14 > 10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "others"),
+    [
+        ({"kind": "fedavg", "clients_per_round": 4}, {}),
+        ({"kind": "fedbuff", "concurrency": 4, "buffer": 4}, {}),  # learns when a version is made
+        ({"kind": "fedavg", "clients_per_round": 4}, {"malicious": {"attack": "sign-flip", "share": 1.0}}),
+        (
+            {"kind": "fedavg", "clients_per_round": 4}
+            | {"aggregation": {"kind": "private", "where": "local", "account": False, "noise": 0.1}},
+            {},
+        ),
+    ],
+    ids=["rounds", "versions", "attacked", "noised"],
+)
+def test_oort_hears_what_clients_report(strategy: dict[str, Any], others: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever becomes of the update: the loss is that of the training."""
+    sections = curved(tmp_path, {}, 2, epochs=1, **others)
+    sections["strategy"] = strategy | {"selection": {"kind": "oort", "pacer_step": "1 s"}}
+    installed, _ = played(sections)
+    known = installed.strategy.state["selection"]["known"]
+    for device, (center, strength) in enumerate(PULLS):
+        utility, last, took = known[device]
+        assert utility == pytest.approx(10 * strength * (5.0 - center) ** 2 / 2, rel=1e-6)  # of the first of two rounds
+        assert (last, took) == (1, pytest.approx(0.1))
+    assert installed.dispatch.population.samples[0] == 10
+
+
+# FedCS.
+
+
+def test_fedcs_greedy_by_hand() -> None:
+    told = {
+        0: (2.0, 1.0, 3.0),
+        1: (1.0, 4.0, 1.0),
+        2: (1.0, 5.5, 1.0),
+        3: (9.0, 1.0, 1.0),
+        4: (1.0, 1.0, 8.0),
+    }
+    # First 1 and 0 would end at 6, 2 at 7.5, 3 at 11, 4 at 10: 0, the first of the two (2 + 4). Then 1: 2 + max(4, 4) + 1 = 7;
+    # then 2: 2 + max(5, 5.5) + 1 = 8.5; then 3: 9 + 6.5 + 1 = 16.5, 4: 2 + 6.5 + 8 = 16.5.
+    assert FedCS(time="16.4 s").greedy(5, told) == [0, 1, 2] or FedCS(time="16.4 s").greedy(5, told) == [1, 0, 2]
+    assert FedCS(time="7.0 s").greedy(5, told)[:2] in ([0, 1], [1, 0])
+    assert len(FedCS(time="8.4 s").greedy(5, told)) == 2
+    assert FedCS(time="16.5 s").greedy(5, told)[3:] == [3]
+    assert FedCS(time="100.0 s").greedy(2, told) in ([0, 1], [1, 0])
+    assert FedCS(time="5.9 s").greedy(5, told) == []
+
+
+def test_devices_tell_what_they_know_of_themselves_and_rounds_keep_to_the_time(tmp_path: Path) -> None:
+    device = {"down": "1 Mbit/s", "up": {"kind": "uniform", "low": "100 kbit/s", "high": "1 Mbit/s"}, "latency": "40 ms"}
+    sections = {
+        "seed": 2,
+        "population": {"devices": 12, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}},
+        "network": {"kind": "star", "device": device},
+        "strategy": {
+            "kind": "fedavg",
+            "local_epochs": 2,
+            "clients_per_round": 12,
+            "selection": {"kind": "fedcs", "time": "8 s", "candidates": 12},
+        },
+        "messages": {"up": {"kind": "plain", "encode_rate": "20 kB/s"}, "down": {"kind": "plain", "encode_rate": "10 kB/s"}},
+        "stop": {"rounds": 2},
+    }
+    found = ran(sections, tmp_path / "run")
+    size = 650 * 4
+    told = {
+        row["device"]: (
+            row["latency"] + size / row["link_down"] + size / 10e3,  # decoding
+            2 * row["samples"] / row["speed"],
+            row["latency"] + size / row["link_up"] + size / 20e3,  # encoding
+        )
+        for row in found.devices
+    }
+    chosen = FedCS(time="8.0 s").greedy(12, told)
+    for number in (0, 1):
+        asked = {event["device"] for event in found.events if event["kind"] == "task-start" and event["round"] == number}
+        assert asked == set(chosen)
+        began = next(event["time"] for event in found.events if event["kind"] == "round-start" and event["round"] == number)
+        assert found.rounds[number]["time"] - began <= 8.0
+    assert 0 < len(chosen) < 12
+    assert found.summary["bytes"]["by_purpose"]["resources"] == 2 * 12 * 3 * 4
+
+
+def test_a_device_without_room_for_the_training_says_so_and_is_not_chosen(tmp_path: Path) -> None:
+    small = {"like": "raspberry-pi-zero-2w", "memory": "250 kB"}
+    sections = {
+        "seed": 5,
+        "learning": "off",
+        "data": {"source": "digits"},
+        "model": {"kind": "mlp", "hidden": [200]},
+        "population": {"devices": 8, "device": ["small", "raspberry-pi-4"] * 4, "kinds": {"small": small}},
+        "strategy": {
+            "kind": "fedavg",
+            "clients_per_round": 8,
+            "selection": {"kind": "fedcs", "time": "1 h", "candidates": 8},
+        },
+        "stop": {"rounds": 1},
+    }
+    found = ran(sections, tmp_path / "run")
+    asked = [event["device"] for event in found.events if event["kind"] == "task-start" and event["round"] == 0]
+    assert sorted(asked) == [1, 3, 5, 7]
+
+
+# The least available.
+
+
+def test_the_least_available_come_first() -> None:
+    server = server_of(6)
+    state: dict[str, Any] = {"seen": {0: (0, 9), 1: (0, 2), 2: (0, 5), 3: (8, 1), 4: (6, 1), 5: (0, 8)}, "looked": 8}
+    assert LeastAvailable().select(server, state, 3, (9,)) == [1, 4, 2]  # 3 of 10, 2 of 4, 6 of 10 times
+    assert state["at_work"] == [1, 4, 2]
+    assert LeastAvailable().select(server, state, 6, (9,))[-1] in (0, 3)  # looked at once a round: all of the times
+
+
+def test_every_selection_is_in_the_list() -> None:
+    assert {"power-of-choice", "oort", "fedcs", "least-available"} <= set(SELECTIONS.kinds)

@@ -1,0 +1,120 @@
+"""The study of real rounds: its two halves over real sockets, its logs, and what it says where it cannot run."""
+
+import csv
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.calibrate import calibrate
+from fedsim.calibrate.log import Said, read_log
+
+STUDY = Path(__file__).resolve().parents[1] / "scenarios" / "validation"
+WORLDS: dict[str, dict[str, Any]] = tomllib.loads((STUDY / "worlds.toml").read_text())
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def testbed() -> ModuleType:
+    return loaded("testbed")
+
+
+def played(testbed: ModuleType, world: dict[str, Any], path: Path) -> None:
+    """A world over plain sockets, without namespaces."""
+    pairs = [socket.socketpair() for _ in world["clients"]]
+    clients = [threading.Thread(target=testbed.client, args=(world, number, pair[1])) for number, pair in enumerate(pairs)]
+    for client in clients:
+        client.start()
+    served = {testbed._ORDER.unpack(testbed._receive(pair[0], testbed._ORDER.size))[0]: pair[0] for pair in pairs}
+    testbed.write(path, testbed.Server(world, served).serve())
+    for client in clients:
+        client.join()
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testbed, "_PAUSE_S", 0.0)
+    world = {"bytes": 200_000, "rounds": 4, "clients": [{"train": 0.02}, {"train": 0.05}]}
+    played(testbed, world, tmp_path / "rounds.csv")
+    log = read_log(tmp_path / "rounds.csv", Said())
+    assert log.synchronous
+    assert log.tasks.round.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (log.rounds.end - log.rounds.start >= 0.05).all()
+    assert (log.tasks.train.took[log.tasks.client == 0] >= 0.02).all()
+    assert set(log.tasks.up.amount) == {200_000}
+
+    played(testbed, world | {"buffer": 3}, tmp_path / "versions.csv")
+    log = read_log(tmp_path / "versions.csv", Said())
+    assert log.rounds.number.tolist() == [0, 1, 2, 3]
+    assert 12 <= len(log.tasks.client) <= 13  # four versions of three, and who is at work at the end
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_kept_logs_are_of_their_worlds(name: str) -> None:
+    world, log = WORLDS[name], read_log(STUDY / "logs" / f"{name}.csv", Said())
+    assert (STUDY / "logs" / f"{name}.csv").stat().st_size < 20_000
+    assert log.clients == tuple(str(number) for number in range(len(world["clients"])))
+    assert len(log.rounds.number) == world["rounds"]
+    assert log.synchronous == ("buffer" not in world)
+    assert set(log.tasks.down.amount) == {world["bytes"]}
+    assert len(json.loads((STUDY / "logs" / "index.json").read_text())[name]["load"]) == 2
+    for number, client in enumerate(world["clients"]):
+        own = log.tasks.at(log.tasks.client == number)
+        if "train" in client:
+            assert np.median(own.train.took) == pytest.approx(client["train"], abs=0.01)
+        for way, steps in (("down", own.down), ("up", own.up)):  # no link carries more than it can, but for a burst
+            least = client["latency"] / 1e3 + (world["bytes"] * 1514 / 1448 - 20_000) / (client[way] * 125e3)
+            assert steps.took.min() > least
+
+
+@pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"])
+def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Path) -> None:
+    calibrate(STUDY / "logs" / f"{name}.csv", tmp_path / "out", Said())
+    with (tmp_path / "out" / "rounds.csv").open() as lines:
+        held = [row for row in csv.DictReader(lines) if row["held_out"] == "1"]
+    errors = [abs(float(row["predicted"]) / float(row["measured"]) - 1) for row in held]
+    assert np.mean(errors) < 0.02
+
+
+@pytest.mark.parametrize("name", ["mixed", "small", "buffered", "torch"])
+def test_worlds_that_are_told_to_fedsim_take_as_long(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By preset ``tcp``, with nothing fitted but how long trainings take."""
+    pytest.importorskip("fedsim.world.device_table", reason="needs lists of values by device")
+    pytest.importorskip("fedsim.world.network.protocol", reason="needs protocols of the network")
+    compare = loaded("compare")
+    monkeypatch.setattr(compare, "SEEDS", range(1, 2))
+    monkeypatch.setattr(compare, "PROTOCOLS", ("tcp",))
+    found = list(compare.compared(name, WORLDS[name], tmp_path))
+    assert abs(found[0].errors).mean() < 0.02
+    assert f"| {name} | tcp |" in compare.table(found)
+    assert len(compare.draw(found).axes) == 2
+
+
+def test_where_it_cannot_run_it_says_so() -> None:
+    words = [sys.executable, str(STUDY / "testbed.py")]
+    done = subprocess.run([*words, "mixed"], capture_output=True, text=True, env={"PATH": os.devnull}, check=False)
+    assert done.returncode == 1
+    assert "root" in done.stderr or "no ip" in done.stderr
+    assert "compare.py" in done.stderr
+    done = subprocess.run([*words, "mixt"], capture_output=True, text=True, check=False)
+    assert "there is no world 'mixt'; allowed are mixed, server" in done.stderr

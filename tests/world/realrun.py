@@ -1,0 +1,164 @@
+"""Rounds that really happened over TCP, simulated: prints the errors, world by world. ``python -m tests.world.realrun``.
+
+The worlds and their logs lie beside the checkout (``shared/oracles/realrun``, its README says how they were made). A world's
+links and latencies are built as a network; downloads begin, and training takes, when and as long as they did; all else follows.
+
+    python -m tests.world.realrun                       # preset tcp
+    python -m tests.world.realrun fluid                 # payload alone
+    python -m tests.world.realrun tcp slow_start=false  # with a setting changed
+"""
+
+import asyncio
+import csv
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.simulation import Simulation
+from fedsim.streams import Streams
+from fedsim.world.network import Direction, Flow, Graph, Network, Star
+from fedsim.world.network.protocol import PROTOCOLS, Protocol, Transport
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
+FITTED = ("equal", "cell")
+"""The worlds that ``Tcp.weight_spread`` was chosen on; nothing else in the preset is fitted to any."""
+
+Floats = NDArray[np.float64]
+_MBIT_S = 125_000.0
+
+
+class World(NamedTuple):
+    """What was, in seconds; transfers are [rounds, clients].
+
+    Attributes:
+        name: of the world.
+        setting: its links and latencies.
+        begin: when each download began.
+        trained: how long each training took.
+        rounds: how long each round took, [rounds].
+        transfers: how long each download and upload took.
+    """
+
+    name: str
+    setting: dict[str, Any]
+    begin: Floats
+    trained: Floats
+    rounds: Floats
+    transfers: dict[Direction, Floats]
+
+
+class Errors(NamedTuple):
+    """Simulated over real, less 1.
+
+    Attributes:
+        rounds: of each round, [rounds].
+        transfers: of each download and then of each upload, [2, rounds, clients].
+        ranked: the same, the transfers of a round and direction in the order of their lengths.
+    """
+
+    rounds: Floats
+    transfers: Floats
+    ranked: Floats
+
+
+def worlds() -> Iterator[World]:
+    """All worlds that were measured."""
+    for name, setting in json.loads((FOLDER / "worlds.json").read_text()).items():
+        rounds, clients = setting["rounds"], len(setting["clients"])
+        begin, length = ({what: np.zeros((rounds, clients + 1)) for what in ("down", "train", "up", "round")} for _ in "12")
+        with (FOLDER / f"{name}-cubic.csv").open() as lines:
+            for row in csv.DictReader(lines):
+                if row["what"] in length:
+                    place, start = (int(row["round"]), int(row["client"])), float(row["start"])
+                    begin[row["what"]][place], length[row["what"]][place] = start, float(row["end"]) - start
+        whole = length["round"][:, -1]
+        down, train, up = (length[what][:, :-1] for what in ("down", "train", "up"))
+        yield World(name, setting, begin["down"][:, :-1] - begin["round"][:, -1:], train, whole, {"down": down, "up": up})
+
+
+def network_of(setting: dict[str, Any], simulation: Simulation, transport: Transport) -> Network:
+    """A star, or where clients share cells, a graph."""
+    clients = setting["clients"]
+    columns = [np.array([client[way] * _MBIT_S for client in clients]) for way in ("down", "up")]
+    latency = np.full(len(clients), setting.get("latency_ms", 0) / 1e3)
+    server = [setting.get("server", {}).get(way, np.inf) * _MBIT_S for way in ("down", "up")]
+    if "cells" not in setting:
+        return Star(simulation, *columns, latency, *server, transport)
+    ways: tuple[Direction, ...] = ("down", "up")
+    links = {f"{cell} {way}": rates[way] * _MBIT_S for cell, rates in setting["cells"].items() for way in ways}
+    routes = {way: [[f"{client['cell']} {way}"] if "cell" in client else [] for client in clients] for way in ways}
+    return Graph(simulation, *columns, latency, links, routes, np.arange(len(clients)), transport)
+
+
+def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict[Direction, Floats]]:
+    """How long rounds and transfers of a world take, as ``World`` has them."""
+    simulation = Simulation()
+    network = network_of(world.setting, simulation, Transport(protocol, Streams(seed)))
+    flows: dict[tuple[Direction, int, int], Flow] = {}
+    apart = 2 * world.rounds.max()  # rounds never touch
+
+    def send(direction: Direction, number: int, client: int) -> None:
+        def done() -> None:
+            if direction == "down":
+                trained = simulation.now + world.trained[number, client]
+                simulation.wake(("train", client), trained, lambda: send("up", number, client))
+
+        flows[direction, number, client] = network.start(client, direction, world.setting["bytes"], done)
+
+    for (number, client), after in np.ndenumerate(world.begin):
+        begin = number * apart + after
+        simulation.wake(("begin", client), begin, lambda number=number, client=client: send("down", number, client))  # type: ignore[misc]
+    asyncio.run(simulation.run())
+    took: dict[Direction, Floats] = {way: np.zeros_like(world.begin) for way in world.transfers}
+    ends = np.zeros_like(world.begin)
+    for (direction, number, client), flow in flows.items():
+        assert flow.ended is not None
+        took[direction][number, client] = flow.ended - flow.started
+        ends[number, client] = max(ends[number, client], flow.ended - number * apart)
+    return ends.max(axis=1), took
+
+
+def errors(world: World, protocol: Protocol, seeds: int) -> Errors:
+    """The errors of so many runs, of which each has other weights; rounds of all runs in a row."""
+    found = []
+    for seed in range(seeds):
+        rounds, transfers = simulated(world, protocol, seed)
+        real, here = (np.stack([of[way] for way in ("down", "up")]) for of in (world.transfers, transfers))
+        ranked = np.sort(here) / np.sort(real) - 1
+        found.append(Errors(rounds / world.rounds - 1, here / real - 1, ranked))
+    return Errors(*(np.concatenate(parts, axis=axis) for parts, axis in zip(zip(*found, strict=True), (0, 1, 1), strict=True)))
+
+
+def among_themselves(world: World) -> float:
+    """How far a transfer of one real round is from that of the same client in another: what chance alone does."""
+    real = np.stack([world.transfers["down"], world.transfers["up"]])
+    return float(np.mean([abs(np.roll(real, shift, axis=1) / real - 1).mean() for shift in range(1, real.shape[1])]))
+
+
+def main() -> None:
+    kind, *changes = sys.argv[1:] or ["tcp"]
+    protocol = PROTOCOLS.spec(kind).model_validate({"kind": kind} | tomllib.loads("\n".join(changes)))
+    assert isinstance(protocol, Protocol)
+    print(f"{protocol!r}\nsimulated / real - 1, in %; |.|: mean of absolute errors; chance: real rounds to each other")
+    print("world        rounds   |.|   p95   transfers |.|   p95   by rank |.|   chance")
+    for world in worlds():
+        rounds, transfers, ranked = (100 * of for of in errors(world, protocol, seeds=20))
+        figures = [rounds.mean(), *spread(rounds), *spread(transfers), abs(ranked).mean(), 100 * among_themselves(world)]
+        widths = (8, 6, 6, 16, 6, 14, 9)
+        shown = "".join(f"{figure:{width}.2f}" for figure, width in zip(figures, widths, strict=True))
+        print(f"{world.name:11s}{shown}{'  (fitted)' if world.name in FITTED else ''}")
+
+
+def spread(found: Floats) -> tuple[float, float]:
+    """Mean and 95th percentile of absolute errors."""
+    return float(abs(found).mean()), float(np.percentile(abs(found), 95))
+
+
+if __name__ == "__main__":
+    main()

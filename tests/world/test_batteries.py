@@ -1,0 +1,300 @@
+"""Batteries: levels by hand, the instant at which one is flat, who is off for how long, and books that balance."""
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedsim.simulation import TICK_S, Record, Simulation
+from fedsim.streams import Streams
+from fedsim.training import Training
+from fedsim.world.availability import AlwaysOn, Availability
+from fedsim.world.compute import Compute
+from fedsim.world.energy.batteries import Batteries, Powered
+from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, Renewal, WhenReached
+from fedsim.world.network import Star
+from fedsim.world.phases import Span
+from fedsim.world.population import Population
+from fedsim.world.task import Download, Payload, Step, Task, Train, Upload
+from fedsim.world.workforce import Workforce
+
+HOUR, DAY = 3600.0, 86_400.0
+DRAWS = {"idle_w": 0.5, "compute_w": 3.0, "receive_w": 1.0, "send_w": 2.0, "receive_j_byte": 0.01, "send_j_byte": 0.02}
+DRAWS |= {"tail_w": 0.5, "tail_s": 3.0, "capacity_j": 1000.0, "charge_w": 0.0}
+
+
+class Site:
+    """Two devices: 100 B/s down, 50 B/s up; device 0 takes 10 s an epoch, device 1 15 s.
+
+    Args:
+        charging: when they are plugged in.
+        up: what the server's link carries from both (bytes/s).
+        restart: of the batteries.
+        within: when they can be reached.
+        draws: what replaces ``DRAWS``; ``initial_j`` is the capacity if nothing else is said.
+    """
+
+    def __init__(
+        self,
+        charging: ChargingModel | None = None,
+        up: float = math.inf,
+        restart: float = 0.1,
+        within: Availability | None = None,
+        **draws: float,
+    ) -> None:
+        self.simulation = Simulation()
+        population = Population(np.full(2, 10.0), np.array([100, 150]), 1.0, np.zeros(2), np.full(2, np.inf))
+        network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.zeros(2), math.inf, up)
+        values = DRAWS | draws
+        columns = {name: np.full(2, value) for name, value in ({"initial_j": values["capacity_j"]} | values).items()}
+        within = AlwaysOn() if within is None else within
+        path: Charging = (charging or Never()).build(Streams(5), 2, 0.0, within, None)
+        self.batteries = Batteries(self.simulation, columns, restart, path, np.zeros(2))
+        self.availability = Powered(within, self.batteries)
+        compute = Compute(Streams(1), 0.0, None, 2)
+        self.records: list[Record] = []
+        self.simulation.listen(self.records.append)
+        self.workforce = Workforce(
+            self.simulation, population, self.availability, compute, network, 10, lambda task: (), self._on_end, self.batteries
+        )
+        self.simulation.at_end(self.batteries.close)
+
+    def _on_end(self, task: Task) -> None: ...
+
+    def start(self, *steps: Step, device: int = 0, at: float = 0.0) -> None:
+        self.simulation.wake(("start", device), at, lambda: self.workforce.start(device, steps, 0, None) and None)
+
+    def run(self, until: float = math.inf) -> None:
+        if until < math.inf:
+            self.simulation.wake(("stop", 0), until, lambda: self.simulation.stop("time"))
+        asyncio.run(self.simulation.run())
+
+    def steps(self, device: int = 0) -> list[tuple[Any, ...]]:
+        return [
+            (record.fields["step"], record.time, record.fields["outcome"], record.fields.get("delivered"))
+            for record in self.records
+            if record.kind == "step-end" and record.fields["device"] == device
+        ]
+
+    def told(self, device: int = 0) -> list[tuple[float, dict[str, Any]]]:
+        return [(r.time, r.fields) for r in self.records if r.kind == "battery" and r.fields["device"] == device]
+
+
+def model(size: float) -> Download:
+    return Download((Payload("model", size),))
+
+
+def update(size: float) -> Upload:
+    return Upload((Payload("update", size),))
+
+
+def train(epochs: int) -> Train:
+    return Train(Training("model", epochs))
+
+
+def test_a_device_with_1000_j_ends_at_the_right_instant() -> None:
+    """Receiving 4 s takes 4 (1 + 0.5) + 4 J; then 3 s at 4 W with the tail, and 978 J at 3.5 W."""
+    site = Site()
+    site.start(model(400.0), train(1000))
+    site.run()
+    assert site.steps() == [
+        ("download", 4.0, "done", 400.0),
+        ("train", pytest.approx(7 + 978 / 3.5, abs=TICK_S), "battery", None),
+    ]
+    (time, last) = site.told()[-1]
+    assert (time, last["level"], last["flat"]) == (site.steps()[-1][1], 0.0, True)
+    assert last["drawn"] == pytest.approx(8 + 1.5 + 3 * (time - 4), rel=1e-12)
+    assert [r.fields["outcome"] for r in site.records if r.kind == "task-end"] == ["battery"]
+    assert not site.workforce.is_idle(0)
+    assert site.availability.next_on(0, time) == math.inf
+
+
+def test_completion_wins_a_tie_and_the_next_step_ends_at_once() -> None:
+    site = Site(capacity_j=7 * 10.0 + 3.5 * 10, idle_w=0.5, tail_s=0.0, compute_w=10.0)
+    site.start(train(1), update(100.0))
+    site.run()
+    assert site.steps() == [("train", 10.0, "done", None), ("upload", 10.0, "battery", 0.0)]
+
+
+def test_bytes_are_drawn_as_they_move() -> None:
+    """10 J at 50 bytes/s of 0.02 J each, 2 W and idle: 3.5 W."""
+    site = Site(capacity_j=10.0)
+    site.start(update(1000.0))
+    site.run()
+    ((_, time, outcome, delivered),) = site.steps()
+    assert (outcome, time) == ("battery", pytest.approx(10 / 3.5, abs=TICK_S))
+    assert delivered == pytest.approx(50 * 10 / 3.5, rel=1e-9)
+
+
+def test_a_message_that_lasts_longer_than_the_battery_does_without_it() -> None:
+    """More is there than its bytes take, so their rate does not matter at first; by time alone it is not enough."""
+    site = Site(capacity_j=300.0)
+    site.start(update(10_000.0))
+    site.run()
+    ((_, time, outcome, _),) = site.steps()
+    assert (outcome, time) == ("battery", pytest.approx(300 / 3.5, abs=TICK_S))
+
+
+def test_what_others_send_changes_how_long_a_battery_lasts() -> None:
+    """Alone at 50 bytes/s (3.5 W); from 1 s on two share 50 (3 W); from 2 s on both are at 25 until device 1 is flat too."""
+    site = Site(up=50.0, capacity_j=10.0)
+    site.start(update(1000.0))
+    site.start(update(20.0), device=1, at=1.0)
+    site.run()
+    # 3.5 J in the first second; at 25 bytes/s each, device 1 has sent its 20 bytes after 0.8 s: 2.4 J; then 3.5 W again.
+    assert site.steps()[0][1:3] == (pytest.approx(1.8 + (10 - 3.5 - 2.4) / 3.5, abs=2 * TICK_S), "battery")
+    assert site.steps()[0][3] == pytest.approx(50 + 20 + 50 * (10 - 3.5 - 2.4) / 3.5, rel=1e-9)
+    assert site.steps(1)[0][1:3] == (pytest.approx(1.8, abs=TICK_S), "done")
+
+
+def test_a_tail_drains_and_is_cut_short_by_the_next_transfer() -> None:
+    site = Site()
+    site.start(model(100.0), update(50.0))
+    site.start(model(100.0), at=4.0)
+    site.run(20.0)
+    # 1 s down, 1 s up, 2 s of tail, 1 s down, 3 s of tail; idle all the time.
+    last = site.told()[-1][1]
+    assert last["drawn"] == pytest.approx(2 + 3 + 1 + 2 + 1.5, rel=1e-12)
+    assert last["idle"] == pytest.approx(10.0, rel=1e-12)
+    assert last["level"] == pytest.approx(1000 - 9.5 - 10, rel=1e-12)
+
+
+def test_flat_within_a_tail() -> None:
+    """5 J: 1 s of receiving takes 2.5, and 2.5 J are gone in 2.5 s of idling and the tail."""
+    site = Site(capacity_j=5.0)
+    site.start(model(100.0))
+    site.run(60.0)
+    assert [(time, fields["flat"]) for time, fields in site.told()] == [(0, False), (1, False), (3.5, True), (60, True)]
+    assert site.told()[-1][1]["drawn"] == pytest.approx(2 + 0.5 * 2.5, rel=1e-12)
+
+
+def day(begins: str, lasts: str, chance: float = 1.0) -> Daily:
+    return Daily.model_validate({"begins": begins, "lasts": lasts, "chance": chance})
+
+
+def now_and_then(mean_s: float) -> Renewal:
+    return Renewal.model_validate({"mean_on": f"{mean_s} s", "mean_off": f"{mean_s} s"})
+
+
+def test_a_day_by_hand() -> None:
+    """From midnight on 1,000 J at 0.05 W; plugged in from 1 h to 2 h with 0.2 W; full at the end of the second charge."""
+    site = Site(day("1 h", "1 h"), capacity_j=1200.0, initial_j=1000.0, idle_w=0.05, charge_w=0.2)
+    levels = {}
+    hours = (0.5, 1, 1.5, 2, 5, 24, 25.5, 26)
+
+    def look(hour: float) -> None:
+        levels[hour] = site.batteries.level(0)
+
+    for hour in hours:
+        site.simulation.wake(("look", 0), hour * HOUR, lambda hour=hour: look(hour))  # type: ignore[misc]
+    asyncio.run(site.simulation.run())
+    assert levels[0.5] == pytest.approx(910, rel=1e-12)
+    assert levels[1] == pytest.approx(820, rel=1e-12)
+    assert levels[1.5] == pytest.approx(820 + 270, rel=1e-12)
+    assert levels[2] == pytest.approx(1200, rel=1e-12)  # it would be 1,360: full after 0.704 h
+    assert levels[5] == pytest.approx(1200 - 540, rel=1e-12)
+    # Flat 6 h 40 min after 2 h; off until the charger comes at 25 h, and on at 120 J, after 10 min; then 0.15 W until 26 h.
+    assert levels[24] == 0.0
+    assert levels[25.5] == pytest.approx(120 + 0.15 * 1200, rel=1e-9)
+    assert levels[26] == pytest.approx(120 + 0.15 * 3000, rel=1e-9)
+
+
+def test_off_until_charged() -> None:
+    site = Site(day("1 h", "1 h"), capacity_j=1200.0, initial_j=100.0, idle_w=0.05, charge_w=0.2)
+    assert site.availability.next_on(0, 0.0) == 0.0
+    site.run(0.6 * HOUR)  # flat after 2,000 s
+    both = np.arange(2)
+    assert not site.workforce.is_idle(0)
+    assert not site.availability.on(both, site.simulation.now).any()
+    back = HOUR + 120 / 0.2
+    assert site.availability.next_on(0, site.simulation.now) == pytest.approx(back, abs=TICK_S)
+    assert site.availability.span(0, site.simulation.now) == Span(False, site.simulation.now, pytest.approx(back, abs=TICK_S))
+    assert not site.availability.on(both, back - 1).any()
+    assert site.availability.on(both, back + 1).all()
+
+
+def test_charging_patterns() -> None:
+    reach = now_and_then(10.0).build(Streams(1), 2, 0.0, AlwaysOn(), None)
+    assert Always().build(Streams(1), 2, 0.0, AlwaysOn(), None).span(0, 1e6).on
+    assert not Never().build(Streams(1), 2, 0.0, AlwaysOn(), None).span(0, 0.0).on
+    assert WhenReached().build(Streams(1), 2, 0.0, AlwaysOn(), None).span(0, 7.0).on
+    assert reach.span(0, 0.0) == now_and_then(10.0).build(Streams(1), 2, 9.0, AlwaysOn(), None).span(0, 0.0)
+    night = day("22 h", "10 h").build(Streams(1), 2, 7 * HOUR, AlwaysOn(), None)  # the run begins at 7 in the morning
+    assert night.span(0, 0.0) == Span(True, -9 * HOUR, HOUR)
+    assert night.span(0, HOUR) == Span(False, HOUR, 15 * HOUR)
+    assert night.span(0, 15 * HOUR) == Span(True, 15 * HOUR, 25 * HOUR)
+    some = day("0 h", "24 h", 0.25).build(Streams(1), 1000, 0.0, AlwaysOn(), None)
+    assert 200 < sum(some.span(device, 5 * HOUR).on for device in range(1000)) < 300
+    assert 1 < sum(some.span(7, count * DAY).on for count in range(20)) < 12
+
+
+asked = st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.integers(1, 3), st.integers(0, 400))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tasks=st.lists(asked, min_size=1, max_size=8),
+    capacity=st.floats(3.0, 200.0),
+    charge=st.sampled_from([0.0, 1.0, 5.0]),
+    looks=st.lists(st.floats(0.0, 100.0), max_size=5),
+)
+def test_never_below_zero_and_the_books_balance(
+    tasks: list[tuple[int, float, int, int]], capacity: float, charge: float, looks: list[float]
+) -> None:
+    """Whatever is asked: 0 <= level <= capacity, and what is there is what was there, was charged, and was not drawn."""
+
+    def play(looks: list[float]) -> Site:
+        pattern = now_and_then(8.0)
+        site = Site(pattern, up=60.0, capacity_j=capacity, charge_w=charge, tail_s=1.5, restart=0.3)
+
+        def give(device: int, steps: tuple[Step, ...]) -> None:
+            if site.workforce.is_idle(device):
+                site.workforce.start(device, steps, 0, None)
+
+        time = 0.0
+        for device, gap, epochs, size in tasks:
+            time += gap
+            steps = (model(float(size)), train(epochs), update(float(size)))
+            site.simulation.wake(("give", device), time, lambda device=device, steps=steps: give(device, steps))  # type: ignore[misc]
+        for look in looks:
+            site.simulation.wake(("look", 0), look, lambda: site.workforce.idle(np.arange(2)) is None)  # type: ignore[arg-type]
+        site.run(100.0)
+        return site
+
+    site = play([])
+    for device in (0, 1):
+        for _, told in site.told(device):
+            assert 0 <= told["level"] <= capacity
+            assert all(0 <= level <= capacity for _, level in told["path"])
+            assert told["level"] == pytest.approx(capacity + told["charged"] - told["idle"] - told["drawn"], abs=1e-6)
+            assert told["drawn"] >= 0
+        times = [at for _, told in site.told(device) for at, _ in told["path"]]
+        assert times == sorted(times)
+    if looks:
+        assert play(looks).records == site.records, "who asks has changed what happens"
+
+
+def test_many_at_once_and_one_by_one() -> None:
+    """What ``up`` says of all at once is what each says of itself."""
+
+    def build() -> Batteries:
+        devices = 200
+        draw = np.random.default_rng(3)
+        columns: dict[str, NDArray[Any]] = {name: np.full(devices, value) for name, value in DRAWS.items()}
+        columns |= {"capacity_j": draw.uniform(10, 500, devices), "charge_w": draw.choice([0.0, 1.0], devices)}
+        columns["initial_j"] = columns["capacity_j"] * draw.uniform(0, 1, devices)
+        simulation = Simulation()
+        simulation.now = 500.0
+        path = now_and_then(100.0).build(Streams(2), devices, 0.0, AlwaysOn(), None)
+        return Batteries(simulation, columns, 0.2, path, np.zeros(devices))
+
+    one, many = build(), build()
+    for time in (10.0, 100.0, 500.0):
+        at_once = many.up(np.arange(200), time)
+        assert 0 < at_once.sum() < 200
+        assert at_once.tolist() == [one.next_up(device, time) == time for device in range(200)]

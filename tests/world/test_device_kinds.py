@@ -1,0 +1,196 @@
+"""Devices by name: the catalogue and its sources, kinds of the user's own, mixtures, and models that do not fit."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.errors import ScenarioError
+from fedsim.records.reading import RunFolder
+from fedsim.running.assembly import Run
+from fedsim.scenario import load
+from fedsim.simulation import Simulation
+from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
+from fedsim.world.device_kinds import DeviceKind, catalogue, figures, find_kind
+
+ZERO = {"like": "raspberry-pi-zero-2w", "memory": "1 MB"}
+
+
+def world(**population: Any) -> dict[str, Any]:
+    return {
+        "seed": 5,
+        "learning": "off",
+        "data": {"source": "digits"},
+        "model": {"kind": "mlp", "hidden": [200]},
+        "population": {"devices": 12} | population,
+        "network": {"kind": "star", "server": {"up": "20 Mbit/s"}},
+        "strategy": {"kind": "fedavg", "clients_per_round": 5},
+        "stop": {"rounds": 4},
+    }
+
+
+def built(**population: Any) -> Run:
+    return Run(fedsim.Scenario(**world(**population)), Simulation())
+
+
+def test_every_figure_of_the_catalogue_has_a_source_and_a_date() -> None:
+    assert len(catalogue()) >= 12
+    for name, title in catalogue().items():
+        assert len(title) > 20
+        known = figures(name, "kind")
+        assert known.keys() == DeviceKind.model_fields.keys() - {"epoch"}
+        for figure in known.values():
+            assert len(figure.source) > 10
+            assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", figure.date)
+        found = find_kind(name, {}, "kind")
+        assert 1e9 < found.flops * found.flops_share < 1e13
+        assert 1e9 < found.bandwidth * found.bandwidth_share < 1e12
+        assert found.idle < found.idle + found.compute < 1000
+
+
+def test_faster_kinds_are_faster() -> None:
+    order = ["raspberry-pi-zero-2w", "raspberry-pi-3", "raspberry-pi-4", "raspberry-pi-5", "laptop"]
+    speeds = [built(device=name).population.speed[0] for name in order]
+    assert speeds == sorted(speeds)
+    assert speeds[-1] > 10 * speeds[0]
+
+
+def test_a_mixture_has_its_shares_and_each_its_own_link() -> None:
+    mixture = {"kind": "choice", "values": ["phone-low", "laptop"], "shares": [0.75, 0.25]}
+    run = built(devices=2000, samples={"low": 5, "high": 9}, device=mixture)
+    slow = run.network.access_rates("down") == find_kind("phone-low", {}, "").down
+    assert slow.mean() == pytest.approx(0.75, abs=0.04)
+    assert run.network.latencies_s()[slow] == pytest.approx(0.05)
+    assert (run.population.speed[slow] < run.population.speed[~slow].min()).all()
+
+
+def test_what_the_network_says_goes_before_the_kinds_links() -> None:
+    sections = world(device="laptop")
+    sections["network"]["device"] = {"up": "1 Mbit/s", "latency": "7 s"}
+    run = Run(fedsim.Scenario(**sections), Simulation())
+    assert run.network.access_rate(0, "up") == 125e3
+    assert run.network.latencies_s().tolist() == [7.0] * 12
+
+
+def test_by_list_and_by_file(tmp_path: Path) -> None:
+    names = ["laptop", "phone-mid", "mine"] * 4
+    (tmp_path / "d.csv").write_text("\n".join(["model", *names]))
+    mine = {"mine": {"like": "laptop", "flops": "1 TFLOP/s", "flops_share": 0.9}}
+    listed = built(device=names, kinds=mine).population.speed
+    filed = built(device={"file": str(tmp_path / "d.csv"), "column": "model"}, kinds=mine).population.speed
+    assert listed.tolist() == filed.tolist()
+    assert listed[2] > listed[0] > listed[1]
+
+
+def test_a_kind_from_nothing_and_what_is_written_back(tmp_path: Path) -> None:
+    mine = {"flops": "1 GFLOP/s", "bandwidth": "1 GB/s", "memory": "1 GB"}
+    scenario = fedsim.Scenario(**world(device="mine", kinds={"mine": mine, "other": {"like": "laptop", "idle": "1 W"}}))
+    (tmp_path / "s.toml").write_text(scenario.to_toml())
+    again = load(tmp_path / "s.toml")
+    assert again.population.kinds == scenario.population.kinds
+    assert again.population.kinds["other"].idle == 1
+    assert again.to_toml() == scenario.to_toml()
+
+
+def test_slow_ones_of_a_kind_are_slower_and_the_mean_is_known() -> None:
+    plain = built(device="laptop")
+    slowed = built(device="laptop", stragglers={"share": 0.5, "factor": 0.25})
+    assert sorted(slowed.population.speed / plain.population.speed) == [0.25] * 6 + [1.0] * 6
+    assert slowed.population.mean_epoch_s("unslowed") == pytest.approx(plain.population.mean_epoch_s("all"))
+    assert slowed.population.mean_epoch_s("all") == pytest.approx(slowed.population.epochs_s().mean())
+
+
+@pytest.mark.parametrize(
+    ("population", "message"),
+    [
+        (
+            {"device": "raspberry-pi-6"},
+            r"population\.device is 'raspberry-pi-6'; allowed are .*\(did you mean 'raspberry-pi-5'\?\)",
+        ),
+        ({"device": ["laptop"] * 11 + ["laptob"]}, r"population\.device is 'laptob'"),
+        ({"device": "laptop", "speed": "3 samples/s"}, "'speed' and 'device' both say how fast devices are"),
+        ({"device": "laptop", "reference_flops": 1e6}, "'reference_flops' is for 'speed'"),
+        ({"device": "laptop", "kinds": {"a": {"like": "labtop"}}}, r"like is 'labtop'; allowed are .*did you mean 'laptop'"),
+        (
+            {"device": "laptop", "kinds": {"a": {"like": "laptop", "ram": "1 GB"}}},
+            r"population\.kinds\.a has the unknown key 'ram'",
+        ),
+        ({"device": "a", "kinds": {"a": {"flops": "1 GFLOP/s"}}}, r"population\.kinds\.a\.bandwidth is missing"),
+        (
+            {"device": "a", "kinds": {"a": ZERO | {"memory": "1 kB"}}},
+            "training the model takes .* and no device has room for it",
+        ),
+    ],
+)
+def test_bad_kinds(population: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        built(**population)
+
+
+def test_a_file_with_an_unknown_kind(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("\n".join(["model", *["laptop"] * 11, "labtop"]))
+    with pytest.raises(ScenarioError, match=r"population\.device is 'labtop'.*did you mean 'laptop'"):
+        built(device={"file": str(tmp_path / "d.csv"), "column": "model"})
+
+
+class TestMemory:
+    """Half of the devices have no room for the model: they receive it, begin, and fail."""
+
+    SMALL = ("laptop", "small") * 6
+
+    def sections(self, **strategy: Any) -> dict[str, Any]:
+        sections = world(device=list(self.SMALL), kinds={"small": ZERO | {"memory": "250 kB"}}, jitter=0.1)
+        return sections | {"strategy": sections["strategy"] | strategy}
+
+    def test_their_tasks_end_so_and_their_bytes_are_wasted(self, tmp_path: Path) -> None:
+        run(self.sections(), tmp_path / "r")
+        folder = RunFolder(tmp_path / "r")
+        ends = {event["task"]: event for event in folder.events if event["kind"] == "task-end"}
+        assert {event["outcome"] for event in ends.values()} == {"done", "memory"}
+        for event in ends.values():
+            assert (event["outcome"] == "memory") == (event["device"] % 2 == 1)
+        steps = [event for event in folder.events if event["kind"] == "step-end" and event["outcome"] == "memory"]
+        assert {event["step"] for event in steps} == {"train"}
+        assert all(event["data"]["epochs"] == 0 for event in steps)
+        failed = {event["task"] for event in steps}
+        moved = sum(row["delivered"] for row in folder.transfers if row["task"] in failed)
+        assert folder.summary["bytes"]["wasted"] == pytest.approx(moved)
+        assert moved > 0
+        for row in folder.rounds:
+            assert row["valid"] + row["slow"] == row["selected"] == 5
+        assert_sound(tmp_path / "r")
+
+    @pytest.mark.parametrize("kind", ["fedbuff", "fedasync"])
+    def test_a_strategy_without_rounds_goes_on(self, tmp_path: Path, kind: str) -> None:
+        sections = self.sections() | {"strategy": {"kind": kind, "concurrency": 6}, "stop": {"rounds": 6}}
+        del sections["network"]
+        assert run(sections, tmp_path / "r")["rounds"] == 6
+        assert_sound(tmp_path / "r")
+
+    def test_tifl_drops_them(self, tmp_path: Path) -> None:
+        strategy = {"kind": "tifl", "clients_per_round": 2, "tiers": 2, "tiers_from": "latency", "mode": "uniform"}
+        run(self.sections() | {"strategy": strategy}, tmp_path / "r")
+        folder = RunFolder(tmp_path / "r")
+        assert {event["device"] for event in folder.events if event["kind"] == "tier-drop"} == {1, 3, 5, 7, 9, 11}
+        assert_sound(tmp_path / "r")
+
+    def test_a_run_stopped_anywhere_goes_on_as_if_nothing_had_happened(self, tmp_path: Path) -> None:
+        sections = self.sections()
+        run(sections, tmp_path / "whole")
+        for place in (9, 17, 40):
+            assert run_until(sections, tmp_path / f"cut-{place}", place) == "interrupted"
+            go_on(sections, tmp_path / f"cut-{place}")
+            assert_same_run(tmp_path / "whole", tmp_path / f"cut-{place}")
+
+    def test_their_wait_is_as_long_as_a_forward_pass(self, tmp_path: Path) -> None:
+        run(self.sections(), tmp_path / "r")
+        events = RunFolder(tmp_path / "r").events
+        rooflines = Run(fedsim.Scenario(**self.sections()), Simulation()).population.rooflines
+        assert rooflines is not None
+        begun = {event["task"]: event["time"] for event in events if event["kind"] == "step-start" and event["step"] == "train"}
+        took = [e["time"] - begun[e["task"]] for e in events if e["kind"] == "step-end" and e["outcome"] == "memory"]
+        expected = rooflines.testing_s(1, 10)
+        assert np.array(took) == pytest.approx(expected, abs=2**-29)

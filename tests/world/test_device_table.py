@@ -1,0 +1,88 @@
+"""Tables of the user's own: read from CSV and Parquet, put into the order of devices, refused with file, row and value."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedsim.errors import DataError
+from fedsim.language.units import BytesPerSecond, SamplesPerSecond
+from fedsim.world.device_table import DeviceTable
+
+
+def table(folder: Path, text: str, *columns: str) -> DeviceTable:
+    (folder / "d.csv").write_text(text)
+    return DeviceTable("population.speed", folder / "d.csv", columns or ("speed",), ("device",))
+
+
+def test_rows_are_in_order_of_devices(tmp_path: Path) -> None:
+    read = table(tmp_path, "note,speed\na,3 samples/s\nb, 30 samples/min \n")
+    assert read.by_device("speed", 2, SamplesPerSecond) == [3.0, 0.5]
+
+
+def test_or_as_the_column_device_says(tmp_path: Path) -> None:
+    read = table(tmp_path, "device,speed\n2,5\n0,3\n1,4\n")
+    assert read.by_device("speed", 3, SamplesPerSecond, "samples/s") == [3.0, 4.0, 5.0]
+
+
+def test_what_spreadsheets_write(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_bytes('\ufeffspeed,"a, b"\r\n"3",x\r\n4,"y\nz"\r\n'.encode())
+    read = DeviceTable("k", tmp_path / "d.csv", ("speed",), ("device",))
+    assert read.by_device("speed", 2, SamplesPerSecond, "samples/s") == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("cells", [[8.0, 40.0], [8, 40], ["8", "40"], ["8 Mbit/s", "40"], ["8.0e0", "40000 kbit/s"]])
+def test_parquet_is_read_alike(tmp_path: Path, cells: list[Any]) -> None:
+    pd.DataFrame({"device": [1, 0], "down": cells}).to_parquet(tmp_path / "d.parquet")
+    read = DeviceTable("k", tmp_path / "d.parquet", ("down",), ("device",))
+    assert read.by_device("down", 2, BytesPerSecond, "Mbit/s") == [5e6, 1e6]
+
+
+def test_an_empty_cell_may_mean_something(tmp_path: Path) -> None:
+    assert table(tmp_path, "device,speed\n0,\n1,7\n").values("speed", float, empty=-1.0) == [-1.0, 7.0]
+    pd.DataFrame({"speed": [None, 7.0]}).to_parquet(tmp_path / "d.parquet")
+    assert DeviceTable("k", tmp_path / "d.parquet", ("speed",)).values("speed", float, empty=-1.0) == [-1.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("device,sped\n0,1\n", r"'.*d\.csv' has no column 'speed'; it has device, sped \(did you mean 'sped'\?\)"),
+        ("speed\n", r"'.*d\.csv' has no rows"),
+        ("", r"'.*d\.csv' cannot be read"),
+        ("speed\n1\n2\n", r"'.*d\.csv' has 2 rows for 3 devices; allowed is one a device"),
+        ("device,speed\n0,1\n2,1\n", r"'.*d\.csv' has no row for device 1; allowed is one for each of 0 to 2"),
+        ("device,speed\n0,1\n0,1\n1,2\n", r"row 2 of '.*d\.csv': device is '0': row 1 is of the same device"),
+        ("device,speed\n0,1\n3,1\n1,2\n", r"row 2 of '.*d\.csv': device is '3': allowed are 0 to 2"),
+        ("device,speed\n0,1\nx,1\n1,2\n", r"row 2 of '.*d\.csv': device is 'x': input should be a valid integer"),
+        ("device,speed\n0,1\n1,-1\n2,2\n", r"row 2 of '.*d\.csv': speed is '-1': a speed cannot be negative"),
+        ("device,speed\n0,1\n1,\n2,2\n", r"row 2 of '.*d\.csv': speed is None: every row needs a value"),
+        (
+            "device,speed\n0,1\n1,3 MB\n2,2\n",
+            r"row 2 of '.*d\.csv': speed is '3 MB': a speed is a number and a unit",
+        ),
+        ("device,speed\n0,1\n1,2,3\n", r"'.*d\.csv' cannot be read: CSV parse error: Row #3: Expected 2 columns, got 3"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"^population\.speed: {message}"):
+        table(tmp_path, text).by_device("speed", 3, SamplesPerSecond, "samples/s")
+
+
+def test_a_bare_number_needs_a_unit(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row 1 of '.*': speed is '5': a speed is a number and a unit out of"):
+        table(tmp_path, "speed\n5\n").by_device("speed", 1, SamplesPerSecond)
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.parquet"])
+def test_what_is_no_table(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"k: there is no file '.*d\."):
+        DeviceTable("k", tmp_path / name, ("speed",))
+    (tmp_path / name).write_bytes(b"\x00\xff\xfe speed")
+    with pytest.raises(DataError, match=r"k: '.*d\..*' cannot be read"):
+        DeviceTable("k", tmp_path / name, ("speed",))
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="it is a folder"):
+        DeviceTable("k", tmp_path / name, ("speed",))

@@ -1,0 +1,182 @@
+"""What a protocol makes of transfers: headers, slow start, weights; by hand, and against a count of round trips one by one."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+import fedsim
+from fedsim.errors import ScenarioError
+from fedsim.simulation import Simulation
+from fedsim.streams import Streams
+from fedsim.world.network import Network, NetworkSpec
+from fedsim.world.network.protocol import Fluid, Protocol, Tcp
+from tests.world.network_plays import Send, StarWorld, play
+
+SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
+Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
+KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
+
+
+def doubling(**how: Any) -> Protocol:
+    """Windows of 100, 200, 400 ... bytes, a round trip of 1 s."""
+    return Fluid.model_validate({"slow_start": True, "segment": "100 B", "initial_window": 1, "round_trip": "1 s"} | how)
+
+
+class TestHeaders:
+    @KINDS
+    def test_they_take_time_and_are_no_part_of_what_is_sent(self, kind: Kind) -> None:
+        world = StarWorld([1514.0], math.inf, [0.0], Tcp(slow_start=False))
+        (whole,) = play(kind(world), [Send(0.0, 10 * 1448.0)]).flows
+        assert (whole.ended, whole.sent) == (pytest.approx(10.0, rel=1e-15), 14480.0)
+        assert whole.wire == pytest.approx(15140.0, rel=1e-15)
+        (part,) = play(kind(world), [Send(0.0, 10 * 1448.0, kill=5.0)]).flows
+        assert part.sent == pytest.approx(7240.0, rel=1e-15)
+
+    def test_fluid_has_none(self) -> None:
+        assert Fluid().overhead == 1.0
+        assert Tcp().overhead == 1514 / 1448
+
+
+class TestSlowStart:
+    @KINDS
+    def test_alone_by_hand(self, kind: Kind) -> None:
+        """100, 200 and 400 bytes in a second each, then the link's 500 a second."""
+        (flow,) = play(kind(StarWorld([500.0], math.inf, [0.0], doubling())), [Send(2.0, 1200.0)]).flows
+        assert flow.ended == pytest.approx(2.0 + 3.0 + 1.0, rel=1e-15)
+
+    @KINDS
+    def test_twice_the_latency_is_a_round_trip(self, kind: Kind) -> None:
+        world = StarWorld([500.0], math.inf, [0.5], doubling(round_trip="0 s"))
+        (flow,) = play(kind(world), [Send(0.0, 1200.0)]).flows
+        assert flow.ended == pytest.approx(0.5 + 3.0 + 1.0, rel=1e-15)
+
+    @KINDS
+    def test_it_ends_when_the_fair_share_is_reached(self, kind: Kind) -> None:
+        """Seconds 0 to 7, a gets 100, 200, 400, 800, 800, 600, 500 of 1000; b, from 3 on, 100, 200, 400, 500, and then all."""
+        world = StarWorld([math.inf] * 2, 1000.0, [0.0] * 2, doubling())
+        first, second = play(kind(world), [Send(0.0, 3400.0), Send(3.0, 2200.0)]).flows
+        assert first.ended == pytest.approx(7.0, rel=1e-14)
+        assert second.ended == pytest.approx(8.0, rel=1e-14)
+
+    @KINDS
+    def test_cancelled_on_the_way(self, kind: Kind) -> None:
+        world = StarWorld([math.inf] * 2, 1000.0, [0.0] * 2, doubling())
+        gone, other = play(kind(world), [Send(0.0, 1e4, kill=2.5), Send(0.0, 1500.0)]).flows
+        assert gone.sent == pytest.approx(100 + 200 + 200, rel=1e-14)
+        # 100, 200, 400, then 800 (of which 500 would have been the fair share, had the other stayed)
+        assert other.ended == pytest.approx(4.0, rel=1e-14)
+
+    @KINDS
+    def test_a_link_without_limit_still_has_a_window(self, kind: Kind) -> None:
+        (flow,) = play(kind(StarWorld([math.inf], math.inf, [0.0], doubling())), [Send(0.0, 500.0)]).flows
+        assert flow.ended == pytest.approx(2.5, rel=1e-15)
+
+    @KINDS
+    def test_a_link_that_is_limited_meanwhile(self, kind: Kind) -> None:
+        """100 bytes, 200 a second until 1.5 s, then 100 a second, and from 3 s on, without a window any more, 500."""
+        simulation = Simulation()
+        network = kind(StarWorld([500.0], math.inf, [0.0], doubling()))(simulation)
+        flow = network.start(0, "up", 850.0, lambda: None)
+        for when, rate in ((1.5, 100.0), (3.0, None)):
+            simulation.wake(("limit", 0), when, lambda rate=rate: network.limit("device 0 up", rate))  # type: ignore[misc]
+        asyncio.run(simulation.run())
+        assert flow.ended == pytest.approx(4.0, rel=1e-14)
+
+    @KINDS
+    @given(
+        rate=st.floats(1e3, 1e8),
+        size=st.floats(1.0, 1e8),
+        latency=st.sampled_from([0.0, 0.002, 0.04, 0.5]),
+        window=st.sampled_from([1, 2, 10, 33]),
+    )
+    def test_one_flow_is_the_closed_form_and_the_count(
+        self, kind: Kind, rate: float, size: float, latency: float, window: int
+    ) -> None:
+        world = StarWorld([rate], math.inf, [latency], Tcp(initial_window=window))
+        built: list[Network] = []
+
+        def build(simulation: Simulation) -> Network:
+            built.append(kind(world)(simulation))
+            return built[0]
+
+        (flow,) = play(build, [Send(0.0, size)]).flows
+        round_trip = built[0].round_trip_s(0)
+        left, share, seconds = size * 1514 / 1448, window * 1514.0, built[0].latency_s(0)
+        while share < rate * round_trip and left > share:
+            left, share, seconds = left - share, 2 * share, seconds + round_trip
+        seconds += left / min(rate, share / round_trip if round_trip else math.inf)
+        assert flow.ended == pytest.approx(seconds, rel=1e-9, abs=2e-9)
+        assert built[0].alone_s(0, "up", size) == pytest.approx(seconds, rel=1e-12)
+        assert built[0].all_alone_s("up", size)[0] == pytest.approx(seconds, rel=1e-9, abs=2e-9)
+
+    def test_times_alone_are_told_for_all_at_once(self) -> None:
+        rates, round_trips = np.array([500.0, math.inf, 50.0, math.inf]), np.array([1.0, 1.0, 1.0, 0.0])
+        assert doubling().sending_s(700.0, rates, round_trips).tolist() == [3.0, 3.0, 14.0, 0.0]
+
+
+class TestWeights:
+    @KINDS
+    def test_shares_are_as_weights(self, kind: Kind) -> None:
+        world = StarWorld([math.inf] * 3, 1000.0, [0.0] * 3, Fluid(weight_spread=2.0))
+        shares = []
+
+        def look(network: Network, flows: Any) -> None:
+            shares.append([network.rate(flow) / flow.weight for flow in flows])
+
+        flows = play(kind(world), [Send(0.0, 1e4)] * 3, at=[1.0], read=look).flows
+        assert shares[0] == pytest.approx([1000 / sum(flow.weight for flow in flows)] * 3, rel=1e-11)
+        assert len({flow.weight for flow in flows}) == 3
+
+    @KINDS
+    def test_a_transfer_s_weight_hangs_on_its_device_and_count_alone(self, kind: Kind) -> None:
+        world = StarWorld([1e3] * 3, math.inf, [0.0] * 3, Tcp())
+        often = [Send(float(start), size, device=device) for device in (0, 2) for start, size in ((0, 10.0), (50, 2e4))]
+        few = [Send(3.0, 7.0, device=2), Send(4.0, 99.0, device=2, direction="down")]
+        one, other = ([flow.weight for flow in play(kind(world), sends).flows] for sends in (often, few))
+        assert one[2:] == other
+        assert len(set(one)) == 4
+
+    def test_they_are_lognormal(self) -> None:
+        protocol, streams = Tcp(weight_spread=1.5), Streams(3)
+        logs = np.log([protocol.weight(streams, device, 0, 0.1) for device in range(4000)]) / math.log(1.5)
+        assert abs(logs.mean()) < 0.05
+        assert logs.std() == pytest.approx(1.0, abs=0.04)
+
+
+class TestScenario:
+    @pytest.mark.parametrize("network", [{"kind": "star"}, {"kind": "tree", "cells": 2}])
+    def test_a_name_a_table_and_back(self, network: dict[str, Any]) -> None:
+        for said, expected in (("tcp", Tcp()), ({"kind": "tcp", "slow_start": False}, Tcp(slow_start=False))):
+            spec = SPEC.validate_python(network | {"protocol": said})
+            assert spec.protocol == expected
+            assert SPEC.validate_python(SPEC.dump_python(spec)) == spec
+            assert spec.build(Simulation(), Streams(1), 4).overhead == 1514 / 1448
+        assert SPEC.validate_python(network).protocol == Fluid()
+
+    def test_of_the_user_s_own(self, small: dict[str, Any]) -> None:
+        protocol = {"kind": "tests.own_parts:Satellite", "initial_window": 4}
+        scenario = fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
+        assert scenario.network.protocol.weight(Streams(1), 0, 0, 0.6) == 0.5
+        assert 'kind = "tests.own_parts:Satellite"' in scenario.to_toml()
+
+    @pytest.mark.parametrize(
+        ("protocol", "message"),
+        [
+            ("tpc", r"network.protocol.kind is 'tpc'; allowed are fluid, tcp, or your own .* \(did you mean 'tcp'\?\)"),
+            ({"kind": "tcp", "slowstart": True}, "unknown key 'slowstart'.*did you mean 'slow_start'"),
+            ({"kind": "tcp", "segment": "0 B"}, "a segment must carry something"),
+            ({"kind": "tcp", "header": 66}, "a size needs its unit"),
+            ({"kind": "tcp", "initial_window": 0}, "greater than or equal to 1"),
+            ({"kind": "tcp", "weight_spread": 0.5}, "greater than or equal to 1"),
+        ],
+    )
+    def test_refused(self, small: dict[str, Any], protocol: Any, message: str) -> None:
+        with pytest.raises(ScenarioError, match=message):
+            fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
