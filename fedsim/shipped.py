@@ -14,13 +14,14 @@ from fedsim.files import read_toml
 
 _HERE = (Path(__file__).parent / "scenarios").resolve()
 _NAMES_FILES = ("extends", "base", "published")
+_PARTS = ("published", "_base", "validation/worlds")  # of studies, and the worlds of the testbed
 
 
 @cache
 def shipped() -> dict[str, Path]:
     """Every file by its name."""
     found = {path.relative_to(_HERE).with_suffix("").as_posix(): path for path in sorted(_HERE.glob("**/*.toml"))}
-    return {name.removeprefix("studies/"): path for name, path in found.items() if not name.endswith(("published", "_base"))}
+    return {name.removeprefix("studies/"): path for name, path in found.items() if not name.endswith(_PARTS)}
 
 
 def shipped_titles(studies: bool) -> list[tuple[str, str]]:

@@ -13,9 +13,10 @@ import fedsim
 from fedsim.catalogue import about, catalogue, schema
 from fedsim.cli import main
 from fedsim.strategies import STRATEGIES
+from fedsim.strategies.parts.selection import SELECTIONS
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
-FILES = [path for path in sorted(SCENARIOS.rglob("*.toml")) if path.name != "published.toml"]
+FILES = [path for path in sorted(SCENARIOS.rglob("*.toml")) if path.name not in {"published.toml", "worlds.toml"}]
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +37,15 @@ class TestAbout:
         said = dict(zip(lines[1::2], lines[2::2], strict=True))
         assert said["  buffer = 10  # a whole number, 1 or more"] == "      K, how many updates make a version."
         assert '  retry = "1 min"  # a time in ns, us, ms, s, min, h, day, week' in said
-        assert "  selection = \"random\"  # one of random, least-asked, or your own as 'package.module:Class'" in said
+        names = ", ".join(SELECTIONS)
+        assert f"  selection = \"random\"  # one of {names}, or your own as 'package.module:Class'" in said
         assert "  server_lr = 1.0  # a number, more than 0, at most 1,000,000" in said
         assert "  staleness_discount = true  # true or false" in said
 
     def test_a_section_and_a_table_within(self) -> None:
         said = "\n".join(about("population"))
-        assert "  speed (not given)  # one of constant, uniform, lognormal, choice, or a speed in samples/s" in said
-        assert '  availability = "always"  # one of always, renewal, flash, or your own' in said
+        assert "  speed (not given)  # one of constant, uniform, lognormal, choice, list, file, or a speed in samples/s" in said
+        assert '  availability = "always"  # one of always, renewal, diurnal, intervals, flash, or your own' in said
         assert "  share (required)  # a number, 0 or more, at most 1" in about("population.stragglers")
         assert about("slow_phases") == about("population.slow_phases")
 

@@ -109,7 +109,7 @@ def test_files_are_sought_under_root_then_under_the_environment(tmp_path: Path, 
         DataSpec(source="mnist").build(10, Streams(1))
     np.savez(tmp_path / "mine.npz", x=np.ones((20, 3)), y=np.arange(20) % 2)
     (tmp_path / "who.json").write_text('{"0": [0, 1], "1": [2, 3, 4]}')
-    section = {"source": {"kind": "npz", "path": "mine.npz"}, "partition": {"kind": "file", "path": "who.json"}}
+    section = {"source": {"kind": "npz", "path": str(tmp_path / "mine.npz")}, "partition": {"kind": "file", "path": "who.json"}}
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     assert DataSpec(**section).build(2, Streams(1)).train_sizes().tolist() == [2, 3]
     assert DataSpec(**section).shape_and_classes() == ((3,), 2)

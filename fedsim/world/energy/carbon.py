@@ -45,9 +45,9 @@ class ZoneSpec(Spec):
 
     name: str = Field(default="", max_length=200)
     share: float = Field(default=1.0, ge=0.0, le=1e6)
-    intensity: Annotated[list[GramsPerJoule] | None, BeforeValidator(_by_the_hour)] = Field(
-        default=None, min_length=24, max_length=24
-    )
+    intensity: Annotated[
+        list[GramsPerJoule] | None, BeforeValidator(_by_the_hour, json_schema_input_type=GramsPerJoule | list[GramsPerJoule])
+    ] = Field(default=None, min_length=24, max_length=24)
     file: str | None = None
     ahead: Seconds = 0.0
 
@@ -103,7 +103,8 @@ def _spelled_out(value: Any) -> Any:
     return value if isinstance(value, Spec) or (isinstance(value, dict) and "zones" in value) else {"zones": [value]}
 
 
-Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out)]
+_Zone = GramsPerJoule | list[GramsPerJoule] | ZoneSpec
+Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_type=CarbonSpec | _Zone | list[ZoneSpec])]
 
 
 def read_hours(path: Path, place: int) -> list[float]:

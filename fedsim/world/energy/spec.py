@@ -116,7 +116,9 @@ class EnergySpec(Spec):
         battery: None: all are plugged in.
     """
 
-    preset: Annotated[list[str] | None, BeforeValidator(_preset)] = Field(default=None, min_length=1)
+    preset: Annotated[list[str] | None, BeforeValidator(_preset, json_schema_input_type=str | list[str])] = Field(
+        default=None, min_length=1
+    )
     shares: list[float] | None = None
     idle: PowerDistribution | None = None
     idle_while: Literal["working", "there"] = "working"
