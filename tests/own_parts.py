@@ -61,7 +61,7 @@ class Satellite(Protocol):
     def weighs(self) -> bool:
         return True
 
-    def weight(self, streams: Streams, device: int, count: int, round_trip: float) -> float:
+    def weight(self, streams: Streams, device: int, count: int, round_trip: float, direction: str) -> float:
         return 0.5 if round_trip > 0.5 else 1.0
 
 

@@ -73,7 +73,8 @@ class Run:
         self._some_come_or_go = availability is not paths
         self.energy, batteries = None, None
         if scenario.energy is not None:
-            self.energy = scenario.energy.build(streams, spec.devices, scenario.network.places, root, capacity.powers())
+            places, overhead = scenario.network.places, self.network.overhead
+            self.energy = scenario.energy.build(streams, spec.devices, places, root, capacity.powers(), overhead)
             batteries = scenario.energy.batteries(self.energy, simulation, streams, self.population.arrival, paths, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)

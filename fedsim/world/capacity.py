@@ -18,6 +18,9 @@ from fedsim.world.device_kinds import DeviceKind
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
 _LEAST, _MOST = 1e-6, 1e12  # of each: nothing overflows in its unit
+KIND_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
+"""What energy is counted by, and the powers of a kind of device that say it."""
+
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
@@ -42,8 +45,7 @@ class Capacity:
         """What devices draw by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
         if self.which is None:
             return {}
-        names = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
-        return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in names.items()}
+        return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in KIND_POWERS.items()}
 
 
 class FedScaleCapacity(Spec):

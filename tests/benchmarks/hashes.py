@@ -1,12 +1,12 @@
-"""What must not change: the events and the models of every registered strategy, in three worlds.
+"""What must not change: the events and the models of every registered strategy, in four worlds.
 
     python -m tests.benchmarks.hashes                      # run all, compare with the table beside this file
     python -m tests.benchmarks.hashes fedavg local         # these alone
     python -m tests.benchmarks.hashes --write              # replace the table: only for a change that is meant, and says why
 
 ``star`` has disconnections and deadlines, ``tree`` newcomers, leavers and shifts of data, ``off`` 2,000 devices and no
-learning. The table ``hashes.json`` states the processor, torch and numba that it was made with: the bits of models hold for
-those; the events of ``off`` hold everywhere. Exit status 1 if anything differs.
+learning, ``flat`` batteries that run flat, and TCP. The table ``hashes.json`` states the processor, torch and numba that it was
+made with: the bits of models hold for those; the events of ``off`` hold everywhere. Exit status 1 if anything differs.
 """
 
 import argparse
@@ -107,14 +107,41 @@ WORLDS: dict[str, dict[str, Any]] = {
         "network": {"kind": "star", "server": {"down": "8 Mbit/s", "up": "4 Mbit/s"}, "device": _DEVICE},
         "stop": {"rounds": 8, "simulated_time": "1 day"},
     },
+    "flat": {
+        "seed": 14,
+        "learning": "off",
+        "data": {"source": "digits"},
+        "population": {
+            "devices": 200,
+            "samples": {"low": 20, "high": 200},
+            "speed": {"kind": "lognormal", "median": "40 samples/s", "spread": 2.0},
+            "availability": {"kind": "diurnal", "most": 0.8, "least": 0.3, "lasts": "10 min"},
+        },
+        "network": {"kind": "star", "protocol": "tcp", "server": {"down": "8 Mbit/s", "up": "4 Mbit/s"}, "device": _DEVICE},
+        "energy": {
+            "preset": ["smartphone-4g", "smartphone-wifi"],
+            "idle_while": "there",
+            "carbon": "400 g/kWh",
+            "battery": {
+                "capacity": {"kind": "uniform", "low": "50 J", "high": "400 J"},
+                "initial": {"kind": "uniform", "low": 0.1, "high": 1.0},
+                "charge": "2 W",
+                "charging": {"kind": "renewal", "mean_on": "5 min", "mean_off": "10 min"},
+            },
+        },
+        "stop": {"rounds": 8, "simulated_time": "1 day"},
+    },
 }
+
+
+_STATED = ("rounds", "events", "events_sha256", "models_sha256", "bytes", "accuracy", "energy")
 
 
 def fingerprint(kind: str, world: str) -> dict[str, Any]:
     """What a strategy's run in a world comes to."""
     sections = WORLDS[world] | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
     summary = asyncio.run(Job(fedsim.Scenario(**sections), None, Inline()).execute()).summary
-    return {name: summary[name] for name in ("rounds", "events", "events_sha256", "models_sha256", "bytes", "accuracy")}
+    return {name: summary[name] for name in _STATED if name in summary}
 
 
 def made_with() -> dict[str, str]:

@@ -145,9 +145,27 @@ class TestWeights:
 
     def test_they_are_lognormal(self) -> None:
         protocol, streams = Tcp(weight_spread=1.5), Streams(3)
-        logs = np.log([protocol.weight(streams, device, 0, 0.1) for device in range(4000)]) / math.log(1.5)
+        logs = np.log([protocol.weight(streams, device, 0, 0.1, "up") for device in range(4000)]) / math.log(1.5)
         assert abs(logs.mean()) < 0.05
         assert logs.std() == pytest.approx(1.0, abs=0.04)
+
+    def test_downloads_of_one_machine_take_turns(self) -> None:
+        """With a queue of 1 ms: 1/21 of the power at 20 ms, half at 1 ms, all on the spot; uploads are as they are."""
+        said, streams = {"kind": "tcp", "weight_spread": 2.0}, Streams(3)
+        taking, unlike = Tcp.model_validate(said), Tcp.model_validate(said | {"turns": None})
+        for round_trip, power in ((0.0, 1.0), (0.001, 0.5), (0.02, 1 / 21)):
+            whole = unlike.weight(streams, 7, 2, round_trip, "down")
+            assert unlike.weight(streams, 7, 2, round_trip, "up") == taking.weight(streams, 7, 2, round_trip, "up") == whole
+            assert taking.weight(streams, 7, 2, round_trip, "down") == pytest.approx(whole**power, rel=1e-12)
+        assert Fluid(weight_spread=2.0).turns is None
+
+    @KINDS
+    def test_a_client_whose_own_link_is_its_fair_share_gets_that(self, kind: Kind) -> None:
+        """The server's link of 24 Mbit/s and six downloads, one to a link of 4 Mbit/s: 2.09 s really, for each of them."""
+        rates = [2e6, 2e6, 5e5, 2e6, 1e6, 2e6]
+        world = StarWorld(rates, 3e6, [0.01] * 6, Tcp(slow_start=False))
+        flows = play(kind(world), [Send(0.0, 1e6, device=device, direction="down") for device in range(6)]).flows
+        assert [flow.ended for flow in flows] == pytest.approx([0.01 + 1e6 * 1514 / 1448 / 5e5] * 6, rel=0.02)
 
 
 class TestScenario:
@@ -163,7 +181,7 @@ class TestScenario:
     def test_of_the_user_s_own(self, small: dict[str, Any]) -> None:
         protocol = {"kind": "tests.own_parts:Satellite", "initial_window": 4}
         scenario = fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
-        assert scenario.network.protocol.weight(Streams(1), 0, 0, 0.6) == 0.5
+        assert scenario.network.protocol.weight(Streams(1), 0, 0, 0.6, "down") == 0.5
         assert 'kind = "tests.own_parts:Satellite"' in scenario.to_toml()
 
     @pytest.mark.parametrize(
@@ -171,7 +189,8 @@ class TestScenario:
         [
             ("tpc", r"network.protocol.kind is 'tpc'; allowed are fluid, tcp, or your own .* \(did you mean 'tcp'\?\)"),
             ({"kind": "tcp", "slowstart": True}, "unknown key 'slowstart'.*did you mean 'slow_start'"),
-            ({"kind": "tcp", "segment": "0 B"}, "a segment must carry something"),
+            ({"kind": "tcp", "segment": "0 B"}, r"segment.*must be above 0"),
+            ({"kind": "tcp", "turns": "0 s"}, r"turns.*must be above 0"),
             ({"kind": "tcp", "header": 66}, "a size needs its unit"),
             ({"kind": "tcp", "initial_window": 0}, "greater than or equal to 1"),
             ({"kind": "tcp", "weight_spread": 0.5}, "greater than or equal to 1"),

@@ -62,7 +62,7 @@ class Site:
         )
         network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.full(2, latency), math.inf, math.inf)
         self.availability: Availability = bounded(Until(off), population)
-        compute = Compute(Streams(1), 0.0, None, 2)
+        self.compute = compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
         self.following: Callable[[Task], tuple[Step, ...]] | None = None
         self.records: list[Record] = []
@@ -463,3 +463,21 @@ class TestDeadlineInDecimals:
         asyncio.run(simulation.run())
         assert ended[0].epochs == epochs
         assert simulation.now <= stop_at
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the look", "after it"])
+@pytest.mark.parametrize("at", [4.0, 8.0, 9.0])
+def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before: bool) -> None:
+    """Looks at 4, 8 and 16 s at a training of 30 s: whoever comes first at such a tick, the training is lost at it."""
+    site = Site()
+    site.compute.reach_s = 4.0
+
+    def off() -> None:
+        site.workforce.switch_off(0)
+
+    if before:
+        site.simulation.wake(("off", 0), at, off)
+    else:  # an alarm that is set when the look's is there already comes after it
+        site.simulation.wake(("set", 0), at - 0.5, lambda: site.simulation.wake(("off", 0), at, off) and None)
+    assert site.run(Train(Training("model", 3))) == [("train", at, "lost", 0)]
+    assert site.simulation.now == at

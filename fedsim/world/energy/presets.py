@@ -8,12 +8,12 @@ Idle is what a device draws by being on, its screen dark; all else comes on top 
   Wi-Fi 132.86 mW, 137.01 and 283.17 mW a Mbit/s down and up, tail 119.3 mW for 238 ms;
   LTE 1,288.04 mW, 51.97 and 438.39 mW a Mbit/s, tail 1,060 mW for 11.576 s.
 - Kim and Wu, "AutoFL", MICRO 2021: the CPUs of three phones on which they train draw at most 3.6 to 5.6 W.
-- chipwired.com, "How much power a Raspberry Pi uses" (a Raspberry Pi 4 with Bullseye, so 2021 to 2023): 2.35 W idle, 5.25 W
-  under load with Wi-Fi.
-- NVIDIA, power modes of the Jetson Nano (Linux for Tegra, 2019): 10 W with all cores, the default; 5 W with two.
-- Atwood, codinghorror.com, 9 April 2006: Wi-Fi under load adds 3 W to a laptop.
-- HotHardware, Dell XPS 13 (Skylake), 2015: the processor draws 0.75 W idle and 12.5 W under load.
+
+What is a kind of device as well draws what ``device_kinds.toml`` says of it, with sources there.
 """
+
+from fedsim.world.capacity import KIND_POWERS
+from fedsim.world.device_kinds import find_kind
 
 _WIFI = {
     "receive_w": 0.13286,
@@ -32,24 +32,21 @@ _LTE = {
     "tail_s": 11.576,
 }
 _PHONE = {"idle_w": 0.27, "compute_w": 4.0}  # computing: an estimate, within what AutoFL's phones draw at most
-_ALWAYS_AWAKE = {"receive_j_byte": 0.0, "send_j_byte": 0.0, "tail_w": 0.0, "tail_s": 0.0}
-
-PRESETS: dict[str, dict[str, float]] = {
-    "smartphone-wifi": _PHONE | _WIFI,
-    "smartphone-4g": _PHONE | _LTE,
-    # 2.9 W is for load and Wi-Fi together; what Wi-Fi takes of it is an estimate.
-    "raspberry-pi-4": _ALWAYS_AWAKE | {"idle_w": 2.35, "compute_w": 2.4, "receive_w": 0.5, "send_w": 0.5},
-    # Idle and Wi-Fi are estimates; computing is the rest of the 10 W.
-    "jetson-nano": _ALWAYS_AWAKE | {"idle_w": 2.0, "compute_w": 8.0, "receive_w": 0.5, "send_w": 0.5},
-    # Idle, its screen dark, is an estimate.
-    "laptop": _ALWAYS_AWAKE | {"idle_w": 5.0, "compute_w": 11.75, "receive_w": 3.0, "send_w": 3.0},
-}
-"""Name -> coefficients (``fedsim.records.energy.COEFFICIENTS``: W, J a byte, s)."""
+_PRESETS = {"smartphone-wifi": _PHONE | _WIFI, "smartphone-4g": _PHONE | _LTE}
 
 TITLES = {
     "smartphone-wifi": "a phone on Wi-Fi: measured in 2010 and 2012; computing is an estimate",
     "smartphone-4g": "a phone on LTE, whose radio stays awake for 11.6 s: measured in 2010 and 2012; computing is an estimate",
-    "raspberry-pi-4": "measured about 2022; the share of Wi-Fi is an estimate",
-    "jetson-nano": "its power mode of 10 W (2019); idle and Wi-Fi are estimates",
-    "laptop": "processor measured in 2015, Wi-Fi in 2006; idle is an estimate",
+    "raspberry-pi-4": "the kind of device of that name",
+    "jetson-nano": "the kind of device of that name",
+    "laptop": "the kind of device of that name",
 }
+"""Name -> what it is, of every preset."""
+
+
+def coefficients(name: str) -> dict[str, float]:
+    """What is drawn by a preset: ``fedsim.records.energy.COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
+    if name in _PRESETS:
+        return _PRESETS[name]
+    kind = find_kind(name, {}, "energy.preset")
+    return {draws: getattr(kind, key) for draws, key in KIND_POWERS.items()}

@@ -17,7 +17,7 @@ from fedsim.streams import Streams
 from fedsim.world.distributions import Distribution, TimeDistribution
 from fedsim.world.energy.batteries import Batteries, BatterySpec
 from fedsim.world.energy.carbon import DAY_S, Carbon
-from fedsim.world.energy.presets import PRESETS
+from fedsim.world.energy.presets import TITLES, coefficients
 from fedsim.world.energy.quantities import ByteEnergyDistribution, PowerDistribution
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def _preset(value: Any) -> Any:
     """One preset's name stands for a list of one."""
     names = [value] if isinstance(value, str) else value
     for name in names if isinstance(names, list) else ():
-        if name not in PRESETS:
-            hint = nearest(str(name), PRESETS)
-            raise PydanticCustomError("preset", "allowed are {names}{hint}", {"names": ", ".join(PRESETS), "hint": hint})
+        if name not in TITLES:
+            hint = nearest(str(name), TITLES)
+            raise PydanticCustomError("preset", "allowed are {names}{hint}", {"names": ", ".join(TITLES), "hint": hint})
     return names
 
 
@@ -107,7 +107,7 @@ class EnergySpec(Spec):
         compute: while it trains or tests, at full utilisation; slow phases take the same power for longer.
         utilisation: the part of ``compute`` that is drawn.
         receive, send: while a transfer lasts, its latency included.
-        receive_byte, send_byte: of each byte that arrives.
+        receive_byte, send_byte: of each byte on the wire, headers included (``[network] protocol``).
         tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next one begins.
         tail_lasts: how long that is.
         server, edge: what the server's side draws.
@@ -146,12 +146,19 @@ class EnergySpec(Spec):
         return self
 
     def build(
-        self, streams: Streams, devices: int, cells: int | None, root: Path | None, powers: dict[str, NDArray[Any]]
+        self,
+        streams: Streams,
+        devices: int,
+        cells: int | None,
+        root: Path | None,
+        powers: dict[str, NDArray[Any]],
+        overhead: float = 1.0,
     ) -> Energy:
         """What is drawn in a world of so many devices and ``cells`` (None where there are none).
 
         Draws from ``world/energy/...``; files are sought under ``root``. ``powers`` are those of the devices' kinds (W),
-        float64 [devices] each: they stand where there is no preset.
+        float64 [devices] each: they stand where there is no preset. A byte of payload is ``overhead`` bytes on the wire of a
+        device; joules a byte are counted by payload from here on.
 
         Raises:
             ScenarioError: there are no cells for ``edge``.
@@ -165,6 +172,8 @@ class EnergySpec(Spec):
             if said is not None:
                 columns[name] = said.by_device(f"energy.{key}", streams.generator(f"world/energy/{key}"), devices, root)
         columns["compute_w"] = columns["compute_w"] * self.utilisation
+        for name in ("receive_j_byte", "send_j_byte"):
+            columns[name] = columns[name] * overhead
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
         zones = [] if self.carbon is None else self.carbon.profiles(root, self.starts)
         columns["zone"] = np.zeros(devices, dtype=np.int64) if self.carbon is None else self.carbon.draw(streams, devices)
@@ -197,7 +206,8 @@ class EnergySpec(Spec):
     def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
         """The coefficients of each device's preset; zeros without one."""
         names = self.preset or []
-        table = [[PRESETS[name][key] for name in names] or [0.0] for key in _KEYS.values()]
+        drawn = [coefficients(name) for name in names] or [{}]
+        table = [[of.get(key, 0.0) for of in drawn] for key in _KEYS.values()]
         if len(names) < 2:
             return {key: np.full(devices, values[0]) for key, values in zip(_KEYS.values(), table, strict=True)}
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)

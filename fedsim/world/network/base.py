@@ -272,7 +272,7 @@ class Network(ABC):
         if not 0 <= size < math.inf:
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
-        wire, weight = size * self.overhead, self._weight(device) if self._weighs else 1.0
+        wire, weight = size * self.overhead, self._weight(device, direction) if self._weighs else 1.0
         flow = busy[device] = Flow(self._started, device, direction, size, now, done, wire=wire, weight=weight)
         self._started += 1
         latency = self._latency.item(device)
@@ -387,11 +387,11 @@ class Network(ABC):
                 self._sharing[direction].recap(own.id, own.wire, self._cap(own), now)
         self._changed.clear()
 
-    def _weight(self, device: int) -> float:
+    def _weight(self, device: int, direction: Direction) -> float:
         """Of the transfer that the device begins now. It depends on how many it has begun before, on no size and no other."""
         count = self._transfers.get(device, 0)
         round_trip = 2 * self._said_latency.item(device) + self._protocol.round_trip
-        weight = self._protocol.weight(self._streams, device, count, round_trip)
+        weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
         return weight
 
