@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
+from fedsim.analysis.series import Series, each_alone
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
@@ -18,17 +19,18 @@ _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do n
 
 
 @style.styled
-def draw_accuracy(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> Figure:
+def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
 
     Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
-    called after their folders unless ``names`` are given.
+    called after their folders, unless ``series`` has one for each, with its name and look.
 
     Raises:
         NothingToDrawError: none of the runs was evaluated.
         RunFolderError: a folder is damaged.
     """
-    curves = [read_curve(run) for run in runs]
+    series = each_alone(runs) if series is None else series
+    curves, looks = [read_curve(run) for run in runs], [one.number for one in series]
     if all(curve.empty for curve in curves):
         raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
     time = style.time_unit(max(curve["time"].max() for curve in curves if len(curve)))
@@ -36,15 +38,15 @@ def draw_accuracy(runs: Sequence[RunFolder], names: Sequence[str] | None = None)
 
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
-    _plot(panels[0], curves, "rounds", 1.0, "rounds aggregated")
-    _plot(panels[1], curves, "time", time.size, f"simulated time ({time.name})")
-    _plot(panels[2], curves, "bytes", size.size, f"moved, down and up ({size.name})")
+    _plot(panels[0], curves, looks, "rounds", 1.0, "rounds aggregated")
+    _plot(panels[1], curves, looks, "time", time.size, f"simulated time ({time.name})")
+    _plot(panels[2], curves, looks, "bytes", size.size, f"moved, down and up ({size.name})")
     _stretch_rounds(panels[0], curves)
     panels[0].set_ylabel("test accuracy (0 to 1)")
     if len(runs) == 1:
         figure.suptitle(style.headline(runs[0]))
     else:
-        _name_lines(figure, style.run_labels(runs, names), curves)
+        _name_lines(figure, series, curves)
     return figure
 
 
@@ -58,8 +60,8 @@ def read_curve(run: RunFolder) -> pd.DataFrame:
     return curve.dropna(subset="accuracy")
 
 
-def _plot(panel: Axes, curves: Sequence[pd.DataFrame], column: str, unit: float, label: str) -> None:
-    for number, curve in enumerate(curves):
+def _plot(panel: Axes, curves: Sequence[pd.DataFrame], looks: Sequence[int], column: str, unit: float, label: str) -> None:
+    for number, curve in zip(looks, curves, strict=True):
         line = _line(number, len(curve) <= _MARKED)
         panel.plot(curve[column] / unit, curve["accuracy"], **line)
         panel.plot(curve[column].tail(1) / unit, curve["accuracy"].tail(1), **line | {"marker": "o", "markersize": 6})
@@ -84,7 +86,7 @@ def _line(number: int, marked: bool) -> dict[str, Any]:
     return look | {"marker": "o" if marked else "", "markersize": 3.5}
 
 
-def _name_lines(figure: Figure, labels: Sequence[str], curves: Sequence[pd.DataFrame]) -> None:
-    handles = [Line2D([], [], **_line(number, True)) for number in range(len(labels))]
-    said = [label + ("" if len(curve) else " (not evaluated)") for label, curve in zip(labels, curves, strict=True)]
+def _name_lines(figure: Figure, series: Sequence[Series], curves: Sequence[pd.DataFrame]) -> None:
+    handles = [Line2D([], [], **_line(one.number, True)) for one in series]
+    said = [one.name + ("" if len(curve) else " (not evaluated)") for one, curve in zip(series, curves, strict=True)]
     style.legend_below(figure, handles, said)

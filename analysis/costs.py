@@ -1,5 +1,9 @@
-"""What accuracy costs: accuracy against bytes, simulated time and rounds, the seeds of one strategy as a band."""
+"""What accuracy costs: accuracy against bytes, simulated time and rounds, the seeds of one strategy as a band.
 
+More series than can be told apart have a small panel each, in which all others are pale lines.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +24,9 @@ from fedsim.records.reading import RunFolder
 _POINTS = 400  # of a band: more than pixels are of no use
 _UNLIKE = 8  # series whose axes end further apart than this factor do not fit on one linear axis
 _BAND = 0.2  # opacity
+_TOGETHER, _COLUMNS = 6, 6  # series in one panel, and panels beside each other where each has its own
 _WIDTH = 1.7  # of a line, in points
+_OTHERS = "#D0D0D0"
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
     Of several seeds the line is the mean and the band goes from the minimum to the maximum, between rounds on straight lines.
     It begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
-    Runs of one scenario are a series, unless ``series`` says which are.
+    Runs of one scenario are a series, unless ``series`` says which are. More than six have a panel each, by bytes and by time.
 
     Raises:
         NothingToDrawError: no scenario was run with several seeds, or none of the runs was evaluated.
@@ -59,11 +65,13 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     most = {name: max(curve[name][-1] for group in curves for curve in group) for name in ("bytes", "time")}
     size, time = style.bytes_unit(most["bytes"]), style.time_unit(most["time"])
 
+    axes = (("bytes", size.size, f"moved, down and up ({size.name})"), ("time", time.size, f"simulated time ({time.name})"))
+    if len(series) > _TOGETHER:
+        return _one_by_one(series, curves, axes)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
-    axes = (("bytes", size.size, f"moved, down and up ({size.name})"), ("time", time.size, f"simulated time ({time.name})"))
     for panel, (column, unit, label) in zip(panels, (*axes, ("rounds", 1.0, "rounds aggregated")), strict=True):
-        _plot(panel, curves, column, unit, label)
+        _plot(panel, curves, [one.number for one in series], column, unit, label)
     panels[0].set_ylabel("test accuracy (0 to 1)")
     _name_series(figure, series, curves)
     return figure
@@ -89,22 +97,68 @@ def _curve(run: RunFolder) -> dict[str, style.Floats]:
     return {str(name): column.to_numpy(float) for name, column in read_curve(run).items()}
 
 
-def _plot(panel: Axes, curves: Sequence[Sequence[dict[str, style.Floats]]], column: str, unit: float, label: str) -> None:
+def _one_by_one(
+    series: Sequence[Series], curves: Sequence[Sequence[dict[str, style.Floats]]], axes: Sequence[tuple[str, float, str]]
+) -> Figure:
+    """A small panel for each series, in its colour over those of all others; a block of them for each axis."""
+    rows = math.ceil(len(series) / _COLUMNS)
+    figure = Figure(figsize=(style.WIDTH_IN, len(axes) * (0.8 + 1.65 * rows)))
+    for block, (column, unit, label) in zip(figure.subfigures(len(axes), 1, squeeze=False).flat, axes, strict=True):
+        grid = block.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False)
+        bands = [band(group, column) if group else None for group in curves]
+        ends = [one.at[-1] for one in bands if one is not None and len(one.at) and one.at[-1] > 0]
+        is_log = max(ends, default=0.0) > _UNLIKE * min(ends, default=0.0)
+        for place, (panel, one) in enumerate(zip(grid.flat, series, strict=False)):
+            for drawn in bands:
+                if drawn is not None and drawn is not bands[place]:
+                    panel.plot(drawn.at / unit, drawn.mean, color=_OTHERS, linewidth=0.7)
+            if (own := bands[place]) is not None:
+                _draw_band(panel, own, one.number, unit, len(curves[place]) > 1)
+            nothing = "not evaluated" if own is None else "" if len(own.at) and own.at[-1] > 0 else "nothing counted"
+            panel.set_title(f"{one.name} ({nothing})" if nothing else one.name, fontsize=9)
+            panel.tick_params(labelsize=8)
+            if is_log:
+                panel.set_xscale("log")
+                panel.xaxis.set_major_formatter("{x:,g}")
+            else:
+                panel.set_xlim(left=0)
+                panel.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+        for panel in grid.flat[len(series) :]:
+            panel.set_visible(False)
+        block.supxlabel(f"{label}, log scale" if is_log else label, fontsize=11)
+        block.supylabel("test accuracy (0 to 1)", fontsize=11)
+    figure.suptitle("each line the mean of its seeds, its band from the lowest to the highest; grey: all others", fontsize=11)
+    return figure
+
+
+def _draw_band(panel: Axes, drawn: Band, number: int, unit: float, several: bool) -> None:
+    """A series' mean, with a dot at its end, and its range over several seeds."""
+    look = style.line_of(number, _WIDTH)
+    if several:
+        panel.fill_between(
+            drawn.at / unit, drawn.low, drawn.high, color=look["color"], alpha=_BAND, linewidth=0, gid=f"band-{number}"
+        )
+    panel.plot(drawn.at / unit, drawn.mean, gid=f"mean-{number}", **look)
+    panel.plot(drawn.at[-1:] / unit, drawn.mean[-1:], **look | {"marker": "o", "markersize": 6})
+
+
+def _plot(
+    panel: Axes,
+    curves: Sequence[Sequence[dict[str, style.Floats]]],
+    looks: Sequence[int],
+    column: str,
+    unit: float,
+    label: str,
+) -> None:
     ends = []
-    for number, group in enumerate(curves):
+    for number, group in zip(looks, curves, strict=True):
         if not group:
             continue
         drawn = band(group, column)
         if not len(drawn.at):
             continue
         ends.append(drawn.at[-1])
-        colour = style.line_of(number, _WIDTH)["color"]
-        if len(group) > 1:
-            panel.fill_between(
-                drawn.at / unit, drawn.low, drawn.high, color=colour, alpha=_BAND, linewidth=0, gid=f"band-{number}"
-            )
-        panel.plot(drawn.at / unit, drawn.mean, gid=f"mean-{number}", **style.line_of(number, _WIDTH))
-        panel.plot(drawn.at[-1:] / unit, drawn.mean[-1:], **style.line_of(number, _WIDTH) | {"marker": "o", "markersize": 6})
+        _draw_band(panel, drawn, number, unit, len(group) > 1)
     panel.set_xlabel(label)
     panel.grid(color=style.PALE, linewidth=1)
     if max(ends, default=0.0) > _UNLIKE * min(ends, default=1.0):
@@ -117,7 +171,7 @@ def _plot(panel: Axes, curves: Sequence[Sequence[dict[str, style.Floats]]], colu
 
 
 def _name_series(figure: Figure, series: Sequence[Series], curves: Sequence[Sequence[Any]]) -> None:
-    handles: list[Artist] = [Line2D([], [], **style.line_of(number, _WIDTH)) for number in range(len(series))]
+    handles: list[Artist] = [Line2D([], [], **style.line_of(one.number, _WIDTH)) for one in series]
     labels = [one.label + ("" if group else " (not evaluated)") for one, group in zip(series, curves, strict=True)]
     handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND))
     style.legend_below(figure, handles, [*labels, "from the lowest to the highest of the seeds; lines are means"])

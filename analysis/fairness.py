@@ -14,6 +14,7 @@ from matplotlib.transforms import Affine2DBase, ScaledTranslation
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
+from fedsim.analysis.series import Series, each_alone
 from fedsim.records.fairness import jain_over_time, outcomes_by_device, outcomes_by_group
 from fedsim.records.folder import DEVICES, EVENTS
 from fedsim.records.reading import RunFolder, as_list
@@ -95,17 +96,19 @@ _APART = 1.8  # points between lines that would lie on one another
 
 
 @style.styled
-def draw_fairness(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> Figure:
+def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Over rounds Jain's index of the selections and the waiting time of all devices; in total the selections of each.
 
     Waiting time is how long ago a device was last selected, or how old the run is if it never was: its mean, 90th percentile
     and maximum. Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time.
-    They are called after their folders unless ``names`` are given.
+    They are called after their folders, unless ``series`` has one for each, with its name and look.
 
     Raises:
         NothingToDrawError: none of the runs has a round with a selection.
         RunFolderError: a folder is damaged.
     """
+    series = each_alone(runs) if series is None else series
+    looks = [one.number for one in series]
     counts = [selections_of_devices(run) for run in runs]
     rounds = [int(run.summary["rounds"]) for run in runs]
     if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
@@ -117,21 +120,23 @@ def draw_fairness(runs: Sequence[RunFolder], names: Sequence[str] | None = None)
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     grid = figure.add_gridspec(2, 1)
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    _draw_over_rounds(above.subplots(1, 4, sharex=True), runs, clock, unit)
+    _draw_over_rounds(above.subplots(1, 4, sharex=True), runs, looks, clock, unit)
     devices, groups = below.subplots(1, 2)
-    _draw_devices(devices, counts, figure.dpi_scale_trans)
-    _draw_groups(groups, runs)
+    _draw_devices(devices, counts, looks, figure.dpi_scale_trans)
+    _draw_groups(groups, runs, looks)
     if len(runs) == 1:
         figure.suptitle(style.headline(runs[0]))
-    _draw_legend(figure, style.run_labels(runs, names))
+    _draw_legend(figure, series)
     return figure
 
 
-def _draw_over_rounds(panels: Sequence[Axes], runs: Sequence[RunFolder], clock: Clock, unit: style.Unit) -> None:
+def _draw_over_rounds(
+    panels: Sequence[Axes], runs: Sequence[RunFolder], looks: Sequence[int], clock: Clock, unit: style.Unit
+) -> None:
     jain, mean, tenth, longest = panels
     since = 1.0 if clock == "round" else unit.size
     end = max(float(run.summary["rounds" if clock == "round" else "simulated_s"]) for run in runs)
-    for number, run in enumerate(runs):
+    for number, run in zip(looks, runs, strict=True):
         look, waiting = style.line_of(number, _WIDTH), read_waiting(run, clock)
         at, index = read_jain(run, clock)
         jain.plot(at / unit.size, index, **look)
@@ -150,7 +155,7 @@ def _draw_over_rounds(panels: Sequence[Axes], runs: Sequence[RunFolder], clock: 
         panel.grid(color=style.PALE, linewidth=1)
 
 
-def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], inches: Affine2DBase) -> None:
+def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], looks: Sequence[int], inches: Affine2DBase) -> None:
     """Selections of each device, the most often selected at the left; populations of any size have one width.
 
     Counts are whole numbers and often the same: each line is shifted by a hair, so that all can be seen.
@@ -158,7 +163,7 @@ def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], inches: Affi
     for number, count in enumerate(counts):
         begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])  # a step a value: there are few, of any population
         edges = np.append(begins, len(count)) * (100 / len(count))
-        line = panel.stairs(count[begins], edges, baseline=None, **style.line_of(number, _WIDTH))
+        line = panel.stairs(count[begins], edges, baseline=None, **style.line_of(looks[number], _WIDTH))
         shift = _APART / 72 * (number - (len(counts) - 1) / 2)
         line.set_transform(panel.transData + ScaledTranslation(0, shift, inches))
     panel.set(
@@ -170,7 +175,7 @@ def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], inches: Affi
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _draw_groups(panel: Axes, runs: Sequence[RunFolder]) -> None:
+def _draw_groups(panel: Axes, runs: Sequence[RunFolder], looks: Sequence[int]) -> None:
     """Selections by the cluster or tier that a device was in at that time, those that were not valid hatched on top."""
     groups = [selections_of_groups(run) for run in runs]
     keys = sorted({key for counts in groups for key in counts}, key=lambda key: (key is None, key or 0))[:_GROUPS]
@@ -180,7 +185,7 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder]) -> None:
         for bar, number in enumerate(present):
             left = place + (bar - len(present) / 2) * width
             valid, failed = groups[number][key]
-            colour = style.SERIES[number % len(style.SERIES)]
+            colour = style.SERIES[looks[number] % len(style.SERIES)]
             panel.bar(left, valid, width * 0.92, align="edge", color=colour)
             pale = style.lighten(colour, 0.75)
             panel.bar(
@@ -198,9 +203,10 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder]) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _draw_legend(figure: Figure, labels: Sequence[str]) -> None:
+def _draw_legend(figure: Figure, series: Sequence[Series]) -> None:
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
     what = "not valid: slow, late, lost or cut off"
     failed = Patch(facecolor=style.PALE, edgecolor=style.GREY, hatch="//////", label=what)
-    handles = [Line2D([], [], **style.line_of(number, _WIDTH)) for number in range(len(labels))] if len(labels) > 1 else []
-    style.legend_below(figure, [*handles, age, failed], [*labels[: len(handles)], str(age.get_label()), what])
+    named = series if len(series) > 1 else ()
+    handles = [Line2D([], [], **style.line_of(one.number, _WIDTH)) for one in named]
+    style.legend_below(figure, [*handles, age, failed], [*(one.name for one in named), str(age.get_label()), what])

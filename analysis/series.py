@@ -20,10 +20,12 @@ class Series:
     Attributes:
         name: fit to be drawn.
         runs: one or more, of different seeds, in the order given.
+        number: which look it has (``style.line_of``), the same in all pictures of a page.
     """
 
     name: str
     runs: tuple[RunFolder, ...]
+    number: int = 0
 
     @property
     def label(self) -> str:
@@ -48,7 +50,13 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
         found.setdefault((scenario, seen[again]), []).append(run)
         seen[again] += 1
     members = list(found.values())
-    return [Series(name, tuple(part)) for name, part in zip(_names([part[0] for part in members]), members, strict=True)]
+    named = zip(_names([part[0] for part in members]), members, strict=True)
+    return [Series(name, tuple(part), number) for number, (name, part) in enumerate(named)]
+
+
+def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
+    """A series a run, called after its folder and strategy."""
+    return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, style.run_labels(runs), strict=True))]
 
 
 def _names(firsts: Sequence[RunFolder]) -> list[str]:

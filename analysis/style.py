@@ -210,13 +210,15 @@ def run_names(runs: Iterable[RunFolder]) -> list[str]:
     ]
 
 
-def run_labels(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> list[str]:
-    """What legends call runs: the names given, or those of ``run_names``, each with its strategy unless it says that itself."""
-    labels = []
-    for run, name in zip(runs, run_names(runs) if names is None else map(short, names), strict=True):
-        strategy = short(str(run.summary["strategy"]), 20)
-        labels.append(name if strategy.lower() in name.lower() else f"{name}: {strategy}")
-    return labels
+def run_labels(runs: Sequence[RunFolder]) -> list[str]:
+    """What legends call runs: the names of ``run_names``, each with its strategy unless it says that itself."""
+    return [with_strategy(name, run) for run, name in zip(runs, run_names(runs), strict=True)]
+
+
+def with_strategy(name: str, run: RunFolder) -> str:
+    """A name fit to be drawn, with the run's strategy unless it says that itself."""
+    shown, strategy = short(name), short(str(run.summary["strategy"]), 20)
+    return shown if strategy.lower() in shown.lower() else f"{shown}: {strategy}"
 
 
 def counted(count: int, word: str) -> str:

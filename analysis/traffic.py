@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.activity import read_activity
+from fedsim.analysis.series import Series
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
@@ -68,10 +69,10 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 @style.styled
-def draw_traffic_compared(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> Figure:
+def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """A bar a run: what it moved down, up and within the server's side and was of use, and what was wasted.
 
-    Runs are called after their folders unless ``names`` are given.
+    Runs are called after their folders, unless ``series`` has one for each, with its name.
 
     Raises:
         NothingToDrawError: none of the runs moved any bytes.
@@ -98,7 +99,7 @@ def draw_traffic_compared(runs: Sequence[RunFolder], names: Sequence[str] | None
         panel.annotate(
             _amount(total, wasted * unit.size), (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
         )
-    panel.set_yticks(range(len(runs)), style.run_names(runs) if names is None else list(map(style.short, names)))
+    panel.set_yticks(range(len(runs)), style.run_names(runs) if series is None else [one.name for one in series])
     panel.set_ylim(len(runs) - 0.5, -0.5)
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")

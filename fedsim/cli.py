@@ -292,7 +292,7 @@ def study_command(
     quiet: bool,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
-    from fedsim.compare.show import compare, compare_published, print_to
+    from fedsim.compare.show import claims_of, compare_published, print_short, print_to
     from fedsim.output.terminal import Console
     from fedsim.records.study_folder import PUBLISHED
     from fedsim.study.conduct import Conductor
@@ -312,9 +312,11 @@ def study_command(
     if outcome.interrupted:
         return INTERRUPTED
     if not quiet:
-        figures = out / PUBLISHED
-        print_to(Console(), compare([out])[:1] if read.spec.published is None else compare_published(out, figures))
-        say(f"written to {out}")
+        if read.spec.published is None:
+            print_short(Console(), [out])
+        else:
+            print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
+        say(f"written to {out}: compare.md and {'published.md have' if read.spec.published else 'paired.csv have'} all figures")
     return 1 if outcome.failed else 0
 
 
@@ -342,6 +344,7 @@ def study_command(
 )
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
+@click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file, as its ending says: .csv, .md."
 )
@@ -353,13 +356,18 @@ def compare_command(
     baseline: str | None,
     published: str | None,
     form: Any,
+    whole: bool,
     out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.compare.show import as_text, compare, compare_published, form_of, print_to, write_file
+    from fedsim.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
+    if published is None and chosen is None and not whole:
+        print_short(Console(), runs, targets, baseline, ledger)
+        say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
+        return
     if published is None:
         tables = compare(runs, targets, baseline, ledger)
     elif len(runs) == 1:

@@ -59,7 +59,7 @@ def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
     audited = call("audit", out)
     assert audited.exit_code == 0, audited.output
     assert "FAIL" not in audited.output
-    compared = call("compare", out, again, "--target", "0.2")
+    compared = call("compare", out, again, "--target", "0.2", "--all")
     assert compared.exit_code == 0
     assert "rounds to target" in compared.output
     assert call("compare", out, again, "--csv").output.startswith("run,strategy,seed,rounds")

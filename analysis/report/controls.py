@@ -87,7 +87,8 @@ def stage(place: int, name: str, block: str, grouped: bool) -> Markup:
 
 def _finder(name: str, text: str) -> Markup:
     field = el("input", type="text", name=name, inputmode="numeric", autocomplete="off")
-    return el("form", el("label", text, field), el("button", "show", type="submit"), data_find=name)
+    missed = el("output", class_="missed", role="alert")
+    return el("form", el("label", text, field), el("button", "show", type="submit"), missed, data_find=name)
 
 
 def key(found: Sequence[TimelineData]) -> Markup:

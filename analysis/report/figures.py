@@ -17,26 +17,46 @@ from fedsim.records.reading import RunFolder
 _ALMOST_WHITE = 250
 _DPI = 160  # 13 inches are 2,080 pixels, and are shown on 1,300 at most
 _OVER_SEEDS = ("costs", "energy", "traffic-purposes")
+_SAID_BY_MEANS = ("accuracy", "traffic-compared")  # of single runs; over seeds ``costs`` and ``traffic-purposes`` say it
 
 
-def of_run(run: RunFolder) -> Iterator[Markup]:
-    """What can be drawn of one run; its timeline is not among it, which the page draws itself."""
+def key_of(run: RunFolder) -> str:
+    """The picture that a run's page begins with: what accuracy it reached, or, without learning, what it moved."""
+    return "traffic" if all(row["accuracy"] is None for row in run.rounds) else "accuracy"
+
+
+def key_figure(run: RunFolder) -> Iterator[Markup]:
+    """That picture, without a heading."""
+    name = key_of(run)
+    found = _drawn(OF_ONE[name], run) if name in OF_ONE else _drawn(OF_SEVERAL[name], [run])
+    yield from list(found)[1:]
+
+
+def of_run(run: RunFolder, but: str = "") -> Iterator[Markup]:
+    """What can be drawn of one run, ``but`` one picture; its timeline is not among it, which the page draws itself."""
     for name, kind in OF_ONE.items():
-        if name != "timeline":
+        if name not in ("timeline", but):
             yield from _drawn(kind, run)
 
 
-def of_all(runs: Sequence[RunFolder], names: Sequence[str], series: Sequence[Series]) -> Iterator[Markup]:
+def of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
     """What can be drawn of one run or of several side by side.
 
     Args:
-        runs: those that are drawn one by one.
-        names: what to call them.
-        series: those of which the means over seeds are drawn.
+        alone: runs that are drawn one by one, a series each.
+        series: those of which the means over seeds are drawn, with all their runs.
+        but: a picture that is drawn elsewhere.
     """
     every = [run for one in series for run in one.runs]
+    runs = [run for one in alone for run in one.runs]
+    over_seeds = any(len(one.runs) > 1 for one in series)
     for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
-        yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, names)))
+        if name == but:
+            continue
+        if name in _OVER_SEEDS:
+            yield from _drawn(OF_SEVERAL[name], every, series)
+        elif not (over_seeds and name in _SAID_BY_MEANS):
+            yield from _drawn(OF_SEVERAL[name], runs, alone)
 
 
 def _drawn(kind: Kind, *what: Any) -> Iterator[Markup]:

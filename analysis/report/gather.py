@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
 from fedsim.analysis.series import Series
 from fedsim.errors import RunFolderError
@@ -12,8 +13,10 @@ from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
     from fedsim.compare.lines import Line, Lines
+    from fedsim.compare.table import Comparison
 
-MOST_IN_DETAIL = 6  # each has a timeline and several pictures; more would make the page long and large
+MOST_SHOWN = 60  # each has a timeline, and tables of its rounds and devices, and can be chosen
+MOST_DRAWN = 6  # each has several pictures as well, which take a second or two
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,13 @@ class Shown:
         run: its folder.
         name: what to call it, fit for the page.
         line: the line of the comparison that it belongs to.
+        drawn: whether it has pictures of its own.
     """
 
     run: RunFolder
     name: str
     line: "Line"
+    drawn: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,41 @@ class Subject:
     """What a report is about.
 
     Attributes:
-        lines: what is compared, with all runs.
+        comparison: all lines, with the figures of all their runs.
+        order: the places of the lines, the best first; as they were given where nothing ranks them.
         runs: all runs, in the order of the lines.
-        shown: the runs shown in detail: the first of each line, then others.
+        shown: the runs that can be chosen on the page: the first of each line, the best line first, then others.
         title: what to call all of it.
+        about: what the studies say that they show.
     """
 
-    lines: "Lines"
+    comparison: "Comparison"
+    order: tuple[int, ...]
     runs: tuple[RunFolder, ...]
     shown: tuple[Shown, ...]
     title: str
+    about: str
+
+    @property
+    def lines(self) -> "Lines":
+        """What is compared, with all runs."""
+        return self.comparison.lines
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The look of each line, by its place: the best have the clearest ones (``style.line_of``)."""
+        return {place: rank for rank, place in enumerate(self.order)}
 
     @property
     def series(self) -> list[Series]:
-        """The lines that have runs, with the runs of all their seeds."""
-        return [Series(_line_name(line), line.runs) for line in self.lines.lines if line.runs]
+        """The lines that have runs, with the runs of all their seeds, the best first."""
+        lines = self.lines.lines
+        return [Series(_line_name(lines[at]), lines[at].runs, rank) for rank, at in enumerate(self.order) if lines[at].runs]
+
+    def alone(self, most: int) -> list[Series]:
+        """Some of the runs that are shown as a series each, the first ones."""
+        rank = {id(self.lines.lines[place]): number for place, number in self.numbers.items()}
+        return [Series(style.with_strategy(one.name, one.run), (one.run,), rank[id(one.line)]) for one in self.shown[:most]]
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:
@@ -60,17 +85,26 @@ def gather(paths: Sequence[str | Path]) -> Subject:
         RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study is done.
     """
     from fedsim.compare.lines import read_lines
+    from fedsim.compare.table import Comparison
+    from fedsim.records.study_folder import is_study, read_index
 
     lines = read_lines(paths)
     runs = tuple(run for line in lines.lines for run in line.runs)
     if not runs:
         names = ", ".join(repr(str(path)) for path in paths)
         raise RunFolderError(f"{names} has no run yet that is done, so there is nothing to report")
-    own = [(line, run) for line in lines.lines for run in line.runs]
-    first = [(line, line.runs[0]) for line in lines.lines if line.runs]
-    rest = [pair for pair in own if pair not in first] if lines.are_runs else []
-    shown = tuple(Shown(run, _name(line, run), line) for line, run in [*first, *rest][:MOST_IN_DETAIL])
-    return Subject(lines, runs, shown, _title([Path(path) for path in paths], runs))
+    comparison = Comparison(lines)
+    ranked = [] if lines.are_runs else [place for one in comparison.answers() for place in one.order]
+    order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))
+    by_seed = [list(enumerate(lines.lines[place].runs)) for place in order]
+    pairs = sorted(((at, rank, run) for rank, own in enumerate(by_seed) for at, run in own), key=lambda one: one[:2])
+    shown = tuple(
+        Shown(run, _name(line := lines.lines[order[rank]], run), line, place < MOST_DRAWN)
+        for place, (_, rank, run) in enumerate(pairs[:MOST_SHOWN])
+    )
+    folders = [Path(path) for path in paths]
+    about = " ".join(plain(read_index(path).about, 2000) for path in folders if is_study(path))
+    return Subject(comparison, order, runs, shown, _title(folders, runs), about)
 
 
 def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:

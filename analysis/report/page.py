@@ -10,7 +10,7 @@ from fedsim.analysis.report.gather import Subject
 from fedsim.analysis.report.markup import Markup, data_block, el, join, plain
 from fedsim.version import __version__
 
-SCRIPTS = ("clock", "columns", "lanes", "curves", "words", "marks", "drawing", "controls", "timeline", "page")
+SCRIPTS = ("clock", "columns", "lanes", "curves", "words", "marks", "drawing", "controls", "timeline", "tables", "page")
 
 
 def build(subject: Subject) -> str:
@@ -20,7 +20,7 @@ def build(subject: Subject) -> str:
         RunFolderError: a folder is damaged.
     """
     several = len(subject.runs) > 1
-    parts = [sections.comparison(subject) if several else sections.in_short(subject.shown[0])]
+    parts = [sections.answer(subject), *sections.comparison(subject)] if several else [sections.in_short(subject.shown[0])]
     parts.append(sections.timelines(subject.shown))
     parts += [sections.details(place, shown, several) for place, shown in enumerate(subject.shown)]
     return _frame(subject.title, join(_header(subject, several), el("main", *parts), _footer()))
@@ -63,11 +63,18 @@ def _header(subject: Subject, several: bool) -> Markup:
     first = runs[0].summary
     if several:
         strategies = list(dict.fromkeys(words.strategy_name(str(run.summary["strategy"])) for run in runs))
-        about = f"{len(runs)} runs: {plain(', '.join(strategies), 160)}"
+        lines = [line for line in subject.lines.lines if line.runs]
+        of = f" of {len(lines)} variants" if len(lines) < len(runs) else ""
+        about = f"{len(runs)} runs{of}: {plain(', '.join(strategies), 160)}"
     else:
         about = f"{plain(words.strategy_name(str(first['strategy'])), 60)}, seed {first['seed']}"
-    links = [("summary", "Comparison" if several else "In short"), ("timeline", "Timeline")]
-    links += [(f"run-{place}", shown.name if several else "Pictures and tables") for place, shown in enumerate(subject.shown)]
+    links = [("summary", "In short")]
+    links += [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")] if several else []
+    links += [("timeline", "Timeline")]
+    few = len(subject.shown) <= sections.AT_ONCE
+    links += [
+        (f"run-{place}", shown.name if several else "Pictures and tables") for place, shown in enumerate(subject.shown) if few
+    ]
     entries = [el("li", el("a", text, href=f"#{where}")) for where, text in links]
     return join(
         el("header", el("h1", subject.title), el("p", about, class_="soft")),

@@ -5,9 +5,11 @@ from typing import Any
 
 import tomli_w
 
+from fedsim.analysis import style
 from fedsim.analysis.report import columns, figures, tables, words
+from fedsim.analysis.report.answer import answers
 from fedsim.analysis.report.controls import key, stage
-from fedsim.analysis.report.gather import Shown, Subject
+from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, el, plain, visible
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.series import Series
@@ -16,12 +18,18 @@ from fedsim.records.reading import RunFolder
 
 _MOST_LANES = 3000  # of all timelines of a page, like the next one: what keeps it small, and fluid in a browser
 _MOST_STEPS = 1_000_000
+AT_ONCE = 2  # timelines, of more runs
+_HINT = (
+    "A dot is the mean of the seeds, its line the 95 % interval (Student's t), a small tick a seed. Two are compared seed by "
+    "seed in the same worlds; each comparison stands alone: the best of many looks a little better than it is."
+)
 _LONGEST = 3000  # characters of a scenario in words; only hostile ones are longer
 
 
 def in_short(shown: Shown) -> Markup:
-    """One run: its headline numbers, and its scenario in words."""
-    return el("section", el("h2", "In short", id="summary"), _tiles(shown.run), *_scenario(shown.run))
+    """One run: its headline numbers, its key figure, and its scenario in words."""
+    head = el("h2", "In short", id="summary")
+    return el("section", head, _tiles(shown.run), *figures.key_figure(shown.run), *_scenario(shown.run))
 
 
 def _tiles(run: RunFolder) -> Markup:
@@ -61,52 +69,74 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", visible(text), tabindex="0"))
 
 
-def comparison(subject: Subject) -> Markup:
-    """Several runs: the scenario, what differs, their figures side by side, and the pictures of all."""
-    from fedsim.compare.table import Comparison
+def answer(subject: Subject) -> Markup:
+    """Several runs: which is the best by what, by how much, and how sure that is."""
+    lines = subject.lines.lines
+    colours = {place: str(style.line_of(number, 1.0)["color"]) for place, number in subject.numbers.items()}
+    done, planned = sum(len(line.runs) for line in lines), sum(line.planned for line in lines)
+    part = el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft") if done < planned else None
+    found = subject.comparison.answers()
+    hint = _HINT if any(line.planned > 1 for line in lines) else "Each is one run, so nothing says how sure that is."
+    return el(
+        "section",
+        el("h2", "In short", id="summary"),
+        el("p", subject.about) if subject.about else None,
+        part,
+        *answers(found, colours),
+        el("p", hint, class_="soft"),
+    )
 
+
+def comparison(subject: Subject) -> Iterator[Markup]:
+    """Several runs: the pictures of all, the scenario and what differs, and their figures side by side."""
+    yield el("section", el("h2", "Pictures", id="pictures"), *_pictures(subject))
     firsts = {id(shown.line): shown for shown in reversed(subject.shown)}
     lines = [firsts[id(line)] for line in subject.lines.lines if id(line) in firsts]
     differing = tables.differing([shown.run for shown in lines], [shown.name for shown in lines])
     said = f"That is {lines[0].name}." if differing else "All runs have this scenario, with seeds of their own."
-    return el(
-        "section",
-        el("h2", "Comparison", id="summary"),
-        *_scenario(lines[0].run),
-        el("p", said, class_="soft"),
-        differing,
-        *(part for table in Comparison(subject.lines).tables() for part in tables.comparison(table)),
-        *_pictures(subject),
-    )
+    head = el("h2", "Scenario", id="scenario")
+    yield el("section", head, *_scenario(lines[0].run), el("p", said, class_="soft"), differing)
+    parts = (part for table in subject.comparison.tables() for part in tables.comparison(table, subject.order))
+    yield el("section", el("h2", "Tables", id="tables"), *parts)
 
 
 def _pictures(subject: Subject) -> Iterator[Markup]:
-    shown = subject.shown
-    yield from figures.of_all([one.run for one in shown], [one.name for one in shown], subject.series)
-    if len(shown) < len(subject.runs):
-        text = (
-            f"Here and below {len(shown)} of {len(subject.runs)} runs are shown one by one, the first of each line; means are "
-            "over all of them. fedsim report RUN shows any other."
-        )
-        yield el("p", text, class_="soft")
+    few = min(len(subject.shown), MOST_DRAWN)
+    yield from figures.of_all(subject.alone(few), subject.series)
+    if few < len(subject.runs):
+        text = f"Where single runs are drawn, they are {few} of {len(subject.runs)}: the first of the best. "
+        yield el("p", f"{text}Means are over all of them.", class_="soft")
 
 
 def timelines(shown: tuple[Shown, ...]) -> Markup:
-    """What each device did when, for each run that is shown."""
-    found = [read_timeline(one.run, _MOST_LANES // len(shown), _MOST_STEPS // len(shown)) for one in shown]
-    parts: list[Markup] = [el("h2", "Timeline", id="timeline"), key(found)]
+    """What each device did when, for each run that can be chosen."""
+    at_once = min(len(shown), AT_ONCE)
+    found = [read_timeline(one.run, _MOST_LANES // at_once, _MOST_STEPS // len(shown)) for one in shown]
+    parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
+    parts += _chooser(shown) if len(shown) > at_once else []
+    parts.append(key(found))
     if len(shown) > 1:
         box = el("input", type="checkbox", name="together", checked=True)
         parts.append(el("p", el("label", box, " all timelines show the same span of simulated time")))
     parts.append(el("noscript", el("p", "The timeline needs JavaScript; python -m analysis RUN draws one as a picture.")))
     for place, (one, data) in enumerate(zip(shown, found, strict=True)):
         block = _block(place)
-        if len(shown) > 1:
-            parts.append(el("h3", one.name))
-        parts.append(el("p", _lanes_in_words(data.header, len(data.columns["device"])), class_="soft"))
-        parts.append(stage(place, one.name, block, bool(data.header["groups"])))
-        parts.append(data_block(block, {"header": data.header, "packed": columns.pack(data.columns)}))
+        own = [el("h3", one.name)] if len(shown) > 1 else []
+        own.append(el("p", _lanes_in_words(data.header, len(data.columns["device"])), class_="soft"))
+        own.append(stage(place, one.name, block, bool(data.header["groups"])))
+        own.append(data_block(block, {"header": data.header, "packed": columns.pack(data.columns)}))
+        parts.append(el("div", *own, data_run=place))
     return el("section", *parts)
+
+
+def _chooser(shown: tuple[Shown, ...]) -> Iterator[Markup]:
+    """Which runs the timelines and what follows them are of."""
+    beside = next((place for place, one in enumerate(shown) if place and one.line is not shown[0].line), 1)
+    for name, text, chosen in (("first", "run ", 0), ("second", "beside it ", beside)):
+        options = [el("option", one.name, value=place, selected=place == chosen) for place, one in enumerate(shown)]
+        none = [el("option", "none", value="")] if name == "second" else []
+        yield el("label", text, el("select", *none, *options, name=f"{name}-run"), class_="chooser")
+    yield el("p", f"{len(shown)} runs can be chosen, the best first; what follows here is of those that are.", class_="soft")
 
 
 def _block(place: int) -> str:
@@ -121,13 +151,22 @@ def _lanes_in_words(header: dict[str, Any], lanes: int) -> str:
 
 
 def details(place: int, shown: Shown, several: bool) -> Markup:
-    """One run's pictures, and the table of its rounds."""
+    """One run's pictures, and the tables of its devices and rounds."""
     run = shown.run
+    block = _block(place)
+    key_of = "" if several else figures.key_of(run)
+    pictures = list(figures.of_run(run, key_of)) if shown.drawn else []
+    if not several:
+        series = [Series(shown.name, (run,))]
+        pictures += figures.of_all(series, series, key_of)
+    hint = "It has no pictures here: fedsim report, called with its folder, draws them." if not shown.drawn else None
     return el(
         "section",
         el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
         _tiles(run) if several else None,
-        *figures.of_run(run),
-        *(() if several else figures.of_all([run], [shown.name], [Series(shown.name, (run,))])),
-        tables.rounds(run, _block(place)),
+        *pictures,
+        el("p", hint, class_="soft") if hint else None,
+        tables.devices(run, block),
+        tables.rounds(run, block),
+        data_run=place,
     )

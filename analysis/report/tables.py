@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
 
 from fedsim.analysis import style
+from fedsim.analysis.activity import read_activity
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
-from fedsim.language.units import show_bytes, show_seconds
+from fedsim.language.units import show_bytes, show_joules, show_seconds
+from fedsim.records.folder import DEVICES, TRANSFERS
 from fedsim.records.reading import RunFolder
 from fedsim.tables import flat
 
@@ -19,47 +23,133 @@ _MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the las
 _FEW_DIFFERENCES, _MOST_DIFFERENCES = 8, 60
 
 
-def comparison(table: "Table", level: str = "h3") -> Iterator[Markup]:
+def comparison(table: "Table", order: Sequence[int], level: str = "h3") -> Iterator[Markup]:
     """A comparison as a table a topic, with what says which row it is, and the notes.
 
-    Columns in which no row has anything are left out.
+    Columns in which no row has anything are left out. Rows stand in the ``order`` of the lines, where the table has them all.
     """
+    rows = list(order) if len(order) == len(table.columns[0].cells) else list(range(len(table.columns[0].cells)))
     who = [column for column in table.columns if not column.topic]
     rest = [column for column in table.columns if column.topic]
     for topic in dict.fromkeys(column.topic for column in rest):
         own = [column for column in rest if column.topic == topic and any(cell is not None for cell in column.cells)]
         if own:
             yield el(level, f"{topic[:1].upper()}{topic[1:]}")
-            yield _columns([*who, *own])
+            yield _columns([*who, *own], rows)
     yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
 
 
-def _columns(columns: Sequence["Column"]) -> Markup:
+def _columns(columns: Sequence["Column"], order: Sequence[int]) -> Markup:
     from fedsim.compare.text import shown
 
-    heads = [column.head for column in columns]
     words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
-    rows = [
-        [plain(shown(cell, column)) for cell, column in zip(cells, columns, strict=True)]
-        for cells in zip(*(column.cells for column in columns), strict=True)
-    ]
-    return grid(heads, rows, words)
+    best = [column.best_cells for column in columns]
+    rows = []
+    for row in order:
+        cells = [Cell(plain(shown(column.cells[row], column)), _plain_value(column.cells[row])) for column in columns]
+        rows.append([cell._replace(best=row in own) for cell, own in zip(cells, best, strict=True)])
+    return grid([column.head for column in columns], rows, words)
 
 
-def grid(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool], caption: str | None = None) -> Markup:
-    """A table; ``words`` says which columns are text, and the first is the head of its row."""
+def _plain_value(cell: object) -> float | None:
+    mean = getattr(cell, "mean", cell)
+    return float(mean) if isinstance(mean, int | float) else None
+
+
+class Cell(NamedTuple):
+    """A cell of a table: what stands in it, the number that it is sorted by, and whether it is the best of its column."""
+
+    text: str
+    value: float | None = None
+    best: bool = False
+
+
+def grid(
+    heads: Sequence[str], rows: Sequence[Sequence[str | Cell]], words: Sequence[bool], caption: str | None = None
+) -> Markup:
+    """A table that a reader can sort by any column; ``words`` says which are text, and the first is the head of its row."""
     looks = ["text" if word else None for word in words]
     head = el("tr", *(el("th", text, scope="col", class_=look) for text, look in zip(heads, looks, strict=True)))
-    body = [
-        el(
-            "tr",
-            el("th", row[0], scope="row", class_=looks[0]),
-            *(el("td", text, class_=look) for text, look in zip(row[1:], looks[1:], strict=True)),
+    body = []
+    for row in rows:
+        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+        body.append(
+            el("tr", *(_cell(cell, look, place == 0) for place, (cell, look) in enumerate(zip(cells, looks, strict=True))))
         )
-        for row in rows
-    ]
     title = el("caption", caption) if caption else None
-    return el("div", el("table", title, el("thead", head), el("tbody", *body)), class_="wide", tabindex="0")
+    table = el("table", title, el("thead", head), el("tbody", *body), class_="sortable" if len(rows) > 1 else None)
+    return el("div", table, class_="wide", tabindex="0")
+
+
+def _cell(cell: Cell, look: str | None, is_head: bool) -> Markup:
+    value = None if cell.value is None else f"{cell.value:.9g}"
+    text = el("strong", cell.text) if cell.best else cell.text
+    return el("th" if is_head else "td", text, scope="row" if is_head else None, class_=look, data_v=value)
+
+
+_MOST_DEVICES = 200
+_ENDINGS = {"late": "late", "lost": "lost", "left": "left", "battery": "flat", "memory": "no room", "stopped": "cut off"}
+
+
+def devices(run: RunFolder, timeline: str) -> Markup | None:
+    """What each device that worked did and wasted, who wasted most on top; its number shows it in the timeline."""
+    found = read_devices(run)
+    if found.empty:
+        return None
+    endings = [name for name in _ENDINGS if found[name].any()]
+    optional = [name for name in ("group", "accuracy", "joules") if found[name].notna().any()]
+    heads = ["device", "speed (samples/s)", "samples", "tasks", *(_ENDINGS[name] for name in endings)]
+    heads += ["worked", "of it wasted", "share wasted", "moved", *(_OF_DEVICES[name] for name in optional)]
+    rows = []
+    for row in found.head(_MOST_DEVICES).to_dict("records"):
+        share = row["wasted_s"] / row["worked_s"] if row["worked_s"] else 0.0
+        button = el("button", str(row["device"]), type="button", data_device=row["device"], data_timeline=timeline)
+        cells = [Cell(button, row["device"]), Cell(f"{row['speed']:.3g}", row["speed"]), _count(row["samples"])]
+        cells += [_count(row[name]) for name in ("tasks", *endings)]
+        cells += [Cell(show_seconds(row[name]), row[name]) for name in ("worked_s", "wasted_s")]
+        cells += [Cell(f"{share:.0%}", share), Cell(show_bytes(row["bytes"]), row["bytes"])]
+        cells += [_of_device(name, row[name]) for name in optional]
+        rows.append(cells)
+    part = f" The {_MOST_DEVICES} of {len(found):,} that wasted most are shown." if len(found) > _MOST_DEVICES else ""
+    caption = f"One row a device that worked, who wasted most on top; its number shows it in the timeline.{part}"
+    late = f", {int((found[endings].sum(axis=1) > 0).sum()):,} of them with a task that was wasted" if endings else ""
+    table = grid(heads, rows, [False] * len(heads), caption)
+    return el("details", el("summary", f"Table of {len(found):,} devices{late}"), table)
+
+
+_OF_DEVICES = {"group": "last group", "accuracy": "accuracy (0-1)", "joules": "energy"}
+
+
+def read_devices(run: RunFolder) -> pd.DataFrame:
+    """A row a device that worked, who wasted most first.
+
+    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy`` and ``joules`` as in the devices' table; ``tasks``, and
+    how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its ``bytes``.
+    """
+    activity = read_activity(run)
+    steps = activity.steps.assign(length=activity.steps["end"] - activity.steps["start"])
+    of_tasks = steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)
+    rows = pd.DataFrame({"tasks": of_tasks.sum(axis=1)})
+    for name in _ENDINGS:
+        rows[name] = of_tasks.get(name, 0)
+    rows["worked_s"] = steps.groupby("device")["length"].sum()
+    rows["wasted_s"] = steps[steps["outcome"] != "done"].groupby("device")["length"].sum()
+    moved = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas().dropna(subset="device")
+    rows["bytes"] = moved.groupby("device")["delivered"].sum()
+    population = run.table(DEVICES).to_pandas().set_index("device")
+    facts = ["speed", "samples", "group", "accuracy", "joules"]
+    rows = rows.fillna(0.0).join(population.reindex(columns=facts))
+    return rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable").rename_axis("device").reset_index()
+
+
+def _count(value: float) -> Cell:
+    return Cell(f"{int(value):,}", value)
+
+
+def _of_device(name: str, value: float | None) -> Cell:
+    if value is None or math.isnan(value):
+        return Cell(_NOTHING)
+    return Cell(show_joules(value) if name == "joules" else f"{value:.4f}" if name == "accuracy" else f"{value:.0f}", value)
 
 
 def rounds(run: RunFolder, timeline: str) -> Markup | None:
@@ -83,17 +173,14 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
     measured = [(key, head) for key, head in optional if any(row.get(key) is not None for row in rows)]
     heads = ["round", "ended at", "lasted", *(head for _, head in measured)]
     heads += ["selected", "valid", "slow", "disconnected", "down", "up"]
-    body = [
-        [
-            el("button", str(rows[place]["round"]), type="button", data_round=rows[place]["round"], data_timeline=timeline),
-            show_seconds(rows[place]["time"]),
-            show_seconds(max(0.0, rows[place]["time"] - ends[place])),
-            *(_number(rows[place][key]) + (" (best)" if key == "accuracy" and place == best else "") for key, _ in measured),
-            *(_number(rows[place][key]) for key in ("selected", "valid", "slow", "disconnected")),
-            *(show_bytes(rows[place][key]) for key in ("bytes_down", "bytes_up")),
-        ]
-        for place in shown
-    ]
+    body = []
+    for place in shown:
+        row, lasted = rows[place], max(0.0, rows[place]["time"] - ends[place])
+        button = el("button", str(row["round"]), type="button", data_round=row["round"], data_timeline=timeline)
+        cells = [Cell(button, row["round"]), Cell(show_seconds(row["time"]), row["time"]), Cell(show_seconds(lasted), lasted)]
+        cells += [Cell(_number(row[key]), row[key], key == "accuracy" and place == best) for key, _ in measured]
+        cells += [Cell(_number(row[key]), row[key]) for key in ("selected", "valid", "slow", "disconnected")]
+        body.append([*cells, *(Cell(show_bytes(row[key]), row[key]) for key in ("bytes_down", "bytes_up"))])
     part = (
         ""
         if len(shown) == len(rows)

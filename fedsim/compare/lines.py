@@ -21,6 +21,7 @@ class Line:
         planned: how many runs there should be.
         point: the grid's keys and their values, of a variant in a study with a grid.
         study: where it comes from; empty for a single run.
+        reference: whether it is there for comparison only: training on pooled data, say.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Line:
     planned: int = 1
     point: tuple[tuple[str, Any], ...] = ()
     study: str = ""
+    reference: bool = False
 
     @property
     def longer_name(self) -> str:
@@ -116,7 +118,7 @@ def _line_of(path: Path, variant: IndexedVariant) -> Line:
     """A variant of the study at ``path``, with those of its runs that are done."""
     folders = [path / run.folder for run in variant.runs]
     runs = tuple(RunFolder(folder) for folder in folders if is_done(folder))
-    return Line(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name)
+    return Line(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name, variant.reference)
 
 
 def _told_apart(lines: list[Line]) -> list[Line]:

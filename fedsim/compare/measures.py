@@ -14,6 +14,8 @@ from fedsim.records.reading import RunFolder
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
+Best = Literal["least", "most"] | None
+
 Values = dict[str, float | int | None]
 
 
@@ -25,13 +27,25 @@ class Measure:
         name: what it is; different for each.
         unit: what it is counted in; empty for a plain count.
         topic: beside which others it is shown.
-        is_cost: whether ratios of it mean something: how many times as long, or as much.
+        is_cost: whether ratios of it mean something: how many times as long, or as much. The least is the best.
+        more_is_better: whether the most is the best.
     """
 
     name: str
     unit: str
     topic: Topic
     is_cost: bool = False
+    more_is_better: bool = False
+
+    @property
+    def most(self) -> float:
+        """What it can be at most; at least it is 0."""
+        return 1.0 if self.unit == "0-1" else math.inf
+
+    @property
+    def best(self) -> Best:
+        """Which of several is the best: the least of costs and waste, the most of accuracies; else there is none."""
+        return "most" if self.more_is_better else "least" if self.is_cost or self.topic == "wasted" else None
 
     @property
     def head(self) -> str:
@@ -40,10 +54,10 @@ class Measure:
 
 
 ROUNDS = Measure("rounds", "", "accuracy")
-FINAL = Measure("final accuracy", "0-1", "accuracy")
-BEST = Measure("best accuracy", "0-1", "accuracy")
-WORST = Measure("worst-decile accuracy", "0-1", "accuracy")
-FINE_TUNED = Measure("fine-tuned accuracy", "0-1", "accuracy")
+FINAL = Measure("final accuracy", "0-1", "accuracy", more_is_better=True)
+BEST = Measure("best accuracy", "0-1", "accuracy", more_is_better=True)
+WORST = Measure("worst-decile accuracy", "0-1", "accuracy", more_is_better=True)
+FINE_TUNED = Measure("fine-tuned accuracy", "0-1", "accuracy", more_is_better=True)
 TIME = Measure("simulated time", "s", "cost", is_cost=True)
 TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
 COMPUTE = Measure("compute", "device-s", "cost", is_cost=True)
@@ -53,10 +67,10 @@ WASTED_TRAFFIC = Measure("wasted traffic", "bytes", "wasted")
 WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
 WASTED_ENERGY = Measure("wasted energy", "J", "wasted")
 DROPPED = Measure("dropped updates", "0-1", "wasted")
-JAIN = Measure("Jain's index of selections", "0-1", "fairness and groups")
+JAIN = Measure("Jain's index of selections", "0-1", "fairness and groups", more_is_better=True)
 MOVES = Measure("migrations", "", "fairness and groups")
-PURITY = Measure("mean purity of groups", "0-1", "fairness and groups")
-LAST_PURITY = Measure("last purity of groups", "0-1", "fairness and groups")
+PURITY = Measure("mean purity of groups", "0-1", "fairness and groups", more_is_better=True)
+LAST_PURITY = Measure("last purity of groups", "0-1", "fairness and groups", more_is_better=True)
 
 
 def measures(targets: Sequence[float] = ()) -> list[Measure]:
@@ -66,6 +80,11 @@ def measures(targets: Sequence[float] = ()) -> list[Measure]:
         *(measure for target in targets for measure in _of_target(target)),
         *(WASTED_TRAFFIC, WASTED_COMPUTE, WASTED_ENERGY, DROPPED, JAIN, MOVES, PURITY, LAST_PURITY),
     ]
+
+
+def cost_of(what: str, target: float) -> Measure:
+    """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target accuracy."""
+    return next(one for one in _of_target(target) if one.name.startswith(f"{what} to "))
 
 
 def _of_target(target: float) -> tuple[Measure, ...]:
@@ -95,7 +114,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "str
     try:
         values = _of_run(run, ledger)
         for target in targets:
-            values |= _until(run, target)
+            values |= until(run, target)
     except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not what a run writes
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
@@ -130,7 +149,7 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
     }
 
 
-def _until(run: RunFolder, target: float) -> Values:
+def until(run: RunFolder, target: float) -> Values:
     """What it took until a test first showed the target accuracy; Nones where none did."""
     names = [measure.name for measure in _of_target(target)]
     moved = 0.0

@@ -34,6 +34,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.scenario import explain
 from fedsim.tables import read_toml
 
+CLAIMS = "Claims"  # the title of the table of them
 _CLAIMS = (
     "Each claim says that a difference, seed by seed in the same worlds, is above 0. It holds if the whole 95 % interval is "
     "above 0, holds in part if only the mean is, and does not hold otherwise."
@@ -204,7 +205,7 @@ def beside_published(lines: Sequence[Line], published: Published) -> list[Table]
             claims += measured.claims()
     if claims:
         heads = ("table", "claim", "difference", "95 % interval", "verdict")
-        tables.append(Table(tuple(map(Column, heads, zip(*claims, strict=True))), (_CLAIMS,), "Claims"))
+        tables.append(Table(tuple(map(Column, heads, zip(*claims, strict=True))), (_CLAIMS,), CLAIMS))
     return tables
 
 

@@ -38,10 +38,28 @@ def compare(
         RunFolderError: a folder is neither a run nor a study, or is damaged.
         ScenarioError: there is no such baseline, or a target is none.
     """
+    return _compared(paths, targets, baseline, ledger).tables()
+
+
+def _compared(paths: Sequence[str | Path], targets: Sequence[float], baseline: str | None, ledger: Preset) -> Comparison:
     for target in targets:
         if not 0.0 <= target <= 1.0:  # so that nan is refused too
             raise ScenarioError(f"--target is {target}; allowed is an accuracy from 0 to 1, such as 0.8")
-    return Comparison(read_lines(paths, baseline), targets, ledger).tables()
+    return Comparison(read_lines(paths, baseline), targets, ledger)
+
+
+def print_short(
+    console: "Console",
+    paths: Sequence[str | Path],
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+    ledger: Preset = "strict",
+) -> None:
+    """Print what a comparison answers, in sentences and one table that fit on a screen; see ``compare``."""
+    comparison = _compared(paths, targets, baseline, ledger)
+    for answer in comparison.answers():
+        console.print(*answer.words, sep="\n")
+    print_to(console, [comparison.in_short()])
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
@@ -54,6 +72,13 @@ def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
     from fedsim.compare.published import beside_published, read_published  # loads what reads scenarios
 
     return beside_published(read_lines([path]).lines, read_published(figures))
+
+
+def claims_of(tables: Sequence[Table]) -> Sequence[Table]:
+    """Of the tables beside published ones the claims and their verdicts; all of them where nothing is claimed."""
+    from fedsim.compare.published import CLAIMS
+
+    return [table for table in tables if table.title == CLAIMS] or tables
 
 
 def print_to(console: "Console", tables: Sequence[Table]) -> None:

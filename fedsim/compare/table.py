@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fedsim.compare.answer import TARGETED, Answer, answers, usual_target
 from fedsim.compare.lines import Line, Lines, short_key, shown
-from fedsim.compare.measures import Measure, measure, measures
+from fedsim.compare.measures import FINAL, TIME, TRAFFIC, WASTED_COMPUTE, Best, Measure, cost_of, measure, measures, until
 from fedsim.compare.paired import Difference, mean_of, paired_difference
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import Preset
@@ -34,6 +35,7 @@ class Column:
         over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
         unit: what numbers are counted in.
         signed: whether they are differences.
+        best: which of its numbers is the best, if one is.
     """
 
     head: str
@@ -42,6 +44,17 @@ class Column:
     over_seeds: bool = False
     unit: str = ""
     signed: bool = False
+    best: Best = None
+
+    @property
+    def best_cells(self) -> set[int]:
+        """The rows in which the best stands: those that are equal, but not if all are, or if it is alone."""
+        means = {row: cell.mean if isinstance(cell, Estimate) else cell for row, cell in enumerate(self.cells)}
+        known = {row: float(mean) for row, mean in means.items() if isinstance(mean, float | int)}
+        if self.best is None or len(set(known.values())) < 2:
+            return set()
+        top = (max if self.best == "most" else min)(known.values())
+        return {row for row, mean in known.items() if mean == top}
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,7 @@ class Table:
     title: str = ""
 
 
+_NOISE = 1e-12  # of figures: less is what sums of floats differ by
 _MANY = 10  # seeds from which on it matters little how a figure is distributed over them
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
@@ -76,35 +90,66 @@ class Comparison:
         targets: accuracies (0..1), besides those that studies name.
         ledger: see ``measure``.
 
+    Attributes:
+        lines: what is compared.
+
     Raises:
         RunFolderError: a run is damaged.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: Preset = "strict") -> None:
-        wanted = sorted({*lines.targets, *targets})
-        self._lines, self._measures = lines, measures(wanted)
-        self._figures = [[measure(run, wanted, ledger) for run in line.runs] for line in lines.lines]
+        self._targets = sorted({*lines.targets, *targets})
+        self.lines, self._measures = lines, measures(self._targets)
+        self._figures = [[measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
+        if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
+            self._targets = [usual]
+            for line, own in zip(lines.lines, self._figures, strict=True):
+                for run, values in zip(line.runs, own, strict=True):
+                    values |= until(run, usual)
 
     def tables(self) -> list[Table]:
         """``side_by_side``; for studies with a baseline the ``differences`` from it follow."""
-        return [self.side_by_side(), *([] if self._lines.are_runs or not self._lines.baseline else [self.differences()])]
+        return [self.side_by_side(), *([] if self.lines.are_runs or not self.lines.baseline else [self.differences()])]
 
     def side_by_side(self) -> Table:
         """Means over seeds, with intervals where there are several."""
-        columns = _identity(self._lines)
-        for one in self._measures:
-            cells = tuple(_mean([values[one.name] for values in line]) for line in self._figures)
-            columns.append(Column(one.head, cells, one.topic, over_seeds=not self._lines.are_runs, unit=one.unit))
-        return Table((*columns, *self._ratios()), tuple(_notes(self._lines)))
+        columns = [*_identity(self.lines), *map(self._column, self._measures)]
+        return Table((*columns, *self._ratios()), tuple(_notes(self.lines)))
+
+    def in_short(self, most: int = 24) -> Table:
+        """The few figures that are asked for most, the best lines first, world by world, and at most about so many of them."""
+        found = self.answers()
+        each = max(3, most // max(1, len(found)))
+        bases = set(self.lines.baselines)
+        rows = [place for one in found for rank, place in enumerate(one.order) if rank < each or place in bases]
+        ranked = {place for one in found for place in one.order}
+        rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
+        targets = sorted({one.target for one in found if one.target is not None})
+        wanted = [cost_of(what, target) for target in targets for what in TARGETED] or [TIME, TRAFFIC]
+        columns = [column for column in _identity(self.lines) if column.head != "strategy" or self.lines.are_runs]
+        columns += [self._column(one) for one in (FINAL, *wanted, WASTED_COMPUTE)]
+        columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
+        left_out = len(self._figures) - len(rows)
+        more = (f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here.",) if left_out else ()
+        return Table(tuple(column for column in columns if any(cell is not None for cell in column.cells)), more)
+
+    def _column(self, one: Measure) -> Column:
+        """A figure of all lines: means over seeds, with intervals where there are several."""
+        cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
+        return Column(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
+
+    def answers(self) -> list[Answer]:
+        """What it says, world by world; where nobody has named a target, of one that half of the lines reach."""
+        return list(answers(self.lines, self._figures, self._targets))
 
     def one_by_one(self) -> Table:
         """A row a run, of studies."""
         rows: list[dict[str, Cell]] = []
-        for line, own in zip(self._lines.lines, self._figures, strict=True):
+        for line, own in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, own, strict=True):
-                said: dict[str, Cell] = {"variant": line.name, **_point(self._lines, line), "strategy": line.strategy}
+                said: dict[str, Cell] = {"variant": line.name, **_point(self.lines, line), "strategy": line.strategy}
                 rows.append(said | {"seed": int(run.summary["seed"])} | {one.head: values[one.name] for one in self._measures})
-        heads = ["variant", *_point_heads(self._lines), "strategy", "seed", *(one.head for one in self._measures)]
+        heads = ["variant", *_point_heads(self.lines), "strategy", "seed", *(one.head for one in self._measures)]
         return _from_rows(heads, rows)
 
     def paired(self, seeds: Sequence[int]) -> Table:
@@ -123,7 +168,7 @@ class Comparison:
                     mean, ratio = _mean_difference(pairs), _ratio(one, list(pairs.values()))
                     row |= {"mean difference": mean.mean, "low": mean.low, "high": mean.high, "ratio": ratio}
                 rows.append(said | row)
-        return _from_rows([*_KEYS, *_point_heads(self._lines), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
+        return _from_rows([*_KEYS, *_point_heads(self.lines), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
 
     def differences(self) -> Table:
         """The mean differences of ``paired``, a row a line and a column a measure."""
@@ -133,7 +178,7 @@ class Comparison:
             pairs_of = {one.head: self._pairs(place, at, one) for one in self._measures}
             means = {head: _mean_difference(pairs) if len(pairs) == most > 0 else None for head, pairs in pairs_of.items()}
             rows.append(said | means)
-        who = _from_rows([*_KEYS, *_point_heads(self._lines)], rows).columns
+        who = _from_rows([*_KEYS, *_point_heads(self.lines)], rows).columns
         columns = [
             Column(
                 one.head, tuple(row[one.head] for row in rows), f"{one.topic}, difference to the baseline", True, one.unit, True
@@ -144,13 +189,13 @@ class Comparison:
 
     def _compared(self) -> Iterator[tuple[dict[str, Cell], int, int]]:
         """What a row says first of each line that has a baseline, its place, and that of the baseline."""
-        for place, at in enumerate(self._lines.baselines):
+        for place, at in enumerate(self.lines.baselines):
             if at is not None and at != place:
-                line = self._lines.lines[place]
-                yield {"variant": line.name, "baseline": self._lines.lines[at].name, **_point(self._lines, line)}, place, at
+                line = self.lines.lines[place]
+                yield {"variant": line.name, "baseline": self.lines.lines[at].name, **_point(self.lines, line)}, place, at
 
     def _by_seed(self, place: int, one: Measure) -> dict[int, float]:
-        runs = zip(self._lines.lines[place].runs, self._figures[place], strict=True)
+        runs = zip(self.lines.lines[place].runs, self._figures[place], strict=True)
         return {int(run.summary["seed"]): float(value) for run, own in runs if (value := own[one.name]) is not None}
 
     def _pairs(self, place: int, at: int, one: Measure) -> Pairs:
@@ -159,9 +204,9 @@ class Comparison:
 
     def _ratios(self) -> list[Column]:
         """How many times what the baseline took, for each cost."""
-        if not self._lines.baseline:
+        if not self.lines.baseline:
             return []
-        to, columns = "first" if self._lines.is_first else "baseline", []
+        to, columns = "first" if self.lines.is_first else "baseline", []
         for one in self._measures:
             if one.is_cost:
                 cells = tuple(self._ratio_cell(one, place) for place in range(len(self._figures)))
@@ -169,11 +214,11 @@ class Comparison:
         return columns
 
     def _ratio_cell(self, one: Measure, place: int) -> Cell:
-        at = self._lines.baselines[place]
+        at = self.lines.baselines[place]
         if at is None:
             return None
         above, below = self._by_seed(place, one), self._by_seed(at, one)
-        if self._lines.are_runs:  # compared as they are, whatever their seeds
+        if self.lines.are_runs:  # compared as they are, whatever their seeds
             pairs = list(zip(above.values(), below.values(), strict=False))
         elif above.keys() == below.keys() and len(above) == len(self._figures[place]):
             pairs = [(above[seed], below[seed]) for seed in above]
@@ -192,7 +237,11 @@ def in_one(tables: Sequence[Table]) -> Table:
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    return estimate(paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
+    """Of the differences of pairs; what is only the last bits of their figures is 0."""
+    found = estimate(paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()]))
+    noise = _NOISE * max(abs(figure) for pair in pairs.values() for figure in pair)
+    edges = (found.mean, found.low, found.high)
+    return Estimate(*(0.0 if edge is not None and abs(edge) <= noise else edge for edge in edges))  # type: ignore[arg-type]
 
 
 def estimate(difference: Difference) -> Estimate:
@@ -205,12 +254,15 @@ def _from_rows(heads: Sequence[str], rows: Sequence[dict[str, Cell]]) -> Table:
     return Table(tuple(Column(head, tuple(row.get(head) for row in rows)) for head in heads))
 
 
-def _mean(values: Sequence[float | int | None]) -> Cell:
-    """One value as it is; the mean of several, if all of them are there."""
+def _mean(values: Sequence[float | int | None], most: float) -> Cell:
+    """One value as it is; the mean of several, if all of them are there, with what of its interval is possible."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    return known[0] if len(known) == 1 else estimate(mean_of(known))
+    if len(known) == 1:
+        return known[0]
+    found = mean_of(known)
+    return estimate(replace(found, low=max(found.low, 0.0), high=min(found.high, most)))
 
 
 def _ratio(one: Measure, pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -268,7 +320,7 @@ def _notes(lines: Lines) -> list[str]:
     if seeds > 1:
         notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
     if 1 < seeds < _MANY:
-        notes.append(f"Of {seeds} seeds an interval relies on a normal distribution, and may reach beyond what is possible.")
+        notes.append(f"Of {seeds} seeds an interval relies on a normal distribution; it ends where its figure must.")
     for line in lines.lines:
         if len(line.runs) < line.planned:
             notes.append(f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done.")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ from fedsim.output.harmless import clean, for_csv, for_markdown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+_MOST_DIGITS = 6  # of a mean, however narrow its interval
 
 
 def to_csv(table: Table) -> str:
@@ -49,8 +53,10 @@ def to_terminal(table: Table) -> "list[RenderableType]":
         drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         for column in columns:
             drawn.add_column(Text(clean(column.head)), justify="left" if _is_text(column) else "right", overflow="fold")
-        for row in zip(*([shown(cell, column) for cell in column.cells] for column in columns), strict=True):
-            drawn.add_row(*(Text(cell) for cell in row))
+        best = [column.best_cells for column in columns]
+        for row, cells in enumerate(zip(*([shown(cell, column) for cell in column.cells] for column in columns), strict=True)):
+            looks = ("bold" if row in own else "" for own in best)
+            drawn.add_row(*(Text(cell, style=look) for cell, look in zip(cells, looks, strict=True)))
         parts.append(drawn)
     return [*parts, *(Text(note) for note in table.notes)]
 
@@ -60,9 +66,10 @@ def shown(cell: Cell, column: Column) -> str:
     if cell is None:
         return ""
     if isinstance(cell, Estimate):
-        mean = shown(cell.mean, column)
-        alone = cell.low is None or cell.low == cell.high
-        return mean if alone else f"{mean} ({shown(cell.low, column)} to {shown(cell.high, column)})"
+        if cell.low is None or cell.high is None or cell.low == cell.high:
+            return shown(cell.mean, column)
+        mean, low, high = _as_fine_as_known(cell.mean, cell.low, cell.high, column)
+        return f"{mean} ({low} to {high})"
     if isinstance(cell, str):
         return clean(cell)
     sign = "+" if column.signed and cell > 0 else ""
@@ -71,11 +78,25 @@ def shown(cell: Cell, column: Column) -> str:
     return sign + (_short_bytes(cell) if column.unit == "bytes" else f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
 
 
+def _as_fine_as_known(mean: float, low: float, high: float, column: Column) -> Iterator[str]:
+    """A mean and its interval in digits that the interval supports: two of half its width, in the unit of the mean."""
+    letter, factor = _scale(max(abs(mean), abs(high - low) / 2)) if column.unit == "bytes" else ("", 1.0)
+    finest = math.floor(math.log10(abs(mean) / factor or 1.0)) - _MOST_DIGITS + 1
+    digits = -max(finest, math.floor(math.log10((high - low) / 2 / factor)) - 1)
+    for value in (mean, low, high):
+        rounded = round(value / factor, digits) + 0.0  # no -0
+        sign = "+" if column.signed and rounded > 0 else ""
+        yield f"{sign}{rounded:,.{max(0, digits)}f}{letter}"
+
+
 def _short_bytes(size: float) -> str:
-    for letter, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(size) >= factor:
-            return f"{size / factor:.4g}{letter}"
-    return f"{size:.4g}"
+    letter, factor = _scale(abs(size))
+    return f"{size / factor:.4g}{letter}"
+
+
+def _scale(size: float) -> tuple[str, float]:
+    """The letter of a unit of bytes, and how many it is."""
+    return next(((letter, factor) for letter, factor in _SCALES if size >= factor), ("", 1.0))
 
 
 def _by_topic(table: Table) -> Iterator[tuple[str, list[Column]]]:

@@ -6,6 +6,7 @@ grow. ``index.json`` is written before the first run begins, and again whenever 
     {
       "format": 1,
       "name": "what does a group cost",
+      "about": "Fifty devices of five kinds ...",                # what it shows
       "baseline": "fedavg",                                    # the variant that the others are compared with; null: none
       "targets": [0.8, 0.9],                                   # accuracies (0..1)
       "seeds": [1, 2, 3],
@@ -82,6 +83,7 @@ class StudyIndex(_Entry):
     Attributes:
         format: of the index; another number where readers of this one would misread it.
         name: the study's, for people.
+        about: what it shows, for people; empty where the study does not say.
         baseline: the name of the variant that the others are compared with, if any.
         targets: accuracies (0..1): what it costs to reach each is compared.
         seeds: those of every variant's runs.
@@ -90,6 +92,7 @@ class StudyIndex(_Entry):
 
     format: Literal[1]
     name: str
+    about: str = ""
     baseline: str | None
     targets: tuple[float, ...]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]

@@ -105,6 +105,7 @@ def index_of(study: Study) -> StudyIndex:
     return StudyIndex(
         format=1,
         name=spec.name,
+        about=spec.about,
         baseline=spec.baseline,
         targets=tuple(spec.target),
         seeds=tuple(spec.seeds),

@@ -98,6 +98,7 @@ class StudySpec(Spec):
 
     Attributes:
         name: for people; it goes into reports, never into a path or a command.
+        about: for people: what it shows. Reports begin with it.
         base: the tables of the scenario that all runs start from; in a file also the path of one, relative to the study file.
         seeds: one run of every variant for each.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario, or dotted keys.
@@ -113,6 +114,7 @@ class StudySpec(Spec):
     """
 
     name: str = Field(default=UNNAMED, max_length=200)
+    about: str = Field(default="", max_length=2000)
     base: Base
     seeds: list[int] = Field(default=[1], min_length=1)
     variants: dict[str, Changes] = Field(default={})

@@ -6,8 +6,8 @@ import pytest
 
 import fedsim
 from fedsim.analysis.costs import band, draw_costs
-from fedsim.analysis.series import group_by_scenario
-from fedsim.analysis.style import NothingToDrawError, save
+from fedsim.analysis.series import Series, group_by_scenario
+from fedsim.analysis.style import NothingToDrawError, line_of, save
 from fedsim.records.reading import RunFolder
 
 
@@ -54,6 +54,19 @@ def test_seeds_of_a_scenario_are_one_line_with_a_band(small: dict[str, Any], see
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[:2] == ["fedavg (3 seeds)", "fedprox"]
     save(figure, tmp_path / "costs")
+
+
+def test_many_series_have_a_panel_each(seeds: list[RunFolder]) -> None:
+    """In each its own line and band in its colour, over the lines of all others."""
+    series = [Series(f"line {number}", tuple(seeds), number) for number in range(7)]
+    figure = draw_costs(seeds, series)
+    panels = [panel for panel in figure.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in panels] == [one.name for one in series] * 2
+    for place, panel in enumerate(panels):
+        (own,) = [line for line in panel.lines if str(line.get_gid()).startswith("mean")]
+        assert own.get_color() == line_of(place % 7, 1.0)["color"]
+        assert len(panel.lines) == 6 + 2  # and a dot at its end
+        assert [item.get_gid() for item in panel.collections] == [f"band-{place % 7}"]
 
 
 def test_series_are_called_after_what_makes_them_different(

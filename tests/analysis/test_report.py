@@ -87,6 +87,7 @@ def study(small: dict[str, Any], tmp_path: Path) -> Path:
 
     tables = {
         "name": "a study <b>of two</b>",
+        "about": "It shows <i>little</i>.",
         "seeds": [1, 2],
         "baseline": "plain",
         "base": small | {"stop": {"rounds": 3}, "learning": "off"},
@@ -165,11 +166,13 @@ def test_a_study(study: Path) -> None:
     result = call(study)
     assert result.exit_code == 0, result.output
     document = Document(study.with_name("st.report.html"))
-    check_frame(document, timelines=2)
+    check_frame(document, timelines=4)
     for words in (
         "a study <b>of two</b>",
+        "It shows <i>little</i>.",
+        "4 runs of 2 variants: FedAvg",
         "<i>longer</i>, seed 1",
-        "Here and below 2 of 4 runs are shown",
+        "4 runs can be chosen",
         "The baseline is plain.",
     ):
         assert words in document.text

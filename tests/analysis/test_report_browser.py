@@ -15,12 +15,13 @@ from tests.analysis.chromium import Page, browser, executable
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine: install chromium to look at reports")
 
+_READY = "[...document.querySelectorAll('.timeline')].filter(one => one.offsetParent && one.dataset.ready === 'yes').length"
 _STAGE = "document.querySelectorAll('.stage')[0]"
 
 
 @pytest.fixture(scope="module")
 def report(grouped: RunFolder, grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two timelines: a run with groups, and one whose names would run as scripts."""
+    """Three runs, of which two are seen: one with groups, and twice one whose names would run as scripts."""
     folder = tmp_path_factory.mktemp("report")
     hostile = folder / "<img src=x onerror=window.hacked=1>"
     changes = {
@@ -29,14 +30,14 @@ def report(grouped: RunFolder, grouped_scenario: dict[str, Any], tmp_path_factor
         "strategy": {"kind": "fedavg", "clients_per_round": 6},
     }
     fedsim.run(fedsim.Scenario(**grouped_scenario | changes), hostile, executor="inline")
-    return write_report([grouped.path, hostile], folder / "report.html")
+    return write_report([grouped.path, hostile, hostile], folder / "report.html")
 
 
 @pytest.fixture(scope="module")
 def opened(report: Path) -> Iterator[Page]:
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         page.open(report)
-        page.wait_for("[...document.querySelectorAll('.timeline')].every(timeline => timeline.dataset.ready === 'yes')")
+        page.wait_for(f"{_READY} === 2")
         yield page
 
 
@@ -78,7 +79,8 @@ def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
     assert page.errors == []
     assert page.requests == []
     assert page.ask("window.hacked") is None
-    assert page.ask("document.querySelectorAll('.stage').length") == 2
+    assert page.ask("document.querySelectorAll('.stage').length") == 3
+    assert page.ask(_READY) == 2
 
 
 def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
@@ -159,6 +161,11 @@ def find(page: Page, what: str, text: str) -> str:
     return told(page)
 
 
+def missed(page: Page, what: str) -> str:
+    """What stands beside a field because nothing was found."""
+    return str(page.ask(f"document.querySelector('.timeline form[data-find={what}] .missed').textContent"))
+
+
 def test_a_device_is_found_and_its_tasks_are_told(page: Page, grouped: RunFolder) -> None:
     tasks = [event for event in grouped.events if event["kind"] == "task-end" and event["device"] == 7]
     assert tasks
@@ -173,8 +180,11 @@ def test_a_device_is_found_and_its_tasks_are_told(page: Page, grouped: RunFolder
     assert f"task {first['task']}" in told(page)
     page.key("Escape")
     assert told(page) == ""
-    assert "no device 4000" in find(page, "device", "4000")
-    assert "whole number" in find(page, "device", "<b>")
+    for wrong, answer in (("4000", "no device 4000"), ("<b>", "whole number")):
+        assert find(page, "device", wrong) == ""
+        assert answer in missed(page, "device")
+    find(page, "device", "7")
+    assert missed(page, "device") == ""
 
 
 def test_a_round_is_shown_from_the_field_and_from_the_table(page: Page, grouped: RunFolder) -> None:
@@ -183,10 +193,55 @@ def test_a_round_is_shown_from_the_field_and_from_the_table(page: Page, grouped:
     first, last, _ = view(page)
     assert first < begin < end < last
     assert last - first < 1.3 * (end - begin)
-    assert "no round 99" in find(page, "round", "99")
+    find(page, "round", "99")
+    assert "no round 99" in missed(page, "round")
     page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
     page.click("button[data-round='5'][data-timeline='timeline-0-data']")
     assert told(page).startswith("Round 5, ")
+
+
+def test_devices_are_sorted_and_shown(page: Page) -> None:
+    page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    table = "[...document.querySelectorAll('table.sortable')].find(one => one.tHead.textContent.includes('share wasted'))"
+    column = "[...table.rows].slice(1).map(row => Number(row.cells[3].dataset.v))"
+    tasks = page.ask(f"(() => {{ const table = {table}; return {column}; }})()")
+    once = page.ask(f"(() => {{ const table = {table}; table.tHead.rows[0].cells[3].click(); return {column}; }})()")
+    again = page.ask(f"(() => {{ const table = {table}; table.tHead.rows[0].cells[3].click(); return {column}; }})()")
+    assert once == sorted(tasks, reverse=True) != sorted(tasks)
+    assert again == sorted(tasks)
+    device = page.ask(f"{table}.tBodies[0].rows[0].querySelector('button').dataset.device")
+    page.click("table.sortable button[data-device][data-timeline='timeline-0-data']")
+    assert told(page).startswith(f"Device {device}. ")
+
+
+def test_another_run_is_chosen(page: Page) -> None:
+    """What is seen of a run, its timeline and its details, comes and goes with it."""
+    seen = "[...document.querySelectorAll('[data-run]:not([hidden])')].map(part => part.dataset.run)"
+    choose = (
+        "(() => {{ const field = document.querySelector('[name=second-run]'); field.value = '{}';"
+        " field.dispatchEvent(new Event('change')); }})()"
+    )
+    assert page.ask(seen) == ["0", "1", "0", "1"]
+    page.ask(choose.format("2"))
+    page.wait_for(f"{_READY} === 2")
+    assert page.ask(seen) == ["0", "2", "0", "2"]
+    page.ask(choose.format(""))
+    assert page.ask(seen) == ["0", "0"]
+    page.ask(choose.format("1"))
+    assert page.ask(seen) == ["0", "1", "0", "1"]
+    assert page.errors == []
+
+
+def test_it_is_dark_where_the_reader_wants_that(page: Page) -> None:
+    """What is written, and what is drawn: an empty picture's white is the page's back."""
+    look = "(() => { const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]; })()"
+    light = page.ask(look)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    back, ink = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in page.ask(look))
+    assert back < 100 < 500 < ink
+    assert "invert" in page.ask("getComputedStyle(document.querySelector('.stage canvas')).filter")
+    page.call("Emulation.setEmulatedMedia", features=[])
+    assert page.ask(look) == light
 
 
 def test_what_the_pointer_is_on_is_told(page: Page, grouped: RunFolder) -> None:

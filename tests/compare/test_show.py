@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.compare.lines import read_lines
+from fedsim.compare.table import Column, Estimate, _mean_difference
+from fedsim.compare.text import shown
 from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.records.reading import RunFolder
 
@@ -40,7 +42,7 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     assert float(flexcfl["traffic to first (ratio)"]) == pytest.approx(ratio)
     assert (fedavg["migrations"], pooled["simulated time (s)"], off["final accuracy (0-1)"]) == ("", "", "")
     assert {"rounds to target 0.2", "time to target 0.4 (s)"} <= set(fedavg)
-    shown = call(*runs.values(), "--target", "0.2").output
+    shown = call(*runs.values(), "--target", "0.2", "--all").output
     assert "rounds to target 0.2" in shown
     assert "\x1b" not in shown
 
@@ -90,11 +92,40 @@ def test_a_study(study: Path) -> None:
         assert low <= mean <= high
     assert rows[0]["time to target 1 (s)"] == rows[0]["migrations"] == rows[2]["traffic (bytes)"] == ""
     assert rows[0]["traffic to baseline (ratio)"] == rows[3]["traffic to baseline (ratio)"] == "1"
-    shown = call(study).output
+    shown = call(study, "--all").output
     assert "cost, difference to the baseline" in shown
     assert "The baseline is fedavg." in shown
     assert "95 % intervals (Student's t)" in shown
     assert "Of 3 seeds an interval relies on a normal distribution" in shown
+
+
+def test_without_more_it_is_one_screen(study: Path, runs: dict[str, Path]) -> None:
+    """The answer in words, one table with the best lines first, and where the rest is."""
+    shown = call(study, "--target", "0.2").output
+    assert "share 0.5: To an accuracy of 0.2 " in shown
+    assert len(shown.splitlines()) < 48
+    assert "--all prints them" in shown
+    single = call(*runs.values(), "--target", "0.2").output
+    assert all(name in single for name in runs)
+    assert "rounds to target" not in single
+
+
+def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Path) -> None:
+    for row in rows_of((study / "compare.csv").read_text()):
+        for head, text in row.items():
+            if head.endswith(" low") and text:
+                assert float(text) >= 0
+            elif head.endswith("(0-1) high") and text:
+                assert float(text) <= 1
+    column = Column("x", (), unit="bytes")
+    assert shown(Estimate(1_834_567.0, 1_512_345.0, 2_156_789.0), column) == "1.83M (1.51M to 2.16M)"
+    assert shown(Estimate(1234.0, 912.0, 1556.0), Column("x", ())) == "1,230 (910 to 1,560)"
+    assert shown(Estimate(0.90123, 0.90118, 0.90128), Column("x", ())) == "0.901230 (0.901180 to 0.901280)"
+    assert shown(Estimate(-0.001, -0.051, 0.049), Column("x", (), signed=True)) == "-0.001 (-0.051 to +0.049)"
+
+
+def test_noise_of_floats_is_no_difference() -> None:
+    assert _mean_difference({1: (0.1 + 0.2, 0.3), 2: (0.3, 0.1 + 0.2), 3: (0.7, 0.7)}) == Estimate(0.0, 0.0, 0.0)
 
 
 def test_pairs_are_of_the_same_world(study: Path) -> None:

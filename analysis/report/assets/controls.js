@@ -21,8 +21,9 @@ function bindControls(timeline) {
     root.querySelector(`form[data-find=${name}]`).addEventListener("submit", (event) => {
       event.preventDefault();
       const text = event.target.elements[name].value.trim();
+      timeline.miss(name, "");
       if (/^\d{1,10}$/.test(text)) act(Number(text));
-      else timeline.say(`A ${name} is a whole number, such as 7.`);
+      else timeline.miss(name, `A ${name} is a whole number, such as 7.`);
     });
   }
   bindPointers(timeline);

@@ -1,34 +1,46 @@
-// The page: makes its timelines, and ties to them what else refers to times and rounds.
+// The page: makes its timelines when they are first seen, and ties to them what else refers to devices and rounds.
 
-async function start() {
+const made = new Map(); // by data block: a timeline, or the promise of one
+
+function start() {
   const palette = readBlock("palette");
-  const timelines = [];
-  for (const root of document.querySelectorAll(".timeline")) {
-    try {
-      const { header, packed } = readBlock(root.dataset.block);
-      root.hidden = false;
-      timelines.push(new Timeline(root, header, await unpackColumns(packed), palette));
-      root.dataset.ready = "yes";
-    } catch (error) {
-      root.hidden = true;
-      root.insertAdjacentText("beforebegin", `This timeline cannot be shown by this browser (${error.message}).`);
-    }
-  }
+  bindTables((block) => made.get(block));
+  const fields = ["first", "second"].map((name) => document.querySelector(`[name=${name}-run]`));
+  if (!fields[0]) return show([...document.querySelectorAll(".timeline")], palette);
+  const choose = () => {
+    const wanted = fields.map((field) => field.value);
+    for (const part of document.querySelectorAll("[data-run]")) part.hidden = !wanted.includes(part.dataset.run);
+    return show([...document.querySelectorAll("[data-run]:not([hidden]) .timeline")], palette);
+  };
+  for (const field of fields) field.addEventListener("change", choose);
+  return choose();
+}
+
+/** Draw timelines; those that are seen at the same time are tied together. */
+async function show(roots, palette) {
+  for (const root of roots) if (!made.has(root.dataset.block)) made.set(root.dataset.block, make(root, palette));
+  const timelines = (await Promise.all(roots.map((root) => made.get(root.dataset.block)))).filter(Boolean);
   tieTogether(timelines);
-  for (const button of document.querySelectorAll("button[data-round]")) {
-    const timeline = timelines.find(({ root }) => root.dataset.block === button.dataset.timeline);
-    if (timeline) button.addEventListener("click", () => {
-      timeline.showRound(Number(button.dataset.round));
-      timeline.root.scrollIntoView({ block: "start" });
-      timeline.stage.focus({ preventScroll: true });
-    });
+}
+
+async function make(root, palette) {
+  try {
+    const { header, packed } = readBlock(root.dataset.block);
+    root.hidden = false;
+    const timeline = new Timeline(root, header, await unpackColumns(packed), palette);
+    root.dataset.ready = "yes";
+    return timeline;
+  } catch (error) {
+    root.hidden = true;
+    root.insertAdjacentText("beforebegin", `This timeline cannot be shown by this browser (${error.message}).`);
+    return null;
   }
 }
 
 /** Several timelines show the same span of simulated time, if that is wanted; shorter runs then leave the rest empty. */
 function tieTogether(timelines) {
   const box = document.querySelector("[name=together]");
-  if (!box) return;
+  if (!box || !timelines.length) return;
   const longest = Math.max(...timelines.map((timeline) => timeline.seconds(timeline.end)));
   let busy = false;
   const follow = (moved) => {
@@ -47,7 +59,7 @@ function tieTogether(timelines) {
     }
   };
   for (const timeline of timelines) timeline.moved = follow;
-  box.addEventListener("change", tie);
+  box.onchange = tie;
   tie();
 }
 

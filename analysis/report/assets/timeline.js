@@ -103,7 +103,7 @@ class Timeline {
     const lane = this.lanes.place.get(device);
     if (lane === undefined) {
       const { population } = this.header;
-      this.say(device >= population ? `There is no device ${device}: they go from 0 to ${population - 1}.`
+      this.miss("device", device >= population ? `There is no device ${device}: they go from 0 to ${population - 1}.`
         : `Device ${device} has no lane here: of ${showCount(population)} devices only some are shown.`);
       return false;
     }
@@ -121,7 +121,7 @@ class Timeline {
     const { round_number: numbers, round_end: ends } = this.lanes;
     const at = numbers.indexOf(number);
     if (at < 0) {
-      this.say(numbers.length ? `There is no round ${number}: they go from ${numbers[0]} to ${numbers[numbers.length - 1]}.` : "This run has no rounds.");
+      this.miss("round", numbers.length ? `There is no round ${number}: they go from ${numbers[0]} to ${numbers[numbers.length - 1]}.` : "This run has no rounds.");
       return false;
     }
     const begin = at ? ends[at - 1] : 0, span = Math.max(LEAST_SPAN, ends[at] - begin);
@@ -154,6 +154,11 @@ class Timeline {
 
   say(text) {
     this.told.textContent = text;
+  }
+
+  /** What is wrong with what was looked for, beside its field: "device" or "round". */
+  miss(name, text) {
+    this.root.querySelector(`form[data-find=${name}] .missed`).textContent = text;
   }
 
   /** What lies under a point of the stage: {lane, step} with -1 for no step, {round}, or null. */
