@@ -20,7 +20,7 @@ HEAVY = {"torch", "numba", "sklearn", "pandas", "matplotlib", "ray"}
 EXPORTS = {
     "fedsim": """
         DataError FedsimError Record Result RunFolderError Scenario ScenarioError Simulation SimulationError
-        load load_run load_study run run_async
+        load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
         BEST AggregatingParams Aggregation Asynchronous AsynchronousParams Attack AvailabilityModel Change Client Codec
