@@ -495,11 +495,11 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 
 @main.command("wandb")
 @_exported
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder; its 'wandb' holds the offline runs.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder; its 'wandb' holds the runs.")
 @click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")
 @_explained
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
-    """Write RUNS (or studies) as offline runs of W&B: the step is the round; nothing is sent. A study is a group."""
+    """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
     from fedsim.records.wandb import write_wandb
 
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))

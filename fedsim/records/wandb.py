@@ -1,4 +1,4 @@
-"""Runs for Weights & Biases, offline: its step is the round; ``simulated time, s`` is a metric beside the others.
+"""Runs for Weights & Biases, in files: its step is the round; ``simulated time, s`` is a metric beside the others.
 
 Nothing leaves this machine: ``wandb sync`` sends the files, if somebody wants that. Needs the package ``wandb``.
 """
@@ -16,7 +16,7 @@ TIME = "simulated time, s"
 
 
 def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
-    """Write runs as offline runs of W&B into ``out/wandb``; returns their folders. One done again replaces the first.
+    """Write runs as W&B's own files into ``out/wandb``; returns their folders. One done again replaces the first.
 
     Args:
         paths: folders of runs and studies; a study is a group.

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_serializer, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag, field_validator, model_validator
 
 from fedsim.compare import measures
 from fedsim.errors import ScenarioError, nearest
@@ -193,10 +193,6 @@ class Choice(Spec):
             raise ValueError(f"{values} has one of them twice")
         return values
 
-    @model_serializer
-    def _as_written(self) -> list[Any]:
-        return self.values
-
     @property
     def extremes(self) -> list[Any]:
         """The values that are tried before the search begins."""
@@ -240,7 +236,13 @@ def _which(said: Any) -> str:
     return "~choice" if isinstance(said, list | Choice) else "~range"
 
 
-_Listed = Annotated[Choice, BeforeValidator(_one_key, json_schema_input_type=list[Any])]
+def _as_written(one: Choice) -> list[Any]:
+    return one.values
+
+
+_Listed = Annotated[
+    Choice, BeforeValidator(_one_key, json_schema_input_type=list[Any]), PlainSerializer(_as_written, return_type=list[Any])
+]
 
 Space = Annotated[
     dict[str, Annotated[Annotated[_Listed, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
@@ -276,7 +278,7 @@ class Search(Spec):
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
-    metric: str
+    metric: str = Field(json_schema_extra={"enum": [*METRICS]})
     space: Space = Field(default={})
     variants: dict[str, Space] = Field(default={})
     seed: int = Field(default=0, ge=0)
