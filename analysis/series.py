@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.analysis import style
+from fedsim.files import flat
 from fedsim.records.reading import RunFolder
-from fedsim.tables import flat
 
 _APART = ("seed", "name")  # what runs of one series may differ in
 _MOST_KEYS = 2  # more differences than this do not fit into a name

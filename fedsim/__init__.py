@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedsim.running.runner import Result, run, run_async
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
+    from fedsim.study.conduct import run_study
 
 _HOMES = {
     "DataError": "errors",
@@ -30,6 +31,7 @@ _HOMES = {
     "load": "scenario",
     "Record": "simulation",
     "Simulation": "simulation",
+    "run_study": "study.conduct",
 }
 
 __all__ = [  # noqa: RUF022 - by home, as above
@@ -47,6 +49,7 @@ __all__ = [  # noqa: RUF022 - by home, as above
     "load",
     "Record",
     "Simulation",
+    "run_study",
 ]
 
 

@@ -53,6 +53,7 @@ _UNIONS: dict[str, tuple[type[Spec], str]] = {
     "capacities": (PopulationSpec, "capacity"),
     "numbers of samples": (PopulationSpec, "samples"),
     "chargings of batteries": (BatterySpec, "charging"),
+    "searches of studies": (StudySpec, "search"),
 }
 _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 

@@ -304,6 +304,8 @@ def study_command(
     if dry_run:
         for run, state in conductor.wanted_runs:
             say(f"{state:<6}  {run.folder}")
+        if conductor.trials is not None and not conductor.trials.is_over:
+            say("more trials follow from what these come to")
         return 0
     with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, _InterruptOnce(conductor.interrupt):
         outcome = conductor.run(progress)
@@ -312,12 +314,16 @@ def study_command(
     if outcome.interrupted:
         return INTERRUPTED
     if not quiet:
-        if read.spec.published is None:
-            print_short(Console(), [out])
-        else:
+        if outcome.trials is not None:
+            print_to(Console(), [outcome.trials.table(5)])
+            say(*outcome.trials.lines_of_text(), f"written to {out}")
+        elif read.spec.published is not None:
             print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
-        say(f"written to {out}: compare.md and {'published.md have' if read.spec.published else 'paired.csv have'} all figures")
-    return 1 if outcome.failed else 0
+            say(f"written to {out}: compare.md and published.md have all figures")
+        else:
+            print_short(Console(), [out])
+            say(f"written to {out}: compare.md and paired.csv have all figures")
+    return 0 if outcome.complete else 1
 
 
 @main.command("compare")
@@ -476,12 +482,38 @@ def report_command(runs: tuple[Path, ...], out: Path | None) -> None:
     say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
 
 
+_exported = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
 @main.command("tensorboard")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_exported
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to point TensorBoard at.")
 @_explained
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
-    """Write the rounds of RUNS for TensorBoard: "Step" is the round, "Relative" the simulated time."""
+    """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
     from fedsim.records.tensorboard import write_tensorboard
 
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
+
+
+@main.command("mlflow")
+@_exported
+@click.option("--out", required=True, metavar="FOLDER|URI", help="The store: a folder of files, or a URI as MLflow has them.")
+@_explained
+def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
+    """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
+    from fedsim.records.mlflow import write_mlflow
+
+    say(*(f"written {name}" for name in write_mlflow(runs, out)))
+
+
+@main.command("wandb")
+@_exported
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder; its 'wandb' holds the runs.")
+@click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")
+@_explained
+def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
+    """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
+    from fedsim.records.wandb import write_wandb
+
+    say(*(f"written {path}" for path in write_wandb(runs, out, project)))

@@ -4,7 +4,7 @@ import errno
 import json
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,3 +62,11 @@ def _shallow(parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables as dotted keys, in order."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found

@@ -11,7 +11,7 @@ from fedsim.language.imports import from_file
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
-from fedsim.records.study_folder import read_index
+from fedsim.records.study_folder import TRIALS, read_index
 from fedsim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -186,6 +186,20 @@ class LoadedStudy:
     def paired(self) -> "pd.DataFrame":
         """Each variant against the baseline, seed by seed: a row a variant and measure."""
         return _to_frame(self._comparison.paired(self.index.seeds))
+
+    @cached_property
+    def trials(self) -> "pd.DataFrame":
+        """One row a trial of its search, of each variant the best first: its values, and what it came to.
+
+        Raises:
+            RunFolderError: it searches nothing, or its search has not come to a table yet.
+        """
+        import pandas as pd
+
+        try:
+            return pd.read_csv(self.path / TRIALS)
+        except FileNotFoundError:
+            raise RunFolderError(f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet") from None
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
         """One of its runs.

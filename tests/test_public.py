@@ -20,7 +20,7 @@ HEAVY = {"torch", "numba", "sklearn", "pandas", "matplotlib", "ray"}
 EXPORTS = {
     "fedsim": """
         DataError FedsimError Record Result RunFolderError Scenario ScenarioError Simulation SimulationError
-        load load_run load_study run run_async
+        load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
         BEST AggregatingParams Aggregation Asynchronous AsynchronousParams Attack AvailabilityModel Change Client Codec
@@ -136,13 +136,14 @@ LAYERS = {
     "tables": {"errors", "files", "language", "strategies"},
     "scenario": _COMMON | _ENGINE | {"checkpoint", "output", "running", "shipped", "tables"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
-    "analysis": {"compare", "durable", "errors", "language", "output", "records", "strategies", "tables", "version"},
+    "analysis": {"compare", "durable", "errors", "files", "language", "output", "records", "strategies", "tables", "version"},
     "loading": _COMMON | {"analysis", "compare", "output", "records", "scenario"},
-    "fedsim": {"errors", "loading", "running", "scenario", "simulation", "version"},
+    "fedsim": {"errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "study": _COMMON
-    | {"compare", "executors", "output", "records", "running", "scenario", "shipped", "strategies", "tables", "world"},
+    | {"compare", "executors", "loading", "output", "records", "running", "scenario", "shipped", "strategies", "tables"}
+    | {"world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
     "catalogue": {"data", "errors", "federation", "language", "running", "scenario", "shipped", "strategies", "study", "world"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}

@@ -10,10 +10,10 @@ from fedsim.analysis import style
 from fedsim.analysis.activity import read_activity
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
+from fedsim.files import flat
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import DEVICES, TRANSFERS
 from fedsim.records.reading import RunFolder
-from fedsim.tables import flat
 
 if TYPE_CHECKING:
     from fedsim.compare.table import Column, Table

@@ -207,12 +207,12 @@ def _bisected(is_low: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: 
         middle = (low + high) / 2
         below = is_low(middle)
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    found: Floats = low
-    return found
+    return np.asarray(low, dtype=np.float64)
 
 
 def _overheads(tasks: Tasks, clients: int) -> Floats:
-    return _lines(tasks.train, tasks.client, clients)[0]
+    intercepts: Floats = _lines(tasks.train, tasks.client, clients)[0]
+    return intercepts
 
 
 # Links.

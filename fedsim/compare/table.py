@@ -131,7 +131,8 @@ class Comparison:
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out = len(self._figures) - len(rows)
         more = (f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here.",) if left_out else ()
-        return Table(tuple(column for column in columns if any(cell is not None for cell in column.cells)), more)
+        said = tuple(column for column in columns if any(cell is not None for cell in column.cells))
+        return Table(said, (*more, *_not_done(self.lines)))
 
     def _column(self, one: Measure) -> Column:
         """A figure of all lines: means over seeds, with intervals where there are several."""
@@ -321,9 +322,12 @@ def _notes(lines: Lines) -> list[str]:
         notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
     if 1 < seeds < _MANY:
         notes.append(f"Of {seeds} seeds an interval relies on a normal distribution; it ends where its figure must.")
+    return [*notes, *_not_done(lines)]
+
+
+def _not_done(lines: Lines) -> Iterator[str]:
     for line in lines.lines:
         if len(line.runs) < line.planned:
-            notes.append(f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done.")
+            yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."
         elif line.statuses != "done":
-            notes.append(f"{clean(line.name)} was not run to its end: {clean(line.statuses)}.")
-    return notes
+            yield f"{clean(line.name)} was not run to its end: {clean(line.statuses)}."

@@ -34,6 +34,7 @@ from fedsim.files import regular
 from fedsim.records import folder as files
 
 STUDY, INDEX, RUNS, PUBLISHED = "study.toml", "index.json", "runs", "published.toml"
+TRIALS, BEST_OF = "trials.csv", "best.toml"  # of a study that searches
 UNNAMED = "unnamed study"  # what a study is called whose file does not say
 
 _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system

@@ -3,27 +3,23 @@
 Charts over "Step" are over rounds, charts over "Relative" over simulated time. Needs the package ``tensorboard`` alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import RunFolderError
+from fedsim.records.exports import exports, scalars
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
 _FILE = "events.out.tfevents.0.fedsim"  # the same every time: an export done again takes the place of the first
-_TAGS = {
-    **{f"model/{name}": name for name in ("accuracy", "loss", "train_loss", "discrepancy")},
-    **{f"groups/{name}": name for name in ("purity", "ari", "nmi")},
-    **{f"clients/{name}": name for name in ("selected", "valid", "slow", "disconnected")},
-}
 
 
 def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
     """Write each run's rounds to ``out/RUN``, where TensorBoard takes it for a run of that name; returns the files.
 
     Args:
-        paths: run folders.
+        paths: folders of runs, and of studies, whose runs are in ``out/STUDY``.
         out: a folder; files of an earlier export of the same runs are replaced.
 
     Raises:
@@ -35,32 +31,7 @@ def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
         raise RunFolderError(
             f"TensorBoard cannot be imported ({error}); pip install 'tensorboard>=2.15' installs it"
         ) from error
-    runs = [RunFolder(path) for path in paths]
-    return [_write(run, out / name / _FILE) for run, name in zip(runs, _names(runs), strict=True)]
-
-
-def scalars(run: RunFolder) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Each round's time (s), its number, and its scalars by tag: what was measured, and the bytes moved, in it and so far."""
-    moved = 0.0
-    for row in run.rounds:
-        moved += row["bytes_down"] + row["bytes_up"]
-        known = {tag: float(row[name]) for tag, name in _TAGS.items() if row[name] is not None}
-        known |= {
-            "traffic/down, bytes": row["bytes_down"],
-            "traffic/up, bytes": row["bytes_up"],
-            "traffic/so far, bytes": moved,
-        }
-        yield row["time"], row["round"], known
-
-
-def _names(runs: Sequence[RunFolder]) -> list[str]:
-    """The runs' folders, with as many folders above as tell them apart, and their places where none do."""
-    paths = [run.path.resolve() for run in runs]
-    for depth in range(1, max(len(path.parts) for path in paths)):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{place}-{path.name}" for place, path in enumerate(paths, start=1)]
+    return [_write(one.run, out / one.name / _FILE) for one in exports(paths)]
 
 
 def _write(run: RunFolder, path: Path) -> Path:

@@ -61,6 +61,9 @@ class Cluster:
                 self._listener.ended(place, ended[place])
         return [ended[place] for place in range(len(orders))]
 
+    def close(self) -> None:
+        """Nothing to do: the executor ends the workers."""
+
 
 class _Board:
     """An actor, on which workers pin their news and see whether to stop."""

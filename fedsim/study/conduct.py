@@ -2,20 +2,24 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsim.compare.study import write_tables
-from fedsim.errors import DataError, FedsimError, ScenarioError, nearest
+from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
+from fedsim.loading import LoadedStudy, load_study
+from fedsim.output.terminal import Console
 from fedsim.running.runner import make_executor
 from fedsim.simulation import Simulation
 from fedsim.study import folder as files
 from fedsim.study.folder import State
-from fedsim.study.plan import PlannedRun, Study
+from fedsim.study.plan import PlannedRun, Study, read_study
 from fedsim.study.pool import Ended, Listener, Order, Pool
+from fedsim.study.progress import StudyProgress
+from fedsim.study.trials import Trials
 
 if TYPE_CHECKING:
     from fedsim.study.cluster import Cluster
@@ -26,6 +30,48 @@ EXECUTORS = {
 }
 
 
+def run_study(
+    study: str | Path | Mapping[str, Any],
+    out: str | Path,
+    changes: Sequence[str] = (),
+    *,
+    executor: str = "processes",
+    workers: int | None = None,
+    address: str | None = None,
+    size: str | None = None,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    allow_code: bool = False,
+) -> LoadedStudy:
+    """Run all strategies of a study in the same worlds; called again, go on where it was left.
+
+    Args:
+        study: a file, the name of one that comes with fedsim, or the tables of one as a dict.
+        out: the study's folder, new or begun before.
+        changes: ``key.path=value`` texts that override the base.
+        executor: ``processes`` or ``ray``: where the runs are done. It has no influence on the results.
+        workers: how many runs at a time; by default one a core.
+        address: of the Ray cluster.
+        size: in which it is run, of those that it has.
+        seeds: run the seeds from 1 to this number instead of those that it says.
+        only: ``KEY=VALUE`` texts; the other runs are not done.
+        allow_code: whether code that the study names by import path may be imported.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: nothing was run.
+        SimulationError: runs failed; those that did not are there.
+    """
+    read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
+    conductor = Conductor(read, Path(out), workers, executor, address, only)
+    with closing(StudyProgress(Console(quiet=True))) as progress:
+        outcome = conductor.run(progress)
+    if not outcome.complete:
+        first = outcome.failed[0] if outcome.failed else None
+        reason = "no trial has the metric" if first is None else f"{first.order.label}: {first.error}"
+        raise SimulationError(f"{len(outcome.failed)} runs of the study {str(out)!r} failed; {reason}")
+    return load_study(out, allow_code=allow_code)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What has become of a study.
@@ -33,10 +79,12 @@ class Outcome:
     Attributes:
         folder: where it is.
         ended: how each run ended that was still to be done, in the study's order.
+        trials: of a study that searches.
     """
 
     folder: Path
     ended: tuple[Ended, ...]
+    trials: Trials | None = None
 
     @property
     def failed(self) -> list[Ended]:
@@ -47,6 +95,13 @@ class Outcome:
     def interrupted(self) -> bool:
         """Whether a run was left unfinished, to be gone on with."""
         return any(run.status == "interrupted" for run in self.ended)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was asked for is there: every run, or of a search all trials, and a best one of each variant."""
+        if self.trials is None:
+            return not self.failed
+        return self.trials.is_over and all(self.trials.best(line) is not None for line in self.trials.lines)
 
 
 class Conductor:
@@ -61,7 +116,9 @@ class Conductor:
         only: ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
 
     Attributes:
+        study: what is run; if it searches, with the trials that are known by now.
         states: how far each of the study's runs was before.
+        trials: of a study that searches.
 
     Raises:
         ScenarioError, DataError: a run cannot be done; the message names its variant.
@@ -83,13 +140,15 @@ class Conductor:
             raise ScenarioError(f"--executor is {executor!r}; allowed are {', '.join(EXECUTORS)}{nearest(executor, EXECUTORS)}")
         if address is not None and executor != "ray":
             raise ScenarioError(f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an address")
+        if study.spec.search is not None and only:
+            raise ScenarioError(f"--only is {only[0]!r}, but the study searches: which trials follow depends on all its runs")
         files.refuse_unusable(out)
-        self.study, self.out = study, out
+        self.study, self.out, self._only = study, out, only
         self.executor, self.address, self.workers = executor, address, workers
-        self._wanted = study.only(only)
-        self.states: list[State] = files.states(out, study)
+        self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
+        self._look()
         for run in _firsts([run for run, state in self.wanted_runs if state != "done"]):
-            _try_to_build(run)
+            try_to_build(run)
         self._pool: Pool | Cluster | None = None
         self._interrupted: int | None = None
 
@@ -98,6 +157,14 @@ class Conductor:
         """Those that are to be done, and how far each is."""
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._wanted]
+
+    def _look(self) -> None:
+        """See how far all runs are, and what follows from them."""
+        if self.trials is not None:
+            self.trials.grow(self.out, try_to_build)
+            self.study = self.trials.study
+        self._wanted = self.study.only(self._only)
+        self.states: list[State] = files.states(self.out, self.study)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Let the runs under way save themselves, and begin no other. Safe in the handler of a signal of that number."""
@@ -114,17 +181,27 @@ class Conductor:
         Raises:
             RunFolderError: the folder cannot be written, or another process works in it.
         """
-        with self._opened(listener) as pool_over, files.locked(self.out) as lock:
-            self.states = files.states(self.out, self.study)  # the workers of a killed study may have ended meanwhile
-            files.write_study(self.out, self.study)
-            orders = self._orders()
-            listener.begin(orders, len(self.wanted_runs) - len(orders))
-            self._pool = pool_over(lock)
+        ended: list[Ended] = []
+        with self._opened(listener) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
+            self._pool = pool
             if self._interrupted is not None:
-                self._pool.interrupt(self._interrupted)
-            outcome = Outcome(self.out, tuple(self._pool.run(orders)))
-            if not outcome.interrupted:
-                write_tables(self.out)
+                pool.interrupt(self._interrupted)
+            self._look()  # the workers of a killed study may have ended meanwhile
+            while True:
+                files.write_study(self.out, self.study)
+                orders, planned = self._orders(), len(self.study.runs)
+                listener.begin(orders, len(self.wanted_runs) - len(orders))
+                ended += pool.run(orders)
+                outcome = Outcome(self.out, tuple(ended), self.trials)
+                if outcome.interrupted:
+                    return outcome
+                self._look()
+                if len(self.study.runs) == planned:
+                    break
+            files.write_study(self.out, self.study)
+            write_tables(self.out)
+            if self.trials is not None:
+                self.trials.write(self.out)
         return outcome
 
     @contextmanager
@@ -146,7 +223,7 @@ class Conductor:
         return [
             Order(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
             for run, state in self.wanted_runs
-            if state != "done"
+            if state != "done" and not (self.trials and self.trials.gave_up(self.out / run.folder))
         ]
 
 
@@ -158,7 +235,7 @@ def _firsts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list(first.values())
 
 
-def _try_to_build(run: PlannedRun) -> None:
+def try_to_build(run: PlannedRun) -> None:
     """Build a run's world, data and strategy, without what learns, and drop it."""
     try:
         Simulation(run.scenario.model_copy(update={"learning": "off"}))

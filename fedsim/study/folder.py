@@ -21,12 +21,12 @@ from typing import Any, Literal
 import tomli_w
 
 from fedsim.errors import RunFolderError
-from fedsim.files import regular, toml
+from fedsim.files import flat, regular, toml
 from fedsim.records import folder as files
 from fedsim.records import lock
 from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 from fedsim.study.plan import Study, Variant
-from fedsim.tables import first_difference, flat, spread_out
+from fedsim.tables import first_difference, spread_out
 
 State = Literal["done", "resume", "anew", "new"]
 

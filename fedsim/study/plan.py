@@ -3,7 +3,8 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.language.imports import from_file
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
-from fedsim.shipped import found, is_study
+from fedsim.shipped import found, is_study, shipped
 from fedsim.study.references import REFERENCES
-from fedsim.study.spec import PART, SIZE, Part, Size, StudySpec
+from fedsim.study.search import METRICS, Search
+from fedsim.study.spec import PART, SIZE, TRIAL, Part, Size, StudySpec
 from fedsim.tables import Tables, apply_changes, changed, read_toml, spread_out
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
@@ -29,7 +31,8 @@ class Variant:
 
     Attributes:
         name: as the study file calls it.
-        point: the size and the part, where there are such, and the grid's keys and their values here.
+        point: the size and the part, where there are such, and the grid's keys and their values here; of a trial also its
+            number, and the keys that are searched over with theirs.
         changes: what else it changes of the base.
     """
 
@@ -41,6 +44,10 @@ class Variant:
     def label(self) -> str:
         """Its name and its place in the grid, for people; different for each variant of a study."""
         return ", ".join([self.name, *(f"{short_key(key, dict(self.point))}={shown(value)}" for key, value in self.point)])
+
+    def at(self, values: Mapping[str, Any]) -> "Variant":
+        """The same with values of further keys."""
+        return replace(self, point=(*self.point, *values.items()))
 
     @property
     def folder(self) -> str:
@@ -127,7 +134,7 @@ def _facts(variant: Variant, seed: int) -> dict[str, str]:
 
 
 def read_study(
-    path: str | Path,
+    study: str | Path | Mapping[str, Any],
     changes: Sequence[str] = (),
     *,
     size: str | None = None,
@@ -138,7 +145,7 @@ def read_study(
     """Read a study file, and the files that it names.
 
     Args:
-        path: a TOML file, or the name of one that comes with fedsim.
+        study: a TOML file, or the name of one that comes with fedsim; or the tables of one, whose paths lead from here.
         changes: ``key.path=value`` texts that override the base, and those of sizes and parts.
         size: instead of the one that it says.
         seeds: so many, from 1 on, instead of those that it says.
@@ -148,12 +155,14 @@ def read_study(
     Raises:
         ScenarioError: a file cannot be read, or says something that cannot be run; for a run the message names the variant.
     """
-    path = found(path)
-    tables, folder = read_toml(path, "study"), path.parent
+    if isinstance(study, Mapping):
+        tables, folder = deepcopy(dict(study)), Path()
+    else:
+        path = found(study)
+        tables, folder = read_toml(path, "study"), path.parent
     if not is_study(tables) and {"strategy", "stop", "data", "population", "network"} & set(tables):
-        raise ScenarioError(
-            f"{str(path)!r} is a scenario, not a study: 'fedsim run' runs it, and a study names it as its 'base'"
-        )
+        name = "this" if isinstance(study, Mapping) else repr(str(path))
+        raise ScenarioError(f"{name} is a scenario, not a study: 'fedsim run' runs it, and a study names it as its 'base'")
     if isinstance(tables.get("published"), str):
         tables["published"] = read_toml(folder / tables["published"], "published figures")
     if isinstance(tables.get("parts"), dict):
@@ -162,7 +171,7 @@ def read_study(
     bases: list[Tables] = []
     for said in (tables, *(said for said in named if isinstance(said, dict))):
         if isinstance(said.get("base"), str):
-            said["base"] = read_toml(folder / said["base"], "base scenario")
+            said["base"] = read_toml(_base(folder, said["base"]), "base scenario")
         if isinstance(said.get("base"), dict):
             said["base"].pop("seed", None)  # the study's seeds count
             bases.append(said["base"])
@@ -173,6 +182,12 @@ def read_study(
     with from_file(allow_code):
         apply_changes(bases, changes, Scenario, tell)
         return plan(StudySpec(**tables))
+
+
+def _base(folder: Path, name: str) -> Path:
+    """The file of a base scenario: relative to the study's, or one that comes with fedsim, by its name."""
+    path = folder / name
+    return found(name) if name in shipped() and not path.exists() else path
 
 
 def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> Any:
@@ -195,28 +210,65 @@ def _spread(part: Any) -> Any:
 
 
 def plan(spec: StudySpec) -> Study:
-    """The runs of a study.
+    """The runs of a study; of one that searches those of its references, see ``fedsim.study.trials``.
 
     Raises:
         ScenarioError: one of them cannot be run; the message names the variant.
     """
-    variants = tuple(_variants(spec))
+    variants = variants_of(spec)
     if spec.published is not None:  # a row that is none of the study's is refused here
         beside_published([Line(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published))
-    tables = [_tables_of(variant, spec) for variant in variants]
-    _refuse_clashes(variants)
-    first: dict[str, PlannedRun] = {}
-    runs_of: dict[str, list[PlannedRun]] = {variant.folder: [] for variant in variants}
-    for seed in spec.seeds:
-        for variant, said in zip(variants, tables, strict=True):
-            scenario = _scenario(variant, {**said, "seed": seed})
-            run = PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
-            runs_of[variant.folder].append(first.setdefault(scenario.to_toml(), run))
-    return Study(spec, variants, tuple(first.values()), runs_of)
+    draft, trials = Draft(spec), [] if spec.search is None else searched(spec)
+    draft.add([variant for variant in variants if variant not in trials], spec.seeds)
+    return draft.study
+
+
+class Draft:
+    """A study to which variants are added; runs of the same scenario are one run.
+
+    Args:
+        spec: what its file says.
+    """
+
+    def __init__(self, spec: StudySpec) -> None:
+        self._spec = spec
+        self._variants: list[Variant] = []
+        self._first: dict[str, PlannedRun] = {}
+        self._runs_of: dict[str, list[PlannedRun]] = {}
+
+    @property
+    def study(self) -> Study:
+        """What it is by now."""
+        runs_of = {folder: tuple(runs) for folder, runs in self._runs_of.items()}
+        return Study(self._spec, tuple(self._variants), tuple(self._first.values()), runs_of)
+
+    def runs_of(self, variant: Variant) -> Sequence[PlannedRun]:
+        """Those of one of its variants, in the order in which they were added."""
+        return self._runs_of[variant.folder]
+
+    def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
+        """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs.
+
+        Raises:
+            ScenarioError: one of them cannot be run; the message names the variant.
+        """
+        tables = [tables_of(variant, self._spec) for variant in variants]
+        new = [variant for variant in variants if variant.folder not in self._runs_of]
+        _refuse_clashes([*self._variants, *new])
+        self._variants += new
+        for seed in seeds:
+            for variant, said in zip(variants, tables, strict=True):
+                scenario = scenario_of(variant, {**said, "seed": seed})
+                run = PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
+                self._runs_of.setdefault(variant.folder, []).append(self._first.setdefault(scenario.to_toml(), run))
+
+
+def variants_of(spec: StudySpec) -> tuple[Variant, ...]:
+    """The variants of each part at each point of its grid."""
+    return tuple(_variants(spec))
 
 
 def _variants(spec: StudySpec) -> Iterator[Variant]:
-    """The variants of each part at each point of its grid."""
     size = spec.chosen_size
     for name, part in (spec.parts or {"": Part()}).items():
         if part.sizes is not None and size is not None and size[0] not in part.sizes:
@@ -230,9 +282,34 @@ def _variants(spec: StudySpec) -> Iterator[Variant]:
                 yield Variant(one, point, changed(spread_out(spec.variants.get(one, {})), spread_out(here)))
 
 
-def _tables_of(variant: Variant, spec: StudySpec) -> Tables:
+def searched(spec: StudySpec) -> list[Variant]:
+    """The variants at each point of the grid that are searched.
+
+    Raises:
+        ScenarioError: one cannot be run with an end of a range, or one of a list of values; or its runs lack the metric.
+    """
+    search = spec.search
+    assert search is not None
+    search.refuse_if_missing()
+    variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
+    for variant in variants:
+        for key, one in search.space_of(variant.name).items():
+            for value in one.extremes:
+                _refuse_without_metric(spec, search, variant.at({key: value}))
+    return variants
+
+
+def _refuse_without_metric(spec: StudySpec, search: Search, variant: Variant) -> None:
+    scenario = scenario_of(variant, {**tables_of(variant, spec), "seed": spec.seeds[0]})
+    needs = METRICS[search.metric].needs
+    if (needs == "energy" and scenario.energy is None) or (needs is not None and scenario.learning == "off"):
+        lacks = "[energy]" if needs == "energy" and scenario.energy is None else 'learning = "on"'
+        raise ScenarioError(f"search.metric is {search.metric!r}, which needs {lacks}; variant {variant.label!r} has none")
+
+
+def tables_of(variant: Variant, spec: StudySpec) -> Tables:
     """The base, changed by the size, the part, the variant and its place in the grid, in this order."""
-    point = dict(variant.point)
+    point = {key: value for key, value in variant.point if key != TRIAL}
     size, part = spec.sizes.get(point.pop(SIZE, ""), Size()), spec.parts.get(point.pop(PART, ""), Part())
     try:
         tables = changed(part.base or size.base or spec.base, spread_out(size.changes))
@@ -247,7 +324,8 @@ def _tables_of(variant: Variant, spec: StudySpec) -> Tables:
         raise ScenarioError(f"variant {variant.label!r}: {error}") from None
 
 
-def _scenario(variant: Variant, tables: Mapping[str, Any]) -> Scenario:
+def scenario_of(variant: Variant, tables: Mapping[str, Any]) -> Scenario:
+    """The scenario that tables are of."""
     try:
         return Scenario(**tables)
     except ScenarioError as error:

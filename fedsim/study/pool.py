@@ -90,7 +90,7 @@ def pass_on(listener: Listener, place: int, news: Mapping[str, Any]) -> None:
 
 
 class Pool:
-    """Carries out orders.
+    """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
         workers: how many runs at a time.
@@ -116,31 +116,39 @@ class Pool:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         waiting = deque(range(len(orders)))
         ended: dict[int, Ended] = {}
-        try:
-            while not self._interrupted and waiting and len(self._crew) < self._workers:
-                self._hire().give(waiting.popleft(), orders)
-            while any(hand.place is not None for hand in self._crew):
-                hand, news = self._news.get()
-                place = hand.place
-                if place is None:  # its pipe closed when it had no work
-                    continue
-                if news is not None and news["event"] != "ended":
-                    pass_on(self._listener, place, news)
-                    continue
-                ended[place] = self._ending(orders[place], hand, news)
-                self._listener.ended(place, ended[place])
-                hand.place = None
-                if waiting and not self._interrupted:
-                    (hand if news is not None else self._hire(hand)).give(waiting.popleft(), orders)
-        finally:
-            for hand in self._crew:
-                hand.dismiss()
+        for hand in self._crew[: len(orders)]:  # they are idle
+            if not self._interrupted:
+                hand.give(waiting.popleft(), orders)
+        while not self._interrupted and waiting and len(self._crew) < self._workers:
+            self._hire().give(waiting.popleft(), orders)
+        while any(hand.place is not None for hand in self._crew):
+            hand, news = self._news.get()
+            place = hand.place
+            if place is None:  # its pipe closed when it had no work
+                continue
+            if news is not None and news["event"] != "ended":
+                pass_on(self._listener, place, news)
+                continue
+            ended[place] = self._ending(orders[place], hand, news)
+            self._listener.ended(place, ended[place])
+            hand.place = None
+            if news is None:
+                self._dismiss(hand)
+            if waiting and not self._interrupted:
+                (hand if news is not None else self._hire()).give(waiting.popleft(), orders)
         return [ended.get(place, Ended(order, "interrupted")) for place, order in enumerate(orders)]
 
-    def _hire(self, instead_of: "_Hand | None" = None) -> "_Hand":
-        if instead_of is not None:
-            self._crew.remove(instead_of)
-            instead_of.dismiss()
+    def close(self) -> None:
+        """Let all workers end; those still at work are killed."""
+        for hand in self._crew:
+            hand.dismiss()
+        self._crew = []
+
+    def _dismiss(self, hand: "_Hand") -> None:
+        self._crew.remove(hand)
+        hand.dismiss()
+
+    def _hire(self) -> "_Hand":
         hand = _Hand(self._news, self._keep)
         self._crew.append(hand)
         return hand

@@ -33,6 +33,8 @@ class StudyProgress:
 
     def begin(self, orders: Sequence[Order], there: int) -> None:
         """These are to be carried out."""
+        self.close()
+        self._first, self._ended, self._bars = {}, 0, {}
         self._orders, self._shares = orders, [0.0] * len(orders)
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")

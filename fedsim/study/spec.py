@@ -18,11 +18,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.files import flat
 from fedsim.language.spec import Spec, json_schema
 from fedsim.records.study_folder import UNNAMED
 from fedsim.scenario import Scenario, explain
 from fedsim.study.references import REFERENCES
-from fedsim.tables import flat
+from fedsim.study.search import METRICS, AnySearch, Search
 
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
 
@@ -48,7 +49,7 @@ Changes = Annotated[dict[str, Any], _Tables()]
 
 Base = Annotated[dict[str, Any], _Tables(or_path=True)]
 
-SIZE, PART = "size", "part"  # places in the grid that are no keys of a scenario
+SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 
 
 class Size(Spec):
@@ -99,10 +100,12 @@ class StudySpec(Spec):
     Attributes:
         name: for people; it goes into reports, never into a path or a command.
         about: for people: what it shows. Reports begin with it.
-        base: the tables of the scenario that all runs start from; in a file also the path of one, relative to the study file.
+        base: the tables of the scenario that all runs start from; in a file also the path of one, relative to the study
+            file, or the name of one that comes with fedsim.
         seeds: one run of every variant for each.
         variants: by name, the changes that make a variant out of the base: tables as in a scenario, or dotted keys.
         grid: dotted key -> values; every variant is run with every combination. The name of one of the ``sets`` -> names in it.
+        search: what each variant is searched over, at every point of the grid, for the values that are best.
         sets: changes that go together, by name, for the grid.
         parts: what is run, if not every variant at every point of the grid.
         sizes: ways to run it.
@@ -119,6 +122,7 @@ class StudySpec(Spec):
     seeds: list[int] = Field(default=[1], min_length=1)
     variants: dict[str, Changes] = Field(default={})
     grid: dict[str, list[Any]] = Field(default={})
+    search: AnySearch | None = None
     sets: dict[str, dict[str, Changes]] = Field(default={})
     parts: dict[str, Part] = Field(default={})
     sizes: dict[str, Size] = Field(default={})
@@ -202,6 +206,8 @@ class StudySpec(Spec):
     def _fits_together(self) -> "StudySpec":
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
+        if self.search is not None:
+            self._refuse_unsearchable(self.search)
         twice = [name for name in self.references if name in self.variants]
         if twice:
             raise ValueError(f"{twice[0]!r} is both a variant and one of the references; give the variant another name")
@@ -218,10 +224,34 @@ class StudySpec(Spec):
         for key, values in ((key, values) for grid in self._grids for key, values in grid.items() if key in self.sets):
             for value in values:
                 _refuse_unknown(f"a value of {key!r} in a grid", value, self.sets[key])
-        runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds)
+        trials = 1 if self.search is None else self.search.trials
+        runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds) * trials
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
         return self
+
+    def _refuse_unsearchable(self, search: Search) -> None:
+        if not self.variants:
+            raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
+        for name in search.variants:
+            _refuse_unknown("a variant of the search", name, self.variants)
+        if METRICS[search.metric].to_target and not self.target:
+            raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
+        if self.published is not None:
+            raise ValueError("it has both a search and published figures; a search is compared with no published ones")
+        for name in self.variants:
+            space = search.space_of(name)
+            if not space:
+                raise ValueError(f"search.space has no keys for the variant {name!r}; it needs one, such as 'training.lr'")
+            taken = [key for grid in self._grids for key in grid if key in space]
+            if taken:
+                raise ValueError(f"{taken[0]!r} is both in a grid and in search.space; allowed is one of them")
+            if "seed" in space:
+                raise ValueError("'seed' is no key to search over; the study's 'seeds' are what runs are repeated with")
+            for key, one in space.items():
+                if key in self.sets:
+                    for value in one.extremes:
+                        _refuse_unknown(f"a value of {key!r} in search.space", value, self.sets[key])
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.study.plan import read_study, safe_name
 from tests.study.conftest import write
@@ -59,6 +60,11 @@ def test_the_resolved_file_is_the_same_study_and_needs_no_other(tables: dict[str
     assert {run.scenario.seed for run in study.runs} == {1, 2}
 
 
+def test_a_base_may_be_one_that_comes_with_fedsim() -> None:
+    study = read_study({"base": "quickstart", "variants": {"a": {"stop.rounds": 2}}})
+    assert study.runs[0].scenario.to_toml() == fedsim.load("quickstart", ["stop.rounds=2"]).to_toml()
+
+
 def refused(tables: dict[str, Any], tmp_path: Path) -> str:
     with pytest.raises(ScenarioError) as raised:
         read_study(write(tmp_path / "wrong.toml", tables))
@@ -69,7 +75,7 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seedz": [1]}, "the study has the unknown key 'seedz'; allowed are name, base, seeds"),
+        ({"seedz": [1]}, "the study has the unknown key 'seedz'; allowed are name, about, base, seeds"),
         ({"seedz": [1]}, "did you mean 'seeds'?"),
         ({"seeds": []}, "seeds is []"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] are not different"),

@@ -86,6 +86,17 @@ def test_a_study_from_beginning_to_end(study_file: Path, tables: dict[str, Any],
     assert tables_of(finish(study_file, tmp_path / "one by one")) == tables_of(out)
 
 
+def test_from_python_it_is_the_same_study(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables |= {"variants": {"fedavg": {}, "fails": {"strategy.kind": "tests.study.strategies:Fails"}}}
+    tables["base"]["learning"] = "off"
+    with pytest.raises(fedsim.SimulationError, match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose"):
+        fedsim.run_study(tables, tmp_path / "out", workers=1, allow_code=True)
+    done = fedsim.run_study(tables, tmp_path / "out", only=["variant=fedavg"], allow_code=True)
+    assert done.variants == ["fedavg", "fails"]
+    assert list(done.runs["seed"]) == [1, 2]
+    assert tables["base"]["learning"] == "off"  # what was given is as it was
+
+
 def say_what_the_runs_say(out: Path) -> None:
     said = summaries(out)
     first, second = (said[f"runs/fedprox/seed-{seed}"]["accuracy"]["final"] for seed in (1, 2))

@@ -1,0 +1,101 @@
+"""What trackers of experiments are told of runs: names, settings, and scalars round by round. Studies stand for their runs."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import RunFolderError
+from fedsim.files import flat
+from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import is_done, is_study, read_index
+
+_TAGS = {
+    **{f"model/{name}": name for name in ("accuracy", "loss", "train_loss", "discrepancy")},
+    **{f"groups/{name}": name for name in ("purity", "ari", "nmi")},
+    **{f"clients/{name}": name for name in ("selected", "valid", "slow", "disconnected")},
+}
+_OF_SUMMARY = ("strategy", "seed", "status", "rounds", "simulated_s", "events_sha256", "models_sha256")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A run to be exported.
+
+    Attributes:
+        run: its folder.
+        name: different for each run of an export.
+        study: the name of the study that it is of; empty for a single run.
+    """
+
+    run: RunFolder
+    name: str
+    study: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names the run among those that were exported before: the same run has the same one."""
+        said = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was run, by dotted key."""
+        return flat(self.run.scenario)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What it came to: numbers and names."""
+        summary = self.run.summary
+        figures = {name: summary[name] for name in _OF_SUMMARY if name in summary}
+        figures |= {f"accuracy/{name}": value for name, value in summary["accuracy"].items()}
+        figures |= {f"bytes/{name}": summary["bytes"][name] for name in ("down", "up", "wasted")}
+        figures |= {f"energy/{name}": value for name, value in summary.get("energy", {}).items()}
+        return {name: value for name, value in figures.items() if isinstance(value, str | int | float)}
+
+
+def exports(paths: Sequence[str | Path]) -> list[Export]:
+    """The runs in folders of runs and studies, those of studies that are done.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study, or is damaged; or a study has no run that is done.
+    """
+    single = iter(names([RunFolder(path) for path in paths if not is_study(Path(path))]))
+    found: list[Export] = []
+    for path in map(Path, paths):
+        if not is_study(path):
+            found.append(Export(RunFolder(path), next(single)))
+            continue
+        index = read_index(path)
+        runs = dict.fromkeys(path / run.folder for variant in index.variants for run in variant.runs)
+        done = [folder for folder in runs if is_done(folder)]
+        if not done:
+            raise RunFolderError(f"the study {str(path)!r} has no run that is done")
+        study = path.resolve().name
+        found += [Export(RunFolder(folder), "/".join((study, *folder.parts[-2:])), study) for folder in done]
+    return found
+
+
+def names(runs: Sequence[RunFolder]) -> list[str]:
+    """The runs' folders, with as many folders above as tell them apart, and their places where none do."""
+    paths = [run.path.resolve() for run in runs]
+    for depth in range(1, max((len(path.parts) for path in paths), default=0)):
+        found = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{place}-{path.name}" for place, path in enumerate(paths, start=1)]
+
+
+def scalars(run: RunFolder) -> Iterator[tuple[float, int, dict[str, float]]]:
+    """Each round's time (s), its number, and its scalars by tag: what was measured, and the bytes moved, in it and so far."""
+    moved = 0.0
+    for row in run.rounds:
+        moved += row["bytes_down"] + row["bytes_up"]
+        known = {tag: float(row[name]) for tag, name in _TAGS.items() if row[name] is not None}
+        known |= {
+            "traffic/down, bytes": row["bytes_down"],
+            "traffic/up, bytes": row["bytes_up"],
+            "traffic/so far, bytes": moved,
+        }
+        yield row["time"], row["round"], known

@@ -1,0 +1,391 @@
+"""What a study may search: which values its keys are tried with, what counts, and who proposes the next values.
+
+::
+
+    [search]
+    kind = "optuna"                                       # or "random"
+    trials = 40
+    metric = "time_to_accuracy"                           # one of ``METRICS``
+    [search.space]
+    "training.lr" = { low = 0.001, high = 1.0, log = true }
+    "strategy.clients_per_round" = { low = 2, high = 20 }              # whole numbers, as both ends are
+    "strategy.deadline" = { low = "5 s", high = "60 s" }
+    "model.kind" = ["logistic", "mlp"]
+    [search.variants.fedprox]                             # what one variant is searched over besides
+    "strategy.mu" = { low = 0.001, high = 1.0, log = true }
+
+Each variant is searched by itself, at each point of the grid, with as many trials as the others: so each is compared at its
+best. A trial is a point of the space; it counts what its runs come to on the mean over the study's seeds. Who proposes is told
+the order of the trials alone, so that those without a figure (the target was not reached, the run failed) have a place too.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag, field_validator, model_validator
+
+from fedsim.compare import measures
+from fedsim.errors import ScenarioError, nearest
+from fedsim.language.spec import Spec
+from fedsim.streams import Streams
+
+Number = int | float
+
+_DIGITS = 4  # of a value that is drawn: more would say nothing, and values go into names of folders
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a search looks for.
+
+    Attributes:
+        measure: the name of a run's figure; one "to target" lacks the accuracy, which is the study's highest target.
+        most: whether more of it is better.
+        needs: the key of a scenario without which runs do not have it.
+    """
+
+    measure: str
+    most: bool = False
+    needs: Literal["learning", "energy"] | None = "learning"
+
+    def of(self, targets: Sequence[float]) -> str:
+        """The figure's name, where a study has these targets."""
+        return f"{self.measure} {max(targets):g}" if self.to_target else self.measure
+
+    @property
+    def to_target(self) -> bool:
+        """Whether it is what it costs to reach the target."""
+        return self.measure.endswith(" to target")
+
+
+METRICS: Mapping[str, Metric] = {
+    "final_accuracy": Metric(measures.FINAL.name, most=True),
+    "best_accuracy": Metric(measures.BEST.name, most=True),
+    "worst_accuracy": Metric(measures.WORST.name, most=True),
+    "time_to_accuracy": Metric("time to target"),
+    "bytes_to_accuracy": Metric("traffic to target"),
+    "rounds_to_accuracy": Metric("rounds to target"),
+    "energy_to_accuracy": Metric("energy to target", needs="energy"),
+    "carbon_to_accuracy": Metric("carbon to target", needs="energy"),
+    "simulated_time": Metric(measures.TIME.name, needs=None),
+    "bytes": Metric(measures.TRAFFIC.name, needs=None),
+    "wasted_bytes": Metric(measures.WASTED_TRAFFIC.name, needs=None),
+    "compute": Metric(measures.COMPUTE.name, needs=None),
+    "energy": Metric(measures.ENERGY.name, needs="energy"),
+    "carbon": Metric(measures.CARBON.name, needs="energy"),
+}
+
+
+def _measured(text: str) -> tuple[Number, str]:
+    """The number and the unit of a quantity."""
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    try:
+        number = float(match[1]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not math.isfinite(number):
+        raise ValueError(f"{text!r} is no number with a unit, such as '90 s'")
+    return number, match[2]
+
+
+class Range(Spec):
+    """All numbers between two ends, which are allowed too: whole ones if both ends are, and quantities if these have a unit.
+
+    Attributes:
+        low, high: the ends: numbers, or quantities in the same unit.
+        log: whether each factor is as likely as another, not each difference.
+        step: only values so far apart, from the low end on; in the unit of the ends.
+    """
+
+    low: int | float | str
+    high: int | float | str
+    log: bool = False
+    step: int | float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Range":
+        units = [_measured(end)[1] if isinstance(end, str) else "" for end in (self.low, self.high)]
+        low, high = self.ends
+        if units[0] != units[1]:
+            raise ValueError(f"low is {self.low!r} and high is {self.high!r}; both must have the same unit")
+        if not low < high:
+            raise ValueError(f"low is {self.low!r} and high is {self.high!r}; low must be below high")
+        if self.log and low <= 0:
+            raise ValueError(f"low is {self.low!r}; with log = true it must be above 0")
+        if self.log and self.step is not None:
+            raise ValueError("a range has a step or log = true, not both")
+        if self.step is not None and (self.step > high - low or (self.whole and not isinstance(self.step, int))):
+            kind = "a whole number" if self.whole else "a number"
+            raise ValueError(f"step is {self.step!r}; allowed is {kind} up to {high - low:g}, the width of the range")
+        return self
+
+    @property
+    def ends(self) -> tuple[Number, Number]:
+        """Both as numbers."""
+        low, high = (_measured(end)[0] if isinstance(end, str) else end for end in (self.low, self.high))
+        return low, high
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def extremes(self) -> list[Any]:
+        """The values that are tried before the search begins."""
+        return [self.low, self.high]
+
+    def at(self, share: float) -> Number:
+        """The number below which this share (0..1) of the range lies."""
+        low, high = self.ends
+        step = self.step or (1 if self.whole and not self.log else 0)
+        if step:
+            return low + step * min(int(share * (int((high - low) / step + 1e-9) + 1)), int((high - low) / step + 1e-9))
+        if self.log:
+            below, above = (low - 0.5, high + 0.5) if self.whole else (low, high)
+            number = math.exp(math.log(below) + share * (math.log(above) - math.log(below)))
+        else:
+            number = low + share * (high - low)
+        return min(max(round(number) if self.whole else number, low), high)
+
+    def proposed(self, trial: Any, key: str) -> Number:
+        """The number that a trial of Optuna's proposes."""
+        low, high = self.ends
+        if self.whole:
+            return int(trial.suggest_int(key, low, high, step=self.step or 1, log=self.log))
+        return float(trial.suggest_float(key, low, high, step=self.step, log=self.log))
+
+    def written(self, number: Number) -> Any:
+        """A number as a scenario says it: in few digits, with the unit."""
+        low, high = self.ends
+        if not isinstance(number, int) or not self.whole:
+            number = min(max(float(f"{number:.{12 if self.step else _DIGITS}g}"), low), high)
+        return f"{number:.12g} {_measured(self.low)[1]}" if isinstance(self.low, str) else number
+
+    def told(self, value: Any) -> tuple[Any, Any]:
+        """A value as Optuna is told of it: its number, and the distribution that it is of."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        low, high = self.ends
+        if self.whole:
+            return value, IntDistribution(int(low), int(high), self.log, int(self.step or 1))
+        number = _measured(value)[0] if isinstance(value, str) else value
+        return number, FloatDistribution(low, high, self.log, self.step)
+
+
+class Choice(Spec):
+    """One of a list.
+
+    Attributes:
+        values: them.
+    """
+
+    values: list[Any] = Field(min_length=1)
+
+    @field_validator("values")
+    @classmethod
+    def _differ(cls, values: list[Any]) -> list[Any]:
+        if len({repr(value) for value in values}) < len(values):
+            raise ValueError(f"{values} has one of them twice")
+        return values
+
+    @property
+    def extremes(self) -> list[Any]:
+        """The values that are tried before the search begins."""
+        return self.values
+
+    def at(self, share: float) -> int:
+        """The place of the value below which this share (0..1) of them lies."""
+        return min(int(share * len(self.values)), len(self.values) - 1)
+
+    def proposed(self, trial: Any, key: str) -> int:
+        """The place that a trial of Optuna's proposes."""
+        return int(trial.suggest_categorical(key, range(len(self.values))))
+
+    def written(self, place: Number) -> Any:
+        """The value at a place."""
+        return self.values[int(place)]
+
+    def told(self, value: Any) -> tuple[Any, Any]:
+        """A value as Optuna is told of it: its place, and the distribution that it is of."""
+        from optuna.distributions import CategoricalDistribution
+
+        return self.values.index(value), CategoricalDistribution(range(len(self.values)))
+
+
+def _one_key(said: Any) -> Any:
+    return {"values": said} if isinstance(said, list) else said
+
+
+def _dotted(space: Any, prefix: str = "") -> Any:
+    """A space whose keys are dotted, down to its ranges and lists."""
+    if not isinstance(space, Mapping):
+        return space
+    found: dict[str, Any] = {}
+    for key, said in space.items():
+        is_range = isinstance(said, Mapping) and {"low", "high"} & set(said)
+        found |= _dotted(said, f"{prefix}{key}.") if isinstance(said, Mapping) and not is_range else {prefix + key: said}
+    return found
+
+
+def _which(said: Any) -> str:
+    return "~choice" if isinstance(said, list | Choice) else "~range"
+
+
+def _as_written(one: Choice) -> list[Any]:
+    return one.values
+
+
+_Listed = Annotated[
+    Choice, BeforeValidator(_one_key, json_schema_input_type=list[Any]), PlainSerializer(_as_written, return_type=list[Any])
+]
+
+Space = Annotated[
+    dict[str, Annotated[Annotated[_Listed, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
+    BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
+]
+"""Dotted key -> what it is tried with."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A trial that is over, as who proposes is told of it.
+
+    Attributes:
+        values: of each key.
+        place: how many others are better.
+    """
+
+    values: Mapping[str, Any]
+    place: int
+
+
+class Search(Spec):
+    """How a study's trials are made.
+
+    Attributes:
+        trials: of each variant at each point of the grid.
+        metric: what is to be best; one "to accuracy" is of the study's highest target.
+        space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
+        variants: by name, what one of them is searched over besides.
+        seed: of what is drawn.
+        prune: whether a trial that is worse than the median after some of the seeds is spared the others.
+    """
+
+    kind: str
+    trials: int = Field(default=40, ge=1, le=10_000)
+    metric: str = Field(json_schema_extra={"enum": [*METRICS]})
+    space: Space = Field(default={})
+    variants: dict[str, Space] = Field(default={})
+    seed: int = Field(default=0, ge=0)
+    prune: bool = False
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str) -> str:
+        if metric not in METRICS:
+            raise ValueError(f"{metric!r} is none; allowed are {', '.join(METRICS)}{nearest(metric, METRICS)}")
+        return metric
+
+    def space_of(self, variant: str) -> Space:
+        """What a variant is searched over."""
+        return self.space | self.variants.get(variant, {})
+
+    @property
+    def batch(self) -> int:
+        """How many trials are proposed at a time, before any of them is told of: they are run side by side."""
+        return self.trials
+
+    def refuse_if_missing(self) -> None:
+        """Refuse the search if what it needs is not installed.
+
+        Raises:
+            ScenarioError: it says what to install.
+        """
+
+    def ask(self, line: str, space: Space, told: Sequence[Told], count: int) -> list[dict[str, Any]]:
+        """The values of the next ``count`` trials, the same whenever it is asked.
+
+        Args:
+            line: which variant's, at which point of the grid.
+            space: what it is searched over.
+            told: its trials until now, in their order.
+            count: of trials.
+        """
+        raise NotImplementedError
+
+
+class RandomSearch(Search):
+    """Values drawn at random, each trial independent of the others."""
+
+    kind: Literal["random"] = "random"
+
+    def ask(self, line: str, space: Space, told: Sequence[Told], count: int) -> list[dict[str, Any]]:
+        """The values of the next trials."""
+        draw = Streams(self.seed).uniform
+        numbers = range(len(told), len(told) + count)
+        return [
+            {key: one.written(one.at(draw(f"search/{line}/{key}", number))) for key, one in space.items()} for number in numbers
+        ]
+
+
+class OptunaSearch(Search):
+    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search).
+
+    Attributes:
+        together: how many trials are proposed at a time, before any of them is told of: they are run side by side.
+        startup: so many trials are drawn at random first.
+    """
+
+    kind: Literal["optuna"] = "optuna"
+    together: int = Field(default=4, ge=1)
+    startup: int = Field(default=10, ge=1)
+
+    @property
+    def batch(self) -> int:
+        """How many trials are proposed at a time."""
+        return self.together
+
+    def refuse_if_missing(self) -> None:
+        """Refuse the search without Optuna."""
+        try:
+            import optuna  # noqa: F401
+        except ImportError as error:
+            raise ScenarioError(
+                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); pip install 'optuna>=4' installs it, "
+                "and search.kind = 'random' needs nothing"
+            ) from None
+
+    def ask(self, line: str, space: Space, told: Sequence[Told], count: int) -> list[dict[str, Any]]:
+        """The values of the next trials: by a sampler of their own, which has seen those before."""
+        import warnings
+
+        import optuna
+
+        optuna.logging.disable_default_handler()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, constant_liar=True)
+        study = optuna.create_study(sampler=sampler)
+        for one in told:
+            both = {key: space[key].told(value) for key, value in one.values.items()}
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params={key: value for key, (value, _) in both.items()},
+                    distributions={key: distribution for key, (_, distribution) in both.items()},
+                    value=float(one.place),
+                )
+            )
+        asked = []
+        for _ in range(count):
+            trial = study.ask()
+            asked.append({key: one.written(one.proposed(trial, key)) for key, one in space.items()})
+        return asked
+
+
+AnySearch = Annotated[RandomSearch | OptunaSearch, Field(discriminator="kind")]

@@ -1,0 +1,269 @@
+"""The trials of a study that searches: planned batch by batch, each out of what the runs before it came to.
+
+All is told from the run folders, in the order of the trials: a search that was killed is taken up by planning it again from the
+beginning, which gives the same trials as far as runs are there. A trial is over when its runs are; a run that ended by an error
+of its own is over too, one whose process was lost is not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.compare.lines import short_key, shown
+from fedsim.compare.measures import BEST, measure
+from fedsim.compare.table import Cell, Column, Table
+from fedsim.compare.text import to_csv
+from fedsim.errors import ScenarioError
+from fedsim.language.units import show_bytes, show_seconds
+from fedsim.records import folder as files
+from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
+from fedsim.study.plan import Draft, PlannedRun, Study, Variant, scenario_of, searched, tables_of
+from fedsim.study.search import METRICS, Search, Told
+from fedsim.study.spec import TRIAL
+
+State = Literal["open", "done", "pruned", "failed", "refused"]
+Rank = tuple[float, ...]
+
+_ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
+_ERROR = "error"
+_FEW = 4  # so many others are needed before one is pruned
+
+
+@dataclass
+class Trial:
+    """A point of the space that is tried.
+
+    Attributes:
+        variant: what it is, with its values.
+        number: its own, from 1 on.
+        values: of each key that is searched over.
+        state: how far it is.
+        figures: what its runs came to in the metric, one a seed; None for one that does not have it.
+        nearest: the best accuracy of each run, where the metric is to reach one.
+        error: why it was refused.
+    """
+
+    variant: Variant
+    number: int
+    values: Mapping[str, Any]
+    state: State = "open"
+    figures: list[float | None] = field(default_factory=list)
+    nearest: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """The mean of its figures, if all of them are there."""
+        known = [figure for figure in self.figures if figure is not None]
+        return sum(known) / len(known) if known and len(known) == len(self.figures) else None
+
+    def rank(self, most: bool, seeds: int | None = None) -> Rank:
+        """Less is better: first those that came to their end, then by how many runs lack the figure, then by the figures.
+
+        Args:
+            most: whether more of the metric is better.
+            seeds: so many runs are looked at; None: all, and how it ended.
+        """
+        figures, missing = self.figures[:seeds], self.figures[:seeds].count(None)
+        near = -sum(self.nearest[:seeds])
+        known = sum(figure for figure in figures if figure is not None)
+        ended = 0 if seeds is not None else _ENDED_WELL[self.state]
+        return (ended, -len(figures), missing, near if missing else -known if most else known)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A variant at a point of the grid, and its trials.
+
+    Attributes:
+        variant: without values of what is searched over.
+        trials: in their order.
+    """
+
+    variant: Variant
+    trials: list[Trial] = field(default_factory=list)
+
+
+class Trials:
+    """The trials of a study's search.
+
+    Args:
+        study: with its references alone.
+
+    Attributes:
+        study: with all trials until now.
+        search: how they are made.
+        lines: what is searched.
+    """
+
+    def __init__(self, study: Study, search: Search) -> None:
+        self.search = search
+        spec = study.spec
+        self._spec, self._metric = spec, METRICS[search.metric]
+        self._figure = self._metric.of(spec.target)
+        self._draft = Draft(spec)
+        self._draft.add(study.variants, spec.seeds)
+        self.lines = [Line(variant) for variant in searched(spec)]
+        self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
+        self._rung = 0
+        self._batch: list[tuple[Line, Trial]] = []
+
+    @property
+    def study(self) -> Study:
+        """The study as far as it is planned."""
+        return self._draft.study
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all trials are."""
+        return not self._batch and all(len(line.trials) == self.search.trials for line in self.lines)
+
+    def grow(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+        """Plan what follows from the runs that are over in the study's folder.
+
+        Args:
+            path: the folder.
+            try_to_build: refuses a run that cannot be carried out.
+
+        Raises:
+            ScenarioError: no trial of a first batch can be run.
+        """
+        while not self.is_over and self._told(path):
+            if not self._batch:
+                self._propose()
+                self._plan(path, [trial for _, trial in self._batch], try_to_build)
+                self._refuse_if_none()
+            elif self._rung + 1 < len(self._rungs):
+                self._rung += 1
+                self._prune()
+                self._plan(path, [trial for _, trial in self._batch if trial.state == "open"], try_to_build)
+            else:
+                for _, trial in self._batch:
+                    trial.state = "done" if trial.state == "open" else trial.state
+                self._batch, self._rung = [], 0
+
+    def gave_up(self, folder: Path) -> bool:
+        """Whether the run in a folder ended by an error of its own, so that it is not tried again."""
+        return bool(files.summarised_status(folder) == "failed")
+
+    def _told(self, path: Path) -> bool:
+        """Take the figures of the runs that are planned; whether all of them are over."""
+        open_trials = [trial for _, trial in self._batch if trial.state == "open"]
+        runs = [(trial, run) for trial in open_trials for run in self._new_runs(trial)]
+        if not all(is_done(path / run.folder) or self.gave_up(path / run.folder) for _, run in runs):
+            return False
+        for trial, run in runs:
+            if self.gave_up(path / run.folder):
+                trial.state = "failed"
+            elif trial.state == "open":
+                values = measure(RunFolder(path / run.folder), self._spec.target)
+                trial.figures.append(values[self._figure])
+                trial.nearest.append(values[BEST.name] or 0.0)
+        return True
+
+    def _new_runs(self, trial: Trial) -> Sequence[PlannedRun]:
+        return self._draft.runs_of(trial.variant)[len(trial.figures) :]
+
+    def _propose(self) -> None:
+        for line in self.lines:
+            ranks = [trial.rank(self._metric.most) for trial in line.trials]
+            told = [
+                Told(trial.values, sum(other < rank for other in ranks)) for trial, rank in zip(line.trials, ranks, strict=True)
+            ]
+            count = min(self.search.batch, self.search.trials - len(told))
+            space = self.search.space_of(line.variant.name)
+            for values in self.search.ask(line.variant.label, space, told, count):
+                number = len(line.trials) + 1
+                line.trials.append(Trial(line.variant.at({TRIAL: number} | values), number, values))
+                self._batch.append((line, line.trials[-1]))
+
+    def _plan(self, path: Path, trials: Sequence[Trial], try_to_build: Callable[[PlannedRun], None]) -> None:
+        """Plan the runs of this rung; trials that cannot be run are refused."""
+        for trial in trials:
+            try:
+                if self._rung == 0:
+                    tables = {**tables_of(trial.variant, self._spec), "seed": self._rungs[0][0]}
+                    run = PlannedRun(trial.variant, scenario_of(trial.variant, tables), path)
+                    try_to_build(run)
+            except ScenarioError as error:
+                trial.state, trial.error = "refused", str(error)
+        self._draft.add([trial.variant for trial in trials if trial.state == "open"], self._rungs[self._rung])
+
+    def _refuse_if_none(self) -> None:
+        for line in self.lines:
+            if all(trial.state == "refused" for trial in line.trials):
+                raise ScenarioError(f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}")
+
+    def _prune(self) -> None:
+        """Spare those the other seeds that are worse than the median of the trials that have as many."""
+        for line in self.lines:
+            peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
+            ranks = {trial.number: trial.rank(self._metric.most, self._rung) for trial in peers}
+            middle = sorted(ranks.values())[(len(ranks) - 1) // 2] if ranks else ()
+            for trial in peers:
+                if trial.state == "open" and len(ranks) > _FEW and ranks[trial.number] > middle:
+                    trial.state = "pruned"
+
+    # What it leaves
+
+    def best(self, line: Line) -> Trial | None:
+        """The best of a line's trials that came to their end and have the figure; of equals the first."""
+        there = [trial for trial in line.trials if trial.state == "done" and trial.value is not None]
+        return min(there, key=lambda trial: trial.rank(self._metric.most), default=None)
+
+    def write(self, path: Path) -> None:
+        """Write all trials as a table, the best first, and the scenario of the best of each line."""
+        files.write_text(path / TRIALS, to_csv(self.table()))
+        for line in self.lines:
+            best = self.best(line)
+            name = BEST_OF if len(self.lines) == 1 else f"{Path(BEST_OF).stem}-{line.variant.folder}.toml"
+            if best is not None:
+                files.write_text(path / name, self._draft.runs_of(best.variant)[0].scenario.to_toml())
+
+    def table(self, most: int | None = None) -> Table:
+        """All trials, of each line the best first, and so many at ``most``; what went wrong with one is in the last column."""
+        rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
+        heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
+        columns = [Column(head, tuple(row.get(head) for row in rows)) for head in heads]
+        return Table(tuple(column for column in columns if column.head != _ERROR or any(column.cells)))
+
+    def _rows(self, line: Line) -> Iterator[dict[str, Cell]]:
+        for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):
+            yield {
+                "variant": line.variant.name,
+                **{key: _cell(value) for key, value in line.variant.point},
+                TRIAL: trial.number,
+                "state": trial.state,
+                self.search.metric: trial.value,
+                "runs": len(trial.figures),
+                **{key: _cell(value) for key, value in trial.values.items()},
+                _ERROR: trial.error or None,
+            }
+
+    def lines_of_text(self) -> list[str]:
+        """What came out, for people: a line for each variant at each point of the grid."""
+        return [self._text_of(line) for line in self.lines]
+
+    def _text_of(self, line: Line) -> str:
+        states = [trial.state for trial in line.trials]
+        others = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
+        counted = f"{len(states)} trials" + (f", {', '.join(others)}" if others else "")
+        best = self.best(line)
+        if best is None:
+            return f"{line.variant.label}: no trial has {self.search.metric} ({counted})"
+        values = ", ".join(f"{short_key(key, best.values)} = {value}" for key, value in best.values.items())
+        assert best.value is not None
+        value = _with_unit(self._figure, best.value)
+        return f"{line.variant.label}: best is trial {best.number}, {self.search.metric} {value}: {values} ({counted})"
+
+
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
+
+
+def _with_unit(figure: str, value: float) -> str:
+    if "time" in figure or "compute" in figure:
+        return show_seconds(value)
+    return show_bytes(value) if "traffic" in figure else f"{value:.4g}"
