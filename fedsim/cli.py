@@ -387,6 +387,11 @@ def trace_command(run: Path, out: Path | None) -> None:
 @click.option(
     "--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, such as '20 ms', if it is known."
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(["fluid", "tcp"]),
+    help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
+)
 @click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")
 @_explained
 def calibrate_command(
@@ -398,6 +403,7 @@ def calibrate_command(
     samples: int | None,
     epochs: int,
     latency: float | None,
+    protocol: Any,
     lenient: bool,
 ) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
@@ -405,7 +411,7 @@ def calibrate_command(
     from fedsim.calibrate.log import Said
 
     known = Said(size, samples, epochs, lenient)
-    say(*calibrate(log, out, known, by_client=by_client, hold_out=hold_out, latency=latency))
+    say(*calibrate(log, out, known, by_client=by_client, hold_out=hold_out, latency=latency, protocol=protocol))
 
 
 @main.command("report")

@@ -6,13 +6,18 @@ predicted, and nothing is fitted to them.
 """
 
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from fedsim.calibrate.files import Drawn, write
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import Said, read_log
 from fedsim.calibrate.prediction import HoldOut, held_out, predict
+from fedsim.errors import DataError
+from fedsim.records.reading import RunFolder
+from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
 
 _DRAWS = 20  # worlds, or jitters, that a prediction is the mean of
 
@@ -25,6 +30,7 @@ def calibrate(
     by_client: bool = False,
     hold_out: HoldOut = "third",
     latency: float | None = None,
+    protocol: Literal["fluid", "tcp"] | None = None,
 ) -> list[str]:
     """Fit a world to a log and write it to ``out`` as a scenario, with tables of clients and of rounds; returns what to tell.
 
@@ -35,18 +41,19 @@ def calibrate(
         by_client: write each client's own values, and not distributions.
         hold_out: which rounds nothing is fitted to: every third, the last third, none.
         latency: of all clients (s), if it is known.
+        protocol: that messages are taken to go by, and that is written; by default what a run folder says, or else fluid.
 
     Raises:
-        DataError: the log is missing, malformed, or too short.
+        DataError: the log is missing, malformed, or too short; or its protocol is unknown.
         RunFolderError: a file cannot be read or written.
     """
     log = read_log(path, said)
     held = held_out(log, hold_out)
     mine = log.tasks.at(~np.isin(log.tasks.round, log.rounds.number[held]))
-    fitted = fit(mine, len(log.clients), latency)
+    fitted = fit(mine, len(log.clients), latency, _protocol(path, protocol))
     there = presence(log)
     drawn = Drawn.of(fitted, log, mine, by_client)
-    alike = log.synchronous and not fitted.world.jitter
+    alike = log.synchronous and not fitted.world.jitter and not fitted.world.links.protocol.weighs
     prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
     told = [*drawn.told(log, fitted, there), *prediction.told("with each client's own values")]
     if not by_client:
@@ -55,3 +62,13 @@ def calibrate(
         )
     write(out, path.name, log, fitted, drawn, there, prediction)
     return [*told, *(f"note: {note}" for note in log.notes), f"written to {out}"]
+
+
+def _protocol(path: Path, name: str | None) -> Protocol:
+    """By its name, or that of a run folder; one of somebody's own is no more imported from a run folder than anything else."""
+    said: Any = name or (RunFolder(path).scenario["network"].get("protocol") if path.is_dir() else None) or "fluid"
+    kind = said if isinstance(said, str) else said["kind"]
+    if kind not in PROTOCOLS.kinds:
+        raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid or --protocol tcp")
+    protocol: Protocol = TypeAdapter(ProtocolSpec).validate_python(said)
+    return protocol

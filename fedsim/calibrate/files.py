@@ -15,13 +15,14 @@ from pydantic import TypeAdapter
 from fedsim.calibrate.fitting import Fitted, Presence
 from fedsim.calibrate.log import Log, Tasks
 from fedsim.calibrate.prediction import Prediction
-from fedsim.calibrate.replay import Links, World
+from fedsim.calibrate.replay import World
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import clean, for_csv
 from fedsim.records.folder import writing
 from fedsim.scenario import Scenario
 from fedsim.streams import Streams
 from fedsim.world.distributions import RateDistribution, SpeedDistribution, TimeDistribution
+from fedsim.world.network.protocol import Fluid
 
 Floats = NDArray[np.float64]
 
@@ -83,7 +84,9 @@ class Drawn:
             for name, said in self.said.items()
         }
         return World(
-            drawn["speed"], self.fitted.world.jitter, Links(drawn["down"], drawn["up"], drawn["latency"], links.server)
+            drawn["speed"],
+            self.fitted.world.jitter,
+            links._replace(down=drawn["down"], up=drawn["up"], latency=drawn["latency"]),
         )
 
     def told(self, log: Log, fitted: Fitted, there: Presence | None) -> Iterator[str]:
@@ -91,6 +94,7 @@ class Drawn:
         kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_work} clients at work"
         yield f"log        {len(log.clients)} clients, {len(log.rounds.number)} rounds, {len(log.tasks.client)} tasks ({kind})"
         links = fitted.world.links
+        yield f"protocol   {links.protocol.kind}"
         jitter = f", an epoch's time varies by {fitted.world.jitter:.1%}" if fitted.world.jitter else ", without jitter"
         yield f"speed      {_in_words('speed', fitted.world.speed)}{jitter}"
         for way, rates in (("down", links.down), ("up", links.up)):
@@ -184,12 +188,15 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         strategy = {"kind": "fedavg", "clients_per_round": min(log.cohort, len(log.clients))} | strategy
     else:
         strategy = {"kind": "fedbuff", "concurrency": log.at_work, "buffer": log.per_version} | strategy
+    network: dict[str, Any] = {"kind": "star", "server": server}
+    if links.protocol != Fluid():
+        network["protocol"] = links.protocol.model_dump(mode="json", exclude_defaults=True) | {"kind": links.protocol.kind}
     return {
         "name": f"calibrated from {clean(name)}"[:200],
         "learning": "off",
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
-        "network": {"kind": "star", "server": server, "device": {name: drawn.said[name] for name in ("down", "up", "latency")}},
+        "network": network | {"device": {name: drawn.said[name] for name in ("down", "up", "latency")}},
         "strategy": strategy,
         "stop": {"rounds": len(log.rounds.number)},
     }

@@ -1,7 +1,7 @@
 """Devices and links from a log, by estimators that a few odd rows do not move."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedsim.calibrate.log import Log, Steps, Tasks
 from fedsim.calibrate.replay import Links, World, transfers
 from fedsim.world.network import Direction
+from fedsim.world.network.protocol import Fluid, Protocol
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,6 +27,8 @@ _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # capacities of a server's link that are tr
 _BETTER, _WORTH = 0.9, 0.005  # by how much a limit must explain a log better than none
 _TOGETHER = 3.0  # what the end of a busy time counts, of a transfer's: rounds wait for it, and chance shares it out otherwise
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_LARGE = 1e9  # bytes of a message whose slow start is over
+_STEEP = 1e3  # by so much a link may be faster than its messages are on the mean
 _MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
 
 
@@ -53,24 +56,27 @@ class Presence(NamedTuple):
     share: Floats
 
 
-def fit(tasks: Tasks, clients: int, latency: float | None = None) -> Fitted:
+def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None) -> Fitted:
     """The world that tasks are from.
 
     Args:
         tasks: some of a log.
         clients: how many the log has; one without a task here gets what is usual.
         latency: of all clients (s), if it is known.
+        protocol: by which they sent; fluid if nothing is said. Shares that differ by chance are taken as alike to fit to.
     """
+    protocol = protocol or Fluid()
+    steady = protocol.model_copy(update={"weight_spread": 1.0})
     seen = np.bincount(tasks.client, minlength=clients)
     speed, jitter = _speeds(tasks, clients)
-    latencies = _latencies(tasks, clients) if latency is None else np.full(clients, latency)
+    latencies = _latencies(tasks, clients, steady) if latency is None else np.full(clients, latency)
     is_known = latencies is not None
     if latencies is None:
         latencies = np.zeros(clients)
     rates, server = {}, {}
     for way in _WAYS:
-        rates[way], server[way] = _links(tasks, way, latencies)
-    links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server)
+        rates[way], server[way] = _links(tasks, way, latencies, steady)
+    links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol)
     return Fitted(World(_usual(speed), jitter, links), _overheads(tasks, clients), is_known, seen)
 
 
@@ -163,45 +169,90 @@ def _line(amount: Floats, took: Floats) -> tuple[float, float] | None:
 
 
 def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
-    """The intercept of each client's line of time over amount, at least 0; NaN where there is none, [clients]."""
-    found = np.full(clients, math.nan)
+    """Intercept (at least 0) and slope of each client's line of time over amount; NaN where there is none, [2, clients]."""
+    found = np.full((2, clients), math.nan)
     there = np.flatnonzero(~np.isnan(steps.end))
     for one, own in _own(client[there], clients):
         line = _line(steps.amount[there[own]], steps.took[there[own]])
         if line is not None:
-            found[one] = max(0.0, line[0])
+            found[:, one] = max(0.0, line[0]), line[1]
     return found
 
 
-def _latencies(tasks: Tasks, clients: int) -> Floats | None:
-    """What each transfer of a client takes beside its bytes (s), [clients]; None where all messages have one size."""
-    both = np.stack([_lines(steps, tasks.client, clients) for steps in (tasks.down, tasks.up)])
-    known = ~np.isnan(both)
+def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
+    """The latency of each client's messages (s), [clients]; None where all messages have one size."""
+    lines = np.stack([_lines(steps, tasks.client, clients) for steps in (tasks.down, tasks.up)], axis=1)
+    known = ~np.isnan(lines[0])
     if not known.any():
         return None
-    sums = np.where(known, both, 0.0).sum(axis=0)
+    latency = lines[0].copy()
+    if protocol.slow_start:  # the intercept has round trips in it, by which large messages are late
+        took = lines[0] + lines[1] * _LARGE
+        latency = _bisected(
+            lambda tried: (
+                tried + protocol.sending_s(_LARGE, protocol.overhead / lines[1], 2 * tried + protocol.round_trip) < took
+            ),
+            np.zeros_like(took),
+            lines[0],
+        )
+    sums = np.where(known, latency, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        return _usual(sums / known.sum(axis=0))
+        mean: Floats = sums / known.sum(axis=0)
+    return _usual(mean)
+
+
+def _bisected(is_low: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: Floats) -> Floats:
+    """Where values from ``low`` to ``high`` are low no more."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = is_low(middle)
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return low
 
 
 def _overheads(tasks: Tasks, clients: int) -> Floats:
-    return _lines(tasks.train, tasks.client, clients)
+    intercepts: Floats = _lines(tasks.train, tasks.client, clients)[0]
+    return intercepts
 
 
 # Links.
 
 
-def _links(tasks: Tasks, way: Direction, latency: Floats) -> tuple[Floats, float]:
+def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float]:
     """Rates of the clients' own links, [clients], NaN where nothing went, and the capacity of the server's."""
     steps = tasks.down if way == "down" else tasks.up
     there = ~np.isnan(steps.end) & (steps.amount > 0)
     steps, client, clients = steps.at(there), tasks.client[there], len(latency)
     order = np.argsort(steps.start, kind="stable")
-    search = _Search(way, steps.at(order), client[order], latency)
+    search = _Search(way, steps.at(order), client[order], latency, protocol)
     if not len(client):
         return np.full(clients, math.nan), math.inf
     capacity = search.capacity()
     return search.rates(capacity), capacity
+
+
+def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats) -> Floats:
+    """How long messages of these sizes take over links of their own, beside latencies (s), [messages]."""
+    seconds, round_trip = np.empty(len(sizes)), 2 * latency + protocol.round_trip
+    for size in np.unique(sizes).tolist():
+        own = sizes == size
+        seconds[own] = protocol.sending_s(size, rates[own], round_trip[own])
+    return seconds
+
+
+def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
+    """The rates (bytes/s) by which messages take that long beside their latencies (s), [messages].
+
+    By bisection from that without slow start on. NaN where any faster link would take as long, since windows alone limit it.
+    """
+    low = sizes * protocol.overhead / sending
+    if protocol.window == math.inf:
+        return low
+    told = _sending_s(protocol, sizes, low * _STEEP, latency) < sending
+    low = np.exp(
+        _bisected(lambda log: _sending_s(protocol, sizes, np.exp(log), latency) > sending, *np.log((low, low * _STEEP)))
+    )
+    return np.where(told, low, math.nan)
 
 
 class _Search:
@@ -212,8 +263,8 @@ class _Search:
     single transfers and of whole busy times, says which capacity is right; a limit that explains little more than none is none.
     """
 
-    def __init__(self, way: Direction, steps: Steps, client: Ints, latency: Floats) -> None:
-        self._way, self._steps, self._client, self._latency = way, steps, client, latency
+    def __init__(self, way: Direction, steps: Steps, client: Ints, latency: Floats, protocol: Protocol) -> None:
+        self._way, self._steps, self._client, self._latency, self._protocol = way, steps, client, latency, protocol
         self._over = np.maximum.accumulate(steps.end) if len(client) else steps.end
 
     def rates(self, capacity: float) -> Floats:
@@ -242,15 +293,16 @@ class _Search:
         return best if tried[best] < _BETTER * alone and tried[best] < alone - _WORTH else math.inf
 
     def _first_rates(self) -> Floats:
-        took = np.maximum(self._steps.took - self._latency[self._client], 1e-9)
-        return _median(self._steps.amount / took, self._client, len(self._latency))
+        latency = self._latency[self._client]
+        sending = np.maximum(self._steps.took - latency, 1e-9)
+        return _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, len(self._latency))
 
     def _settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
         """Rates [clients], and how long the first ``most`` transfers take with them (s)."""
         steps, client = self._steps.at(slice(most)), self._client[:most]
         rates = self._first_rates()
         if capacity == math.inf:
-            return rates, self._latency[client] + steps.amount / rates[client]
+            return rates, self._latency[client] + _sending_s(self._protocol, steps.amount, rates[client], self._latency[client])
         rates = np.minimum(rates, capacity)
         real = np.maximum(steps.took - self._latency[client], 1e-9)
         took = real
@@ -267,7 +319,8 @@ class _Search:
 
     def _took(self, steps: Steps, client: Ints, rates: Floats, capacity: float) -> Floats:
         known = np.where(np.isnan(rates), capacity, rates)
-        return transfers(Links(known, known, self._latency, dict.fromkeys(_WAYS, capacity)), self._way, steps, client)
+        links = Links(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
+        return transfers(links, self._way, steps, client)
 
     def _error(self, capacity: float, most: int) -> float:
         """How far single transfers are off on the mean, and how far the ends of busy times are."""
@@ -288,5 +341,6 @@ class _Search:
             steps = self._steps.at(slice(first, last))
             order = np.argsort(steps.end, kind="stable")
             latency = self._latency[self._client[first:last]].min()
-            found.append((np.cumsum(steps.amount[order]) / np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)).max())
+            wire = np.cumsum(steps.amount[order]) * self._protocol.overhead
+            found.append((wire / np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)).max())
         return float(np.percentile(found, 90))

@@ -13,6 +13,7 @@ from fedsim.calibrate.log import Steps, Tasks
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import Direction, Star
+from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
 Floats = NDArray[np.float64]
 
@@ -24,16 +25,19 @@ class Links(NamedTuple):
         down, up: of the clients, bytes/s, [clients].
         latency: s, [clients].
         server: of the server by direction, bytes/s, infinity allowed.
+        protocol: by which messages go over them.
     """
 
     down: Floats
     up: Floats
     latency: Floats
     server: dict[Direction, float]
+    protocol: Protocol = Fluid()
 
-    def build(self, simulation: Simulation) -> Star:
-        """The network."""
-        return Star(simulation, self.down, self.up, self.latency, self.server["down"], self.server["up"])
+    def build(self, simulation: Simulation, streams: Streams) -> Star:
+        """The network; the protocol's weights are drawn from ``streams``."""
+        server, transport = self.server, Transport(self.protocol, streams)
+        return Star(simulation, self.down, self.up, self.latency, server["down"], server["up"], transport)
 
 
 class World(NamedTuple):
@@ -56,7 +60,7 @@ def transfers(links: Links, way: Direction, steps: Steps, client: NDArray[np.int
     One that would begin before the one before it of the same client is over waits for that.
     """
     simulation = Simulation()
-    network = links.build(simulation)
+    network = links.build(simulation, Streams(0))
     took = np.zeros(len(client))
     waiting: dict[int, deque[int]] = {}
 
@@ -88,8 +92,8 @@ class _Play:
 
     def __init__(self, world: World, tasks: Tasks, seed: int) -> None:
         self.simulation = Simulation()
-        self._network = world.links.build(self.simulation)
         self._world, self._tasks, self._streams = world, tasks, Streams(seed)
+        self._network = world.links.build(self.simulation, self._streams)
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def carry_out(self, task: int, done: Callable[[], None]) -> None:
@@ -127,7 +131,7 @@ def rounds(world: World, tasks: Tasks, cohorts: Sequence[NDArray[np.int64]], see
         world: where.
         tasks: what they do.
         cohorts: which tasks each round has.
-        seed: of the jitter.
+        seed: of the jitter and of the shares of links.
     """
     play = _Play(world, tasks, seed)
     took: list[float] = []

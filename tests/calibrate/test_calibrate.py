@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.cli import main
+from fedsim.world.network.protocol import Tcp
 from tests.calibrate.logs import DEVICES, round_s, rounds, written
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
@@ -81,6 +82,41 @@ def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[d
     assert errors(out).mean() < 0.01
 
 
+def of_tcp(server: dict[str, str]) -> dict[str, Any]:
+    """The world behind TCP."""
+    device = WORLD["network"]["device"] | {"latency": "40 ms"}
+    return WORLD | {"network": WORLD["network"] | {"protocol": "tcp", "server": server, "device": device}}
+
+
+def test_a_world_of_tcp_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    """Links by what is on the wire, with slow start taken off; the protocol is the run's, and is written."""
+    everyone = {"kind": "fedavg", "clients_per_round": 12, "local_epochs": 2}
+    run, out = made(of_tcp({}) | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"), tmp_path / "out"
+    result = call(run, "--out", out, "--latency", "40 ms", "--by-client")
+    assert result.exit_code == 0, result.output
+    true, found = of_devices(run), table(out / "clients.csv")
+    np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
+    np.testing.assert_allclose(found["up"], true["link_up"], rtol=0.02)
+    assert errors(out).max() < 0.01
+    scenario = fedsim.load(out / "scenario.toml")
+    assert scenario.network.protocol == Tcp()
+    again = fedsim.run(scenario, tmp_path / "again")
+    before = pq.read_table(run / "rounds.parquet")["time"].to_pylist()
+    np.testing.assert_allclose([row["time"] for row in again.rounds], before, rtol=0.02)
+    assert call(run, "--out", out, "--latency", "40 ms", "--protocol", "fluid").exit_code == 0
+    assert (table(out / "clients.csv")["up"] < 0.96 * true["link_up"]).all()  # as if headers were not there
+
+
+def test_a_limit_at_the_server_is_found_behind_tcp(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    """Shares differ by chance there, so that it is found by what all send together."""
+    run, out = made(of_tcp({"up": "20 Mbit/s"}) | {"stop": {"rounds": 12}}, tmp_path / "run"), tmp_path / "out"
+    result = call(run, "--out", out, "--latency", "40 ms", "--by-client")
+    assert result.exit_code == 0, result.output
+    scenario = fedsim.load(out / "scenario.toml")
+    assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
+    assert errors(out).mean() < 0.03
+
+
 def test_a_buffered_server_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
     population = WORLD["population"] | {"jitter": 0.1}
     strategy = {"kind": "fedbuff", "concurrency": 5, "buffer": 4, "local_epochs": 2}
@@ -129,6 +165,7 @@ def test_rounds_without_noise(tmp_path: Path) -> None:
         (["log.csv", "--bytes", "2"], "'2'"),
         (["log.csv", "--latency", "2 parsecs"], "a time is a number and a unit out of"),
         (["log.csv", "--hold-out", "half"], "third"),
+        (["log.csv", "--protocol", "udp"], "tcp"),
         (["short.csv"], "the log has 2 rounds; 3 at least are needed"),
         (["folder"], "is not a run folder"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import Log, Said, read_log
+from fedsim.world.network.protocol import Tcp
 from tests.calibrate.logs import DEVICES, SIZE, rounds, task, written
 
 
@@ -34,6 +35,23 @@ def test_sizes_that_differ_tell_latency_from_rate(tmp_path: Path) -> None:
         assert found.latency_is_known
         np.testing.assert_allclose(found.world.links.latency, 0.2, rtol=1e-6)
         np.testing.assert_allclose(found.world.links.up, [device[2] for device in DEVICES], rtol=1e-6)
+
+
+def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
+    """By TCP with 0.02 s of latency: after n round trips of 0.04 s, each twice the window before, at the link's rate."""
+    tcp, text = Tcp(), ""
+    for number, size in enumerate((1e6, 2e6, 4e6, 1e6, 2e6, 4e6)):
+        for name, (speed, down, up) in enumerate(DEVICES):
+            wire, begin, took = size * 1514 / 1448, 1000.0 + 100 * number, []
+            for rate in (down, up):
+                rounds = math.ceil(math.log2(rate * 0.04 / 15140)) if rate * 0.04 > 15140 else 0
+                took.append(0.02 + rounds * 0.04 + (wire - 15140 * (2**rounds - 1)) / rate)
+            text += task(str(name), number, begin, (speed, size / took[0], size / took[1]), size=size)
+    log = read_log(written(tmp_path / "log.csv", text), Said())
+    links = fit(log.tasks, 3, None, tcp).world.links
+    np.testing.assert_allclose(links.latency, 0.02, rtol=1e-6)
+    np.testing.assert_allclose(links.down, [device[1] for device in DEVICES], rtol=1e-6)
+    np.testing.assert_allclose(links.up, [device[2] for device in DEVICES], rtol=1e-6)
 
 
 def test_a_few_odd_rows_move_nothing(tmp_path: Path) -> None:
