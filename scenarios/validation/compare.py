@@ -31,6 +31,7 @@ from fedsim.output.mistakes import explained
 HERE = Path(__file__).resolve().parent
 SEEDS = range(1, 6)  # of the unequal shares that transfers get
 PROTOCOLS = ("fluid", "tcp")
+COLOURS = (*SERIES, "#882255")  # of worlds
 
 Floats = NDArray[np.float64]
 
@@ -144,7 +145,7 @@ def draw(found: list[Compared]) -> Figure:
     for panel, title in zip(figure.subplots(1, 2), ("rounds, and versions", "transfers, mean of a client's"), strict=True):
         for one in found:
             real, here = (one.real, one.simulated) if title.startswith("rounds") else one.transfers
-            colour = SERIES[worlds.index(one.world) % len(SERIES)]
+            colour = COLOURS[worlds.index(one.world) % len(COLOURS)]
             filled = one.protocol == "tcp"
             panel.plot(
                 np.ravel(real), 100 * np.ravel(here / real - 1), linestyle="", marker="o" if filled else "x", markersize=6,
@@ -159,7 +160,9 @@ def draw(found: list[Compared]) -> Figure:
         panel.set_title(title)
         panel.set_xlabel("really (s)")
         panel.set_ylabel("simulated / real - 1 (%)")
-    handles = [Line2D([], [], color=SERIES[place % len(SERIES)], linewidth=4, label=name) for place, name in enumerate(worlds)]
+    handles = [
+        Line2D([], [], color=COLOURS[place % len(COLOURS)], linewidth=4, label=name) for place, name in enumerate(worlds)
+    ]
     marks = {"tcp": "o", "fluid": "x"}
     handles += [Line2D([], [], color="black", linestyle="", marker=mark, label=name) for name, mark in marks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))

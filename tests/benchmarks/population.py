@@ -1,10 +1,13 @@
-"""What a large population costs: prints JSON. Run with ``python -m tests.benchmarks.population [--rounds N] [--repeats N]``.
+"""What a large population costs: prints JSON. ``python -m tests.benchmarks.population [--batteries] [--rounds N]``.
 
 The week of ``scenarios/population.toml`` (a round of 1,000 devices every half hour, without learning, written to a run folder)
 with 10,000, 100,000 and 1,000,000 devices, each run in a process of its own: wall and CPU seconds from its start to its exit,
 the most memory that it held, events, and their bytes on disk. A round's cost is the CPU time from its begin to its end, the
 median of the first day's rounds and of the last day's: what grows between them are the paths of availability, which are walked
 from the start of the run when a device is first asked for. Medians over the repeats.
+
+With ``--batteries`` it is one day of 100,000 phones that are reached by day and night, and live on their batteries, as those of
+``scenarios/batteries.toml`` do: to take less than 60 s and 1 GB.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +29,27 @@ from fedsim.records import folder as files
 from fedsim.running.runner import Job
 from fedsim.simulation import Record
 
-SCENARIO = Path(__file__).parents[2] / "scenarios" / "population.toml"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 DEVICES = (10_000, 100_000, 1_000_000)
 ROUNDS_A_DAY = 48
 
 
-def run_one(devices: int, rounds: int, out: Path) -> dict[str, Any]:
+def scenario(devices: int, rounds: int, batteries: bool) -> fedsim.Scenario:
+    """What is run."""
+    week, day = (
+        tomllib.loads((SCENARIOS / f"{name}.toml").read_text(encoding="utf-8")) for name in ("population", "batteries")
+    )
+    week["population"]["devices"] = devices
+    week["stop"] = {"rounds": rounds}
+    if batteries:
+        week["population"]["availability"] = {"kind": "diurnal", "most": 0.4, "least": 0.05, "peak": "02:00"}
+        week["energy"] = day["energy"]
+    return fedsim.Scenario(**week)
+
+
+def run_one(devices: int, rounds: int, batteries: bool, out: Path) -> dict[str, Any]:
     """One run, in this process: CPU seconds of its rounds, and what it has left."""
-    changes = [f"population.devices={devices}", f"stop.rounds={rounds}"]
-    job = Job(fedsim.load(SCENARIO, changes), out, Inline())
+    job = Job(scenario(devices, rounds, batteries), out, Inline())
     began, took = 0.0, []
 
     def watch(record: Record) -> None:
@@ -53,10 +69,11 @@ def run_one(devices: int, rounds: int, out: Path) -> dict[str, Any]:
     }
 
 
-def measure(devices: int, rounds: int) -> dict[str, float]:
+def measure(devices: int, rounds: int, batteries: bool) -> dict[str, float]:
     """The same in a process of its own, with what that took."""
     with tempfile.TemporaryDirectory() as name:
         words = [sys.executable, "-m", __spec__.name, "--one", str(devices), "--rounds", str(rounds), "--out", f"{name}/run"]
+        words += ["--batteries"] * batteries
         began = time.perf_counter()
         child = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert child.stdout is not None
@@ -71,18 +88,20 @@ def measure(devices: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     """Measure all populations and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7 * ROUNDS_A_DAY)
+    parser.add_argument("--batteries", action="store_true")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
+    parser.add_argument("--devices", type=int, nargs="+")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    rounds = options.rounds or (1 if options.batteries else 7) * ROUNDS_A_DAY
     if options.one is not None:
-        print(json.dumps(run_one(options.one, options.rounds, options.out)))
+        print(json.dumps(run_one(options.one, rounds, options.batteries, options.out)))
         return
     report = {}
-    for devices in options.devices:
-        runs = [measure(devices, options.rounds) for _ in range(options.repeats)]
+    for devices in options.devices or ((100_000,) if options.batteries else DEVICES):
+        runs = [measure(devices, rounds, options.batteries) for _ in range(options.repeats)]
         report[f"{devices} devices"] = {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
     print(json.dumps(report, indent=1))
 
