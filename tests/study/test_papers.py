@@ -18,7 +18,7 @@ RUNS = {  # of one seed: each scenario once, however many tables show it
     "cfl": {"small": 8, "full": 4},
     "flexcfl": {"small": 116, "full": 20},
     "lcfl": {"small": 24, "full": 16},
-    "stragglers": {"small": 71, "full": 63},
+    "stragglers": {"small": 113, "full": 105},
 }
 
 
