@@ -16,6 +16,7 @@ from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.evaluation.evaluator import EvaluationSpec
+from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
 from fedsim.language.imports import from_file
@@ -47,7 +48,8 @@ class Scenario(Spec):
         drift: how data change while the run goes on; None: they don't.
         malicious: devices that attack the learning; None: there are none.
         energy: what devices draw, and from what; None: not counted, and nobody has a battery.
-        data, model, training, population, network, world, messages, strategy, evaluation, stop, checkpoint: the other sections.
+        data, model, training, population, network, world, messages, server, strategy, evaluation, stop, checkpoint: the other
+            sections.
     """
 
     name: str = Field(default="unnamed", max_length=200)
@@ -63,6 +65,7 @@ class Scenario(Spec):
     drift: ShiftSpec | None = None
     malicious: MaliciousSpec | None = None
     messages: MessagesSpec = MessagesSpec()
+    server: ServerSpec = ServerSpec()
     strategy: Annotated[SerializeAsAny[StrategyParams], STRATEGIES.validator] = FedAvgParams()
     evaluation: EvaluationSpec = EvaluationSpec()
     stop: StopSpec = StopSpec(rounds=100)

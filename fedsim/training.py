@@ -93,7 +93,8 @@ class Limit:
 
     Attributes:
         stop_at: the absolute time (s) at which it stops; finished epochs count. None for no such limit.
-        budget: how long it may train (s), counted from the begin of the training. None for no such limit.
+        budget: how long it may compute (s), counted from its first computation for the round: what it tests or trains before
+            counts too, also in a task that this one goes on with. None for no such limit.
         reserve_upload: it stops earlier, by the time that it expects so many bytes to take on its own link up. 0: it does not.
         adaptive: it begins another epoch only if the mean of its finished ones says that it will fit.
         at_least: with fewer finished epochs none of them counts, and the task ends as late,

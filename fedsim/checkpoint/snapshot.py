@@ -13,6 +13,7 @@ from fedsim.errors import CheckpointError
 from fedsim.federation.client import Order
 from fedsim.federation.contents import Free, Lazy
 from fedsim.federation.dispatch import Errand
+from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
 from fedsim.training import Limit, Part, Training
@@ -30,7 +31,7 @@ _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
-        *(Errand, Order, Free, Lazy),
+        *(Errand, Order, Free, Lazy, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
         *(Filling, Flow, Half, Load, Place, Tier),
     )
@@ -116,7 +117,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "look-ahead", "vanish"), run.workforce.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
-    owners |= dict.fromkeys(("timer", "return", "shift", "newcomer"), run.dispatch.rearm)
+    owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners["process"] = run.processes.rearm
     if run.workforce.batteries is not None:
         owners["flat"] = run.workforce.batteries.rearm

@@ -14,7 +14,8 @@ from fedsim.records.ledger import Preset
 from fedsim.records.reading import RunFolder
 
 Take = Literal[
-    "max", "mean", "median", "variance", "last", "after", "rounds to", "time to", "missed", "count", "rounds before", "before"
+    "max", "mean", "median", "variance", "variance around a line", "zeros", "last", "after",
+    "rounds to", "time to", "missed", "count", "rounds before", "before"
 ]  # fmt: skip
 
 _OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
@@ -22,8 +23,17 @@ _OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
     "mean": np.mean,
     "median": np.median,
     "variance": lambda values: values.var(ddof=1),
+    "variance around a line": lambda values: _around_a_line(values),
+    "zeros": lambda values: (values == 0).mean(),
     "last": lambda values: values[-1],
 }
+
+
+def _around_a_line(values: NDArray[np.float64]) -> float:
+    """The variance of what a straight line through the values, by least squares, leaves of them."""
+    at = np.arange(len(values))
+    left = values - np.polyval(np.polyfit(at, values, 1), at)
+    return float(left @ left / (len(values) - 2))
 
 
 class Reading(Spec):
@@ -31,7 +41,8 @@ class Reading(Spec):
 
     Attributes:
         title: with its unit.
-        take: of the column's measured values ``max``, ``mean``, ``median``, ``variance`` or the ``last``; the value ``after``
+        take: of the column's measured values ``max``, ``mean``, ``median``, ``variance``, the same around a straight line
+            (``variance around a line``: of what still climbs), the share of ``zeros``, or the ``last``; the value ``after``
             so many ``rounds``; ``rounds to`` or ``time to`` (s) a target, all of the run's where it was ``missed`` (1; else 0);
             of an event the ``count``, whole ``rounds before`` the one of this ``number`` (all rounds where there was none),
             or the column's last value ``before`` its first.

@@ -4,21 +4,26 @@ The server half asks; the world carries the message; the client half says what i
 instant at which the device comes to it; the world carries the answer; the server half is told. Neither half holds the other.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import BEST, Client, Done, Order
 from fedsim.federation.contents import Contents, payloads, received
+from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
-from fedsim.simulation import Simulation, Wakeup
+from fedsim.simulation import Simulation, Wakeup, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.task import Download, Evaluate, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Evaluate, Outcome, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner, Ref
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 _MESSAGES: dict[str, Callable[[int], Message]] = {"return": Return, "shift": Shift, "newcomer": Arrival}
 """What is said of a device as soon as it can be reached, by the kind of its alarm."""
+
+_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
+"""What the server sees of how tasks end: who vanishes does not say for how long, or why."""
 
 
 @dataclass(slots=True)
@@ -62,6 +70,7 @@ class Dispatch:
         streams: the run's streams; strategies draw only through ``Server.rng`` and ``Server.sample``.
         evaluator: measures aggregations and says when the run is over.
         messages: how models are written.
+        own: what the server's own computing takes, and how long it waits for a device that has vanished.
         batch_size: B, samples of an SGD step.
         devices: what each device knows of itself.
         attack: what malicious devices do to their updates; None where there are no such devices.
@@ -69,6 +78,8 @@ class Dispatch:
 
     Attributes:
         errands: what each running task is about.
+        busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
+        unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Dispatch:
         *,
         evaluator: Evaluator,
         messages: MessagesSpec,
+        own: ServerSpec,
         batch_size: int,
         devices: Devices,
         attack: Attack | None = None,
@@ -94,6 +106,9 @@ class Dispatch:
         self.workforce: Workforce
         self.strategy: Strategy
         self.errands: dict[int, Errand] = {}
+        self.busy_until = 0.0
+        self.unnoticed: dict[int, TaskEnd] = {}
+        self._own = own
         self._down, self._up = Wire(messages.down, learner), Wire(messages.up, learner)
         self._client: Client[Any]
         self._devices = devices
@@ -140,6 +155,12 @@ class Dispatch:
     def coding_s(self) -> tuple[float, float]:
         """How long a device decodes a model that came down, and encodes one that goes up (s)."""
         return self._down.model_s, self._up.model_s
+
+    def compute(self, what: str, n: int, d: int, m: int) -> None:
+        """The server begins an operation (``costs``); it does one after the other."""
+        if self._own.speed is not None:
+            seconds = cost_s(what, n, d, m) / self._own.speed
+            self.busy_until = on_grid_after(max(self.busy_until, self.simulation.now) + seconds)
 
     def await_return(self, device: int, when: float) -> None:
         """Tell the strategy at ``when`` (s) that a device is there."""
@@ -236,10 +257,37 @@ class Dispatch:
                 self._devices.keep(task.device, errand.keeping)
                 self._client.sent(self._devices[task.device], errand.order, errand.reply)
                 contents = received(errand.reply)
-        order = errand.order
-        self.simulation.post(
-            TaskEnd(task.id, task.device, task.round, task.group, order.job, outcome, order.contents, contents)
-        )
+        order, seen = errand.order, _SEEN.get(outcome, outcome)
+        end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
+        if seen != "lost" or not self._own.patience:
+            self.simulation.post(end)
+            return
+        self.unnoticed[task.id] = end
+        now = self.simulation.now
+        there = math.inf if task.device in self.workforce.off else self.workforce.next_on(task.device, now)
+        self.rearm("notice", task.id, min(on_grid_after(now + self._own.patience), there))
+
+    def _notice(self, task: int) -> None:
+        """The server gives a lost task up: it has waited long enough, needs it no more, or the device is there again."""
+        end = self.unnoticed.pop(task, None)
+        if end is not None:
+            self.simulation.post(end)
+
+    def end(self, task: int, cause: Cause) -> None:
+        """See ``Server.end``; a task that is lost unnoticed stays lost, for the books."""
+        if task in self.unnoticed:
+            self._notice(task)
+        else:
+            self.workforce.end(task, cause)
+
+    def is_idle(self, device: int) -> bool:
+        """Whether a device can be reached and, for all that the server knows, has nothing to do."""
+        return self.workforce.is_idle(device) and all(end.device != device for end in self.unnoticed.values())
+
+    def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The same of several, all different; bool, as many."""
+        idle = self.workforce.idle(devices)
+        return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
     def on_arrival(self, device: int) -> None:
         """The world says that a newcomer can be reached."""
@@ -247,6 +295,8 @@ class Dispatch:
 
     def on_switched_on(self, device: int) -> None:
         """The world says that a device is switched on again: what was to be said of it when it can be reached is said then."""
+        for task in [task for task, end in self.unnoticed.items() if end.device == device]:
+            self._notice(task)
         told, self._untold = self._untold, []
         for kind, number in told:
             if number == device:
@@ -289,6 +339,8 @@ class Dispatch:
         match message:
             case TaskEnd():
                 await self.strategy.on_task_end(message)
+            case Timer(name) if self.busy_until > self.simulation.now:
+                self.set_timer(name, self.busy_until)
             case Timer(name):
                 await self.strategy.on_timer(name)
             case Return(device):
@@ -315,6 +367,8 @@ class Dispatch:
             "errands": self.errands,
             "devices": self._devices.snapshot(),
             "untold": self._untold,
+            "busy_until": self.busy_until,
+            "unnoticed": self.unnoticed,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -325,10 +379,13 @@ class Dispatch:
         self._devices.restore(state["devices"])
         self._timers = {}
         self._untold = state["untold"]
+        self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm: a ``timer`` that was there when the snapshot was taken, or one of ``_MESSAGES`` about a device."""
-        if kind == "timer":
+        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one of ``_MESSAGES`` about a device."""
+        if kind == "notice":
+            self.simulation.wake((kind, number), when, lambda: self._notice(number))
+        elif kind == "timer":
             name = self._timer_names[number]
             self._timers[name] = self.simulation.wake((kind, number), when, lambda: self._ring(name))
         else:

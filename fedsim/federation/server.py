@@ -52,9 +52,21 @@ class Server:
         """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it.
 
         At a time that is now, it goes off in this instant, after every message that is already there. Returns the time, on
-        the clock's grid.
+        the clock's grid. What the server computes comes first (``compute``): until that is done, no timer goes off.
         """
         return self._dispatch.set_timer(name, max(self.now, on_grid(when)))
+
+    @property
+    def computing(self) -> bool:
+        """Whether the server still computes."""
+        return self._dispatch.busy_until > self.now
+
+    def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
+        """Say that the server computes something: ``what`` of ``costs``, with its sizes. Timers wait until it is done.
+
+        ``mix`` and ``apply`` say so themselves.
+        """
+        self._dispatch.compute(what, n, d, m)
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer; harmless when there is none."""
@@ -78,7 +90,7 @@ class Server:
 
     def online(self) -> list[int]:
         """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
-        online: list[int] = np.flatnonzero(self._dispatch.workforce.idle(np.arange(self.devices))).tolist()
+        online: list[int] = np.flatnonzero(self._dispatch.idle(np.arange(self.devices))).tolist()
         return online
 
     def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
@@ -93,7 +105,7 @@ class Server:
         while shuffle.remaining and len(chosen) < count:
             places = shuffle.draw(max(count - len(chosen), _LEAST_ASKED))
             devices = np.array(places if among is None else [among[place] for place in places], dtype=np.int64)
-            chosen += devices[self._dispatch.workforce.idle(devices)].tolist()
+            chosen += devices[self._dispatch.idle(devices)].tolist()
         return chosen[:count]
 
     def arrived(self, device: int) -> bool:
@@ -107,7 +119,7 @@ class Server:
 
     def idle(self, device: int) -> bool:
         """Whether a device is checked in and has nothing to do."""
-        return self._dispatch.workforce.is_idle(device)
+        return self._dispatch.is_idle(device)
 
     def chosen(self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True) -> list[int]:
         """The devices that a function has chosen to be asked.
@@ -157,7 +169,7 @@ class Server:
 
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; harmless on one that has just ended."""
-        self._dispatch.workforce.end(task, cause)
+        self._dispatch.end(task, cause)
 
     def await_return(self, device: int, delay: float = 0.0) -> bool:
         """Call the strategy's ``on_return(device)`` when the device can be reached, ``delay`` (s) from now at the earliest.
@@ -191,6 +203,7 @@ class Server:
         as they are, right for a sum of differences). ``otherwise`` stands in when nothing is left, or when what is left sums
         to 0; without it the mix is then itself not finite.
         """
+        self.compute("mix", len(parts), self.setting.parameters)
         return self._dispatch.learner.mix(parts, otherwise, rescale=rescale)
 
     def model(self, weights: NDArray[np.floating]) -> Ref:
@@ -224,6 +237,7 @@ class Server:
             size: how many numbers the function gives; None for a model. With a number it is given all models, finite or not.
             constants: what else the function is given; JSON-able.
         """
+        self.compute("mix", len(models), self.setting.parameters)
         named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
         how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out, "size": size}
         return self._dispatch.learner.apply(function, models, **how, **constants)

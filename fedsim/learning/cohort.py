@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
-from fedsim.learning.solvers import batches
+from fedsim.learning.solvers import Penalised, batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
 from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
@@ -116,7 +116,9 @@ class Trainer:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
         first, training = jobs[0], self.training
-        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, first.recipe.training.mu)
+        descent = Descent(
+            first.lr, training.momentum, training.weight_decay, training.l2, first.recipe.training.mu, training.l2_on
+        )
         return self.solver.solve([self._local_solve(job) for job in jobs], descent)
 
     def _local_solve(self, job: Job) -> LocalSolve:
@@ -208,12 +210,12 @@ class Chooser:
                 losses[at][position] = loss
         return losses
 
-    def penalties(self, questions: Sequence[Question], l2: float) -> list[NDArray[np.float64]]:
+    def penalties(self, questions: Sequence[Question], l2: float, l2_on: Penalised) -> list[NDArray[np.float64]]:
         """The penalty l2 ||kernels||^2 of each model, float64 [models] for each question."""
         penalties = [np.zeros(len(question.models)) for question in questions]
         if l2:
             for weights, places in _by_model(questions):
-                penalty = l2 * self._solver.kernel_norm(weights)
+                penalty = l2 * self._solver.kernel_norm(weights, l2_on)
                 for at, position in places:
                     penalties[at][position] = penalty
         return penalties

@@ -223,7 +223,7 @@ class Learning(Learner):
         questions = [self._chooser.question(ref, self._data) for ref in refs]
         chunks = self._chooser.split(questions)
         futures = [self._simulation.submit(self._chooser.mean_losses, [questions[at] for at in chunk]) for chunk in chunks]
-        penalties = self._chooser.penalties(questions, self._training.l2)
+        penalties = self._chooser.penalties(questions, self._training.l2, self._training.l2_on)
         for chunk, future in zip(chunks, futures, strict=True):
             for at, losses in zip(chunk, await self._simulation.join(future), strict=True):
                 refs[at].choose(losses + penalties[at])

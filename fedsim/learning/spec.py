@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from fedsim.language.spec import Spec
-from fedsim.learning.solvers import Choice
+from fedsim.learning.solvers import Choice, Penalised
 
 
 class TrainingSpec(Spec):
@@ -18,6 +18,7 @@ class TrainingSpec(Spec):
         momentum: heavy-ball momentum, v <- momentum v + g.
         weight_decay: added to the gradient of every parameter, as weight_decay w.
         l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W.
+        l2_on: ``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN.
         lr_decay: the learning rate of round r is lr lr_decay^r.
         init: ``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases
             too). A module of the user's own initialises itself.
@@ -31,6 +32,7 @@ class TrainingSpec(Spec):
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
     l2: float = Field(default=0.0, ge=0.0, le=1e6)
+    l2_on: Penalised = "kernels"
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     init: Literal["glorot", "torch"] = "glorot"
     solver: Choice = "fast"

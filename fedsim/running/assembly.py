@@ -89,6 +89,7 @@ class Run:
             streams,
             evaluator=self.evaluator,
             messages=scenario.messages,
+            own=scenario.server,
             batch_size=scenario.training.batch_size,
             devices=Devices(
                 self.population,

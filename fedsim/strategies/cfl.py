@@ -293,6 +293,9 @@ class CFL(Grouped[CFLParams]):
         found = self._to_split(clusters) if may_split else []
         if schedule is not None:
             state["scheduled"] += len(found)
+        for cluster in found:
+            self.server.compute("products", len(cluster.updates), self.setting.parameters)
+            self.server.compute("linkage", len(cluster.updates))
         return [bisect(cluster, params.split) for cluster in found]
 
     def _is_due(self, schedule: list[int]) -> bool:
@@ -303,6 +306,7 @@ class CFL(Grouped[CFLParams]):
     async def _clusters(self) -> list[Cluster]:
         """The clusters from which finite updates came, with these."""
         received = self.state["received"]
+        self.server.compute("distances", len(received), self.setting.parameters)
         changes = await self._changes([(entry["update"], entry["start"]) for entry in received])
         updates = {entry["task"]: change for entry, change in zip(received, changes, strict=True)}
         clusters = []

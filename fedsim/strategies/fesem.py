@@ -1,13 +1,14 @@
 """FeSEM: the server puts each client into the group whose model is nearest to the one that the client sent last."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.language.spec import Epochs
+from fedsim.strategies.clustering.algorithms import kmeans
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
@@ -18,6 +19,10 @@ class FeSEMParams(GroupedParams):
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
+        centers: ``updates``: as in the published code of FlexCFL, see ``FeSEM``. ``k-means``: clients are clustered as points.
+            After each round every client that has ever sent a model joins the group whose model is nearest to the one that it
+            sent last, and a group's model becomes the mean of its members' last models, of this round or not (Xie et al.,
+            Algorithm 1). The first groups are made by k-means on what has come as soon as that is enough for all of them.
     """
 
     kind: Literal["fesem"] = "fesem"
@@ -25,6 +30,15 @@ class FeSEMParams(GroupedParams):
     local_epochs: Epochs = 10
     sweep: bool = True
     aggregation: AggregationSpec = Mean()
+    centers: Literal["updates", "k-means"] = "updates"
+
+    @model_validator(mode="after")
+    def _points_have_a_mean(self) -> Self:
+        if self.centers == "k-means" and (self.aggregation.kind != "mean" or self.server is not None):
+            raise ValueError(
+                "'centers' is 'k-means', where a group's model is the mean of its points; 'aggregation' must be 'mean'"
+            )
+        return self
 
 
 class FeSEM(Grouped[FeSEMParams]):
@@ -39,7 +53,8 @@ class FeSEM(Grouped[FeSEMParams]):
     model becomes the mean of its updates. Nothing but models is ever sent, and a device's data have no influence on its
     group, so a shift changes nothing (FeSEM-MIG is the same). A newcomer is a client that has sent none.
 
-    State besides ``Grouped``'s: ``initial``, and ``last``, the model that each device sent last.
+    State besides ``Grouped``'s: ``initial``, and ``last``, the model that each device sent last; with ``centers = "k-means"``
+    ``known``, who has sent one, and ``begun``, whether there are centers made of them.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
@@ -50,10 +65,17 @@ class FeSEM(Grouped[FeSEMParams]):
         self.state["initial"] = server.initial()
         self.state["models"] = [server.initial(1 + group) for group in range(groups)]
         self.state["last"] = [self.state["initial"]] * server.devices
+        if self.params.centers == "k-means":
+            self.state |= {"known": [], "begun": False, "models": [self.state["initial"]] * groups}
         await super().on_start()
 
     async def before_asking(self) -> None:
         """The E-step: the nearest group of each client of the cohort, the first of equals."""
+        if self.params.centers == "k-means":
+            for device in self.state["cohort"]:
+                if self.group_of(device) is None:
+                    self.move(device, 0, "e-step")
+            return
         cohort = self.state["cohort"]
         for device, group in zip(cohort, await self._nearest(cohort), strict=True):
             self.move(device, group, "e-step")
@@ -62,6 +84,7 @@ class FeSEM(Grouped[FeSEMParams]):
         server, models = self.server, self.state["models"]
         if not server.learns:
             return self.random_groups(len(devices), "e-step", self.state["round"])
+        server.compute("distances", len(devices), server.setting.parameters, len(models))
         values = await server.values([*models, *(self.state["last"][device] for device in devices)])
         centers, sent = values[: len(models)], values[len(models) :]
         return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]
@@ -70,7 +93,33 @@ class FeSEM(Grouped[FeSEMParams]):
         """The M-step; the server keeps what each client has sent."""
         for entry in self.state["received"]:
             self.state["last"][entry["device"]] = entry["update"]
-        await super().aggregate()
+        await (self._move_centers() if self.params.centers == "k-means" else super().aggregate())
+
+    async def _move_centers(self) -> None:
+        """One step of Lloyd's algorithm on all models that clients have sent; the first time a whole k-means."""
+        state, server = self.state, self.server
+        state["known"] = sorted({*state["known"], *(entry["device"] for entry in state["received"])})
+        known, last, groups = state["known"], state["last"], len(state["models"])
+        if not state["received"]:
+            return
+        if server.learns and len(known) >= groups and not state["begun"]:
+            rows = np.stack(await server.values([last[device] for device in known])).astype(np.float64)
+            server.compute("k-means", len(rows), rows.shape[1], groups)
+            nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
+        else:
+            nearest = await self._nearest(known)
+        state["begun"] = state["begun"] or len(known) >= groups
+        for device, group in zip(known, nearest, strict=True):
+            self.move(device, group, "e-step")
+        for entry in state["received"]:
+            entry["group"] = self.group_of(entry["device"])
+        for group in sorted({*nearest}):
+            members = [device for device, own in zip(known, nearest, strict=True) if own == group]
+            entries = [entry for entry in state["received"] if entry["group"] == group]
+            if entries:
+                self.record_aggregate(entries, [1 / len(members)] * len(entries), group=group)
+            share = 1 / len(members)
+            state["models"][group] = server.mix([(last[device], share) for device in members], otherwise=state["models"][group])
 
 
 def _distance(model: NDArray[np.float32], center: NDArray[np.float32]) -> float:

@@ -17,7 +17,7 @@ from fedsim.language.spec import Epochs, Iterations
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import agglomerative, kmeans
-from fedsim.strategies.clustering.edc import edc_features
+from fedsim.strategies.clustering.edc import EXACT_UP_TO, edc_features
 from fedsim.strategies.clustering.similarity import MOST_SHOWN, cosine_matrix, madc, most_alike, rounded, shown_pairs
 from fedsim.strategies.clustering.weights import inter_group_coefficients
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
@@ -293,6 +293,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if not server.learns or params.cold_start == "random-centers":
             order = generator.permutation(len(devices))
             return [int(place) % params.groups for place in np.argsort(order)]
+        n, d, m = len(updates), server.setting.parameters, params.groups
+        if params.cold_start == "madc":
+            server.compute("products", n, d)
+            server.compute("absolute differences", n)
+        else:
+            server.compute("products" if n <= EXACT_UP_TO else "directions", n, d, m)
+            server.compute("k-means", n, m, m)
         labels, record = cluster_updates(await self._changes(updates), params.groups, params.cold_start, generator)
         self.server.emit("clustering", devices=devices, **record)
         return labels
@@ -359,6 +366,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if not server.learns:
             return
         models = [state["models"][group] for group in inhabited]
+        server.compute("distances", len(models), server.setting.parameters)
         norms = [float(np.linalg.norm(value.astype(np.float64))) for value in await server.values(models)]
         if not np.isfinite(norms).all():
             return

@@ -211,7 +211,7 @@ class Grouped(Synchronous[G]):
         if name == "assign":
             if self.state["prepared"]:  # else another timer of this instant has seen to them
                 await self._assign()
-        elif name in ("ask", "deadline") and self.state["prepared"]:
+        elif name in ("ask", "computed", "deadline") and self.state["prepared"]:
             self.server.cancel_timer("assign")
             await self._assign()
             self.server.timer(name, self.server.now)

@@ -56,9 +56,9 @@ class IFCAClient(MigratingClient[IFCAParams]):
     def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
         """Test, and train if that is asked."""
         if order.job == "choose":
-            return (Evaluate(tuple(order["migration"])),)
+            return (Evaluate(tuple(order["migration"]), self.testing_limit(order)),)
         training = Training(BEST, full_batch=True) if self._steps_once else Training(BEST, self.params.local_epochs)
-        return (Evaluate(tuple(order["model"])), Train(training, self.limit(device, order)))
+        return (Evaluate(tuple(order["model"]), self.testing_limit(order)), Train(training, self.limit(device, order)))
 
     def limit(self, device: Device, order: Order) -> Limit:
         """The one step, or all epochs."""

@@ -1,6 +1,6 @@
 """LCFL: devices are clustered once, by how much worse their models do on each other's data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedsim.language.spec import Epochs, Iterations
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import Labels, Start, agglomerative, canonical, dbscan, k_medoids, members, radius
-from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, shown_pairs
+from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.strategies.grouped import Grouped
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
@@ -26,7 +26,7 @@ from fedsim.strategies.synchronous import CombiningParams, SelectingParams, Sync
 from fedsim.training import Training
 from fedsim.world.task import Evaluate, Train
 
-Measure = Literal["lcfl", "diff-norm", "grad-cos"]
+Measure = Literal["lcfl", "loss-gap", "diff-norm", "grad-cos"]
 
 
 class LCFLParams(SelectingParams, CombiningParams):
@@ -44,8 +44,9 @@ class LCFLParams(SelectingParams, CombiningParams):
         warmup_iterations: SGD steps of it, in place of ``warmup_epochs`` (the T of Algorithm 1).
         local_start: the local warm-up begins at a model that the server sends (``common``) or at the device's own draw
             (``own``).
-        metric: how far apart two devices are: ``lcfl`` (Eq. 2); ``diff-norm``, the distance of their models; ``grad-cos``, 1
-            minus the cosine of their gradients.
+        metric: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
+            (Eq. 6), for which devices send their losses themselves; ``diff-norm``, the distance of their models;
+            ``grad-cos``, 1 minus the cosine of their gradients.
         gradient: what ``grad-cos`` compares: the gradients on all of a device's data at its own model (``final``, as in the
             paper), which each device computes and sends; or the whole changes by the last training (``update``), which the
             server has anyway.
@@ -91,7 +92,7 @@ class LCFLParams(SelectingParams, CombiningParams):
     @property
     def second_campaign(self) -> Literal["exchange", "gradient"] | None:
         """What devices that have a model are asked for before they are clustered, if anything."""
-        if self.metric == "lcfl":
+        if self.metric in ("lcfl", "loss-gap"):
             return "exchange"
         return "gradient" if self.metric == "grad-cos" and self.gradient == "final" else None
 
@@ -121,10 +122,11 @@ Found = tuple[list[int], Matrix]
 """Positions of the devices that can be compared, and their distances."""
 
 
-def by_losses(losses: Matrix) -> Found:
-    """Distances by what devices' models do to each other's data (LCFL, Eq. 2).
+def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance) -> Found:
+    """Distances by what devices' models do to each other's data.
 
     Args:
+        measure: of the matrix: ``loss_distance`` (LCFL, Eq. 2) or ``loss_gap`` (Eq. 6).
         losses: L_i(w_j), the objective on the data of device i (row) of the model of device j (column), [n, n].
 
     Returns:
@@ -134,7 +136,7 @@ def by_losses(losses: Matrix) -> Found:
     kept = own[np.isfinite(losses[np.ix_(own, own)]).all(axis=0)]
     if not len(kept):
         return [], np.zeros((0, 0))
-    return kept.tolist(), loss_distance(losses[np.ix_(kept, kept)])
+    return kept.tolist(), measure(losses[np.ix_(kept, kept)])
 
 
 def by_models(models: Sequence[NDArray[np.float32]]) -> Found:
@@ -183,7 +185,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
-                return (Evaluate(tuple(order["cold-start"])),)
+                return (Evaluate(tuple(order["cold-start"]), self.testing_limit(order)),)
             case "warm-up":
                 return (Train(self._warming_up(device, order)),)
         return super().work(device, order)
@@ -203,7 +205,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         match order.job:
             case "exchange":
                 assert done.tested is not None
-                return {"probe-loss": Lazy("losses", done.tested, len(order["exchange"]))}
+                differences = len(order["exchange"])
+                return {"probe-loss": Lazy("losses", done.tested, differences + (self.params.metric == "loss-gap"))}
             case "gradient":
                 return {"gradient": done.update}
             case "cold-start":
@@ -233,7 +236,8 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
 
     Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i
     of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes). The
-    distance of two devices is the sum of what both found. The objective is what training minimises, with the penalty
+    distance of two devices is the sum of what both found. (For ``loss-gap`` each sends L_i(w_j), M scalars, and the distance is
+    |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.) The objective is what training minimises, with the penalty
     ``training.l2`` if there is one. The other metrics need no exchange. For ``diff-norm`` the server has the models. For
     ``grad-cos`` each of these devices is asked for the gradient on all of its data at w_i: it makes one step of length 1 and
     sends the model that it has then (d parameters).
@@ -448,6 +452,9 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         record: dict[str, Any] = {"measure": params.metric}
         if server.learns:
             kept, distance = await self._distances(devices)
+            if params.second_campaign != "exchange":
+                server.compute("products", len(kept), server.setting.parameters)
+            server.compute("medoids" if params.clustering == "k-medoids" else "linkage", len(kept), m=params.groups)
             if len(kept) < params.groups:
                 raise SimulationError(
                     f"the warm-up of {len(devices)} devices gave {len(kept)} finite models, fewer than the {params.groups} "
@@ -468,10 +475,10 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
     async def _distances(self, devices: list[int]) -> Found:
         """How far apart devices are, by positions in ``devices``."""
         server, state = self.server, self.state
-        if self.params.metric == "lcfl":
+        if self.params.second_campaign == "exchange":
             rows = await server.numbers([state["tested"][device] for device in devices])
             columns = [state["exchanged"].index(device) for device in devices]
-            return by_losses(np.stack(rows)[:, columns])
+            return by_losses(np.stack(rows)[:, columns], loss_gap if self.params.metric == "loss-gap" else loss_distance)
         models = await server.values([state["own"][device] for device in devices])
         if self.params.metric == "diff-norm":
             return by_models(models)

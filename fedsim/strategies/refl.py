@@ -158,9 +158,12 @@ class REFL(FedAvg[REFLParams]):
         return {name: count for name, count in super().counts().items() if name in ("valid", "disconnected")}
 
     async def _close_round(self) -> None:
-        state = self.state
         self.server.cancel_timer("close")
         await super()._close_round()
+
+    async def _finish_round(self) -> None:
+        await super()._finish_round()
+        state = self.state
         for task, number in list(state["late"].items()):
             if self.params.most_staleness is not None and state["round"] - number > self.params.most_staleness:
                 self.server.end(task, "late")

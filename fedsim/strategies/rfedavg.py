@@ -358,6 +358,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             clusters = members(canonical(generator.integers(self.classes, size=len(entries))))
         else:
             eps = await self._threshold(entries) if params.uses_loss else None
+            n, d = gradients.shape
+            self.server.compute("products", n, d)
+            if params.clustering == "kmeans":
+                self.server.compute("k-means", n, d, self.classes)
             similarity = cosine_matrix(gradients)
             clusters = cluster_gradients(params, gradients, similarity, eps, self.classes, generator)
             if number & (number - 1) == 0:

@@ -26,7 +26,7 @@ from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
 from fedsim.strategies.parts.selection import QUESTION, Selection, SelectionSpec
 from fedsim.strategies.parts.selection.random import Random
 from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
-from fedsim.training import Limit
+from fedsim.training import NO_LIMIT, Limit
 from fedsim.world.population import DeadlineBase
 
 _TIE_S = 1e-3  # a round that closes so shortly after a time of the schedule has closed at it: the clock's roundings may add up
@@ -223,6 +223,10 @@ class SynchronousClient(Client[S]):
     def limit(self, device: Device, order: Order) -> Limit:
         """All epochs or none."""
         return self._limit
+
+    def testing_limit(self, order: Order) -> Limit:
+        """What is tested in a round must fit before the same deadline."""
+        return NO_LIMIT if order.round is None else Limit(budget=self.training_limit)
 
     def computed(self, device: Device, order: Order, done: Done) -> Done:
         """What the aggregation has clients do to their updates."""
@@ -464,11 +468,21 @@ class Synchronous(Strategy[S]):
         return task
 
     async def on_timer(self, name: str) -> None:
-        """The deadline ends what is open; a round that is due is opened; the retry looks for clients again."""
+        """The deadline ends what is open; a round that is due is opened; the retry looks for clients again.
+
+        ``computed`` and ``aggregated``: the server is done with what it computes before a round asks, or closes.
+        """
         if name in ("retry", "round"):
             self._open_round()
         elif name == "ask":
             await self.before_asking()
+            if self.server.computing:
+                self.server.timer("computed", self.server.now)
+            else:
+                self._ask_cohort()
+        elif name == "aggregated":
+            await self._finish_round()
+        elif name == "computed":
             self._ask_cohort()
         elif name == "deadline":
             self._end_open()
@@ -511,9 +525,17 @@ class Synchronous(Strategy[S]):
         return counts | {name: self.state[name] for name in ("slow", "disconnected")}
 
     async def _close_round(self) -> None:
-        state, server = self.state, self.server
+        server = self.server
         server.cancel_timer("deadline")
         await self.aggregate()
+        if server.computing:
+            server.timer("aggregated", server.now)
+        else:
+            await self._finish_round()
+
+    async def _finish_round(self) -> None:
+        """The round's model is there."""
+        state, server = self.state, self.server
         received = state["received"]
         updates = [Measured(entry["update"], float(entry["samples"]), entry["start"], self.center(entry)) for entry in received]
         goes_on = await server.finish_round(state["round"], self.models(), updates=updates, **self.counts(), **self.spent())

@@ -49,9 +49,13 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The device computes the loss of ``models`` on its own training data: a forward pass over each sample for each model."""
+    """The device computes the loss of ``models`` on its own training data: a forward pass over each sample for each model.
+
+    With a budget it is late if it is not through by then.
+    """
 
     models: tuple[Any, ...]
+    limit: Limit = NO_LIMIT
     name = "evaluate"
 
 
@@ -107,6 +111,8 @@ class Task:
             or evaluation began, or when the task did.
         version: the version of the device's data at that instant.
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
+        spent_s: how long the tasks that it goes on with have computed (s).
+        budget_from: from when on a budget counts (s): the begin of its first computation, so much earlier.
         ending: what it means when the alarm of the running computation rings: None that it is done, else the cause.
         outcome: how it ended, or None while it runs.
     """
@@ -125,6 +131,8 @@ class Task:
     samples: int = 0
     version: int = 0
     epoch_ends: list[float] | None = None
+    spent_s: float = 0.0
+    budget_from: float | None = None
     ending: Cause | None = None
     outcome: Outcome | None = None
 

@@ -118,6 +118,7 @@ class Workforce:
         self._known_ends: dict[
             int, list[float]
         ] = {}  # of computations whose pace has changed: task -> ends up to the running one
+        self._spent: dict[int, float] = {}  # how long devices have computed of a budget, which a task that goes on keeps to
         self.queues: dict[Direction, simpy.Resource] = {}
         self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
         self._waits: dict[int, Wait] = {}
@@ -174,6 +175,9 @@ class Workforce:
         if device in self._working:
             raise SimulationError(f"device {device} still works on task {self._working[device]}; it does one thing at a time")
         task = Task(self._asked, device, steps, round, group, self.times_asked.item(device), continues)
+        if self._spent:
+            spent_s = self._spent.pop(device, 0.0)
+            task.spent_s = spent_s if continues else 0.0
         self._note_data(task)
         self._asked += 1
         self.times_asked[device] += 1
@@ -297,6 +301,7 @@ class Workforce:
             "paces": self.paces,
             "off": sorted(self.off),
             "known_ends": self._known_ends,
+            "spent": self._spent,
             "queued": queued,
             "dry": {task_id: wait.dry for task_id, wait in self._waits.items() if wait.dry < math.inf},
             "scarce": list(self._scarce),
@@ -307,7 +312,7 @@ class Workforce:
         self._asked = state["asked"]
         self.times_asked[:], self.times_selected[:] = state["times_asked"], state["times_selected"]
         self.paces, self.off, self._queued = state["paces"], set(state["off"]), state["queued"]
-        self._known_ends = state["known_ends"]
+        self._known_ends, self._spent = state["known_ends"], state["spent"]
         for task, flow in state["running"]:
             wait = Wait(
                 task, task.fields(), self._off(task.device), state["dry"].get(task.id, math.inf), closed=True, flow=flow
@@ -404,9 +409,13 @@ class Workforce:
             wait.alarm = None
         if self._known_ends:
             self._known_ends.pop(task.id, None)
+        if isinstance(step, _COMPUTING) and step.limit.budget is not None and task.budget_from is not None:
+            self._spent[task.device] = self._simulation.now - task.budget_from
         if isinstance(step, Train):
             return self._finish_training(task, step, wait, ending)
         if isinstance(step, Evaluate):
+            if ending is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
+                ending = "late"
             done = ending or "done"
             self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=done, models=len(step.models))
             return ending
@@ -421,6 +430,8 @@ class Workforce:
 
     def _begin_computing(self, task: Task, step: Train | Evaluate, wait: Wait) -> None:
         self._note_data(task)
+        if task.budget_from is None:
+            task.budget_from = self._simulation.now - task.spent_s
         if isinstance(step, Train) and step.training.part is not None:
             task.samples = step.training.part.samples
         failing_s = self._population.failing_s(task.device, step.training if isinstance(step, Train) else None, task.samples)
@@ -446,7 +457,7 @@ class Workforce:
             epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
         else:
             assert isinstance(step, Evaluate)
-            limit, epochs = math.inf, 1
+            limit, epochs = self._training_limit(task, step), 1
             epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
         epoch_s = epoch_s / self.paces.get(task.device, 1.0) if self.paces else epoch_s
         known = self._known_ends.get(task.id, []) if self._known_ends else []
@@ -493,12 +504,13 @@ class Workforce:
         )
         return ending
 
-    def _training_limit(self, task: Task, step: Train) -> float:
+    def _training_limit(self, task: Task, step: Train | Evaluate) -> float:
         limit = step.limit
         if limit.stop_at is None and limit.budget is None:
             return math.inf
         limits = [math.inf if limit.stop_at is None else limit.stop_at]
-        limits += [] if limit.budget is None else [task.step_start + limit.budget]
+        assert task.budget_from is not None
+        limits += [] if limit.budget is None else [task.budget_from + limit.budget]
         reserve = 0.0
         if limit.reserve_upload:
             nominal_s = self.nominal_transfer_s(task.device, "up", limit.reserve_upload)

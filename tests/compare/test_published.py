@@ -215,6 +215,8 @@ ACCURACY = [0.1, None, 0.3, 0.5, 0.4, 0.6]
         ({"take": "mean", "first": 2}, 20.0),
         ({"take": "mean", "last": 50}, 50.0),  # of five tests the last two
         ({"take": "median"}, 40.0),
+        ({"take": "variance around a line"}, 90.0),  # 270 of squares left, by hand, over 5 - 2
+        ({"take": "zeros"}, 0.0),
         ({"take": "variance"}, float(np.var([10, 30, 50, 40, 60], ddof=1))),
         ({"take": "last"}, 60.0),
         ({"take": "after", "rounds": 4}, 50.0),

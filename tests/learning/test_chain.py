@@ -27,11 +27,12 @@ from fedsim.learning.architecture import (
 )
 from fedsim.learning.models import CNN5, CataCNN, FemnistCNN, MnistCNN, ModelSpec
 from fedsim.learning.solvers import winograd
-from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solver, compute_with_one_thread
 from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.layers import Dropout as KeyedMask
 from fedsim.learning.solvers.reference import Reference, load_weights, module_of
+from fedsim.learning.solvers.stacked import Stacked
 from tests.learning.small import PULLS, RULES, plain_sgd, pulled, solve_of
 
 PRECISIONS = pytest.mark.parametrize(
@@ -316,3 +317,22 @@ def test_toom_cook_is_a_correlation_exactly(outputs: int, taps: int) -> None:
     found = [sum(map(mul, row, products), Fraction(0)) for row in values]
     assert found == [sum(map(mul, kernel, signal[at:]), Fraction(0)) for at in range(outputs)]
     assert [row[winograd.ONE] for row in values] == [1] * outputs
+
+
+@pytest.mark.parametrize("kind", [Chain, Reference, Stacked])
+def test_the_penalty_may_be_on_dense_layers_alone(kind: type[Solver]) -> None:
+    """In a single step it takes 2 l2 of each dense kernel off, and nothing of a convolution or a bias."""
+    architecture = _architecture("3x3 of many channels")
+    solver = Chain(architecture) if kind is Chain else kind(module_of(architecture), torch.device("cpu"))  # type: ignore[call-arg]
+    solve = solve_of(_start(architecture, 1), 6, architecture.input, CLASSES, seed=2, batch_size=6, epochs=1)
+    (plain,), (less,) = (solver.solve([solve], rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense")))
+    at, squares = 0, 0.0
+    for name, shape in architecture.tensors:
+        part = slice(at, at + int(np.prod(shape)))
+        at = part.stop
+        is_dense = name.endswith("weight") and len(shape) == 2
+        squares += float((solve.weights[part].astype(np.float64) ** 2).sum()) if is_dense else 0.0
+        expected = plain.weights[part] - 0.5 * 0.2 * solve.weights[part] * is_dense
+        assert np.abs(less.weights[part] - expected).max() <= 1e-6
+    assert squares > 0
+    assert solver.kernel_norm(solve.weights, "dense") == pytest.approx(squares, rel=1e-9)

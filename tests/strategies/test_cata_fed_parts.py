@@ -1,6 +1,7 @@
 """CATA-Fed's parts one by one against known answers: clusters, groups, fairness, splits."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedsim.federation.devices import Devices
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Logistic
 from fedsim.plugin import Contents, Done, Order, Part, Setting, Train
+from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.strategies.cata_fed import (
@@ -281,3 +283,17 @@ def test_jain_of_the_strategy_itself(selection: str, expected: Any) -> None:
         run.strategy.state["round"] = number + 1
         times[run.strategy.select()] += 1  # type: ignore[attr-defined]
     assert jain(times) == expected
+
+
+@pytest.mark.parametrize(("mitigation", "slow"), [(True, [3, 2, 1, 0, 0]), (False, [3, 3, 3, 3, 3])])
+def test_a_world_where_data_must_be_split(mitigation: bool, slow: list[int], tmp_path: Path) -> None:
+    """50 samples fit into 5 s: 100 are halved once, 200 twice, 400 three times; without it they are late for ever."""
+    scenario = {
+        "learning": "off",
+        "population": {"devices": 5, "samples": [20, 40, 100, 200, 400], "speed": "10 samples/s"},
+        "strategy": {"kind": "cata-fed", "clients_per_round": 5, "clusters": 1, "deadline": "5 s", "smallest_part": 10}
+        | {"mitigation": mitigation},
+        "stop": {"rounds": 5},
+    }
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run", executor="inline")
+    assert [row["slow"] for row in RunFolder(tmp_path / "run").rounds] == slow

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedsim
+from fedsim.testing import StrategyContract
 from tests.strategies.clustered import (
     PAIRED,
     STARTED,
@@ -121,3 +123,32 @@ def test_a_group_whose_model_diverged_attracts_nobody(tmp_path: Path) -> None:
     shards = [(draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1]) for device in range(6)]
     run = ran(world(file_data(tmp_path / "data", shards), 6, fesem(2, 3), 6), tmp_path / "run")
     assert all(np.isfinite(values).all() for values in run.models()["group"].values())
+
+
+class TestPoints:
+    """The k-means form: clients are points, groups are their means."""
+
+    def sections(self, tmp_path: Path, clients: int, rounds: int) -> Sections:
+        strategy = fesem(2, clients, centers="k-means", sweep=True)
+        return world(opposite_groups(tmp_path / "data", [14] * 8), 8, strategy, rounds, training={"batch_size": 4})
+
+    def test_groups_are_the_means_of_the_last_models_of_all_members(self, tmp_path: Path) -> None:
+        run, _ = played(self.sections(tmp_path, 4, 5))
+        last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
+        assert sorted({*groups}) == [0, 1]
+        for group, model in enumerate(weights(run)):
+            members = [own.astype(np.float64) for own, found in zip(last, groups, strict=True) if found == group]
+            assert model == pytest.approx(np.mean(members, axis=0), abs=1e-6)
+
+    def test_clients_of_opposite_labels_part(self, tmp_path: Path) -> None:
+        groups = played(self.sections(tmp_path, 8, 3))[0].strategy.state["group"]
+        assert groups in ([0, 1] * 4, [1, 0] * 4)
+
+    def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
+        contract = StrategyContract()
+        contract.strategy = fesem(2, 6, centers="k-means")
+        contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
+
+    def test_other_ways_to_aggregate_are_refused(self) -> None:
+        with pytest.raises(fedsim.ScenarioError, match="'centers' is 'k-means'"):
+            fedsim.Scenario(strategy=fesem(2, 6, centers="k-means", aggregation="first"))

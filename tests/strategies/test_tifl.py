@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsim
+from fedsim.compare.readings import Reading
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
 from fedsim.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
@@ -296,3 +297,21 @@ def test_the_state_counts_everybody_who_may_still_come(small: dict[str, Any]) ->
     state = simulation.installed.strategy.state
     assert state["expected"] == 0
     assert sorted(device for part in state["members"] for device in part) == list(range(20))
+
+
+def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_update(tmp_path: Path) -> None:
+    """T = 1 is the mean of 10 and 100 samples: nobody of the slow tier is ever in time, and `published.toml` says how often."""
+    scenario = {
+        "learning": "off",
+        "population": {"devices": 8, "samples": [10] * 4 + [100] * 4, "speed": "10 samples/s"},
+        "strategy": {"kind": "tifl", "tiers": 2, "mode": "uniform", "clients_per_round": 3, "local_epochs": 5}
+        | {"relative_deadline": 1.0},
+        "stop": {"rounds": 30},
+    }
+    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run", executor="inline")
+    run = RunFolder(tmp_path / "run")
+    asked = {event["round"]: event["device"] for event in run.events if event["kind"] == "task-start"}
+    assert [row["valid"] for row in run.rounds] == [3 * (asked[row["round"]] < 4) for row in run.rounds]
+    slow = sum(asked[number] >= 4 for number in range(30))
+    assert 0 < slow < 30
+    assert Reading(title="x", take="zeros", column="valid").of(run) == pytest.approx(slow / 30)

@@ -17,8 +17,8 @@ RUNS = {  # of one seed: each scenario once, however many tables show it
     "ccs": {"small": 26, "full": 16},
     "cfl": {"small": 8, "full": 4},
     "flexcfl": {"small": 116, "full": 20},
-    "lcfl": {"small": 24, "full": 16},
-    "stragglers": {"small": 71, "full": 63},
+    "lcfl": {"small": 31, "full": 16},
+    "stragglers": {"small": 113, "full": 105},
 }
 
 

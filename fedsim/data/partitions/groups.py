@@ -141,10 +141,12 @@ class Rotations(Partition):
 
     Attributes:
         degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for CIFAR-10.
+        most_samples: training samples of a device, of its even share, at most: as many as in a publication with more devices.
     """
 
     kind: Literal["rotations"] = "rotations"
     degrees: list[int] = Field(default=[0, 90, 180, 270], min_length=1)
+    most_samples: int | None = Field(default=None, ge=1)
 
     @field_validator("degrees")
     @classmethod
@@ -171,7 +173,7 @@ class Rotations(Partition):
             train = deal_evenly(dataset.train, len(members), streams.generator("world/data/train", group))
             test = np.array_split(dataset.test, len(members))
             for member, mine, tested in zip(members, train, test, strict=True):
-                shards[int(member)] = Shard(mine, tested, quarter_turns=degrees // 90)
+                shards[int(member)] = Shard(mine[: self.most_samples], tested, quarter_turns=degrees // 90)
         return FederatedData(dataset.pool, [shards[device] for device in range(devices)], truth=truth)
 
     def _require_images(self, dataset: Dataset) -> None:

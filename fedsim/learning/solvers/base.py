@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
+from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.batches import Batches
 
 
@@ -20,8 +21,9 @@ from fedsim.learning.solvers.batches import Batches
 class Descent:
     """The rule of an SGD step.
 
-    The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only) + mu (w - anchor) + linear, where each
-    device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient, w <- w - lr v.
+    The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only, or dense ones only) + mu (w - anchor) +
+    linear, where each device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient,
+    w <- w - lr v.
     """
 
     lr: float
@@ -29,10 +31,16 @@ class Descent:
     weight_decay: float = 0.0
     l2: float = 0.0
     mu: float = 0.0
+    l2_on: Penalised = "kernels"
 
-    def shrinkage(self, kernel: bool) -> float:
-        """The factor of w itself in the gradient of a parameter; for a ``kernel`` with the L2 penalty."""
-        return self.weight_decay + self.mu + (2.0 * self.l2 if kernel else 0.0)
+    def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
+        """The factor of w itself in the gradient of a parameter of so many dimensions; for a ``kernel`` with the L2 penalty."""
+        return self.weight_decay + self.mu + (2.0 * self.l2 if kernel and is_penalised(dimensions, self.l2_on) else 0.0)
+
+
+def is_penalised(dimensions: int, l2_on: Penalised) -> bool:
+    """Whether the L2 penalty is on a kernel of so many dimensions: of a dense layer there are two."""
+    return l2_on == "kernels" or dimensions == 2
 
 
 class Step:
@@ -135,12 +143,14 @@ def sum_of_squares(entries: Weights) -> float:
     return float(np.square(entries, dtype=np.float64).sum())
 
 
-def kernel_norm(weights: Weights, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> float:
-    """The sum of squares of those tensors of a flat model that are kernels."""
+def kernel_norm(
+    weights: Weights, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str], l2_on: Penalised
+) -> float:
+    """The sum of squares of those tensors of a flat model that are kernels, and penalised."""
     total, at = 0.0, 0
     for name, shape in tensors:
         size = math.prod(shape)
-        if name in kernels:
+        if name in kernels and is_penalised(len(shape), l2_on):
             total += sum_of_squares(weights[at : at + size])
         at += size
     return total
@@ -180,7 +190,7 @@ class Solver(ABC):
         """The hint for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
 
     @abstractmethod
-    def kernel_norm(self, weights: Weights) -> float:
+    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
         """The sum of the squared entries of a model's kernels, which the L2 penalty is on."""
 
     @abstractmethod

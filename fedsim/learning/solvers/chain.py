@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.learning import architecture as described
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers import layers
+from fedsim.learning.solvers import Penalised, layers
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, kernel_norm
 from fedsim.learning.solvers.dropout import step_key
 from fedsim.learning.solvers.winograd import Winograd
@@ -114,10 +114,10 @@ class Chain(Solver):
         """See ``Solver``."""
         return BatchHint("chain", 1)
 
-    def kernel_norm(self, weights: Weights) -> float:
+    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
         """The sum of the squared kernel entries."""
         tensors = self._architecture.tensors
-        return kernel_norm(weights, tensors, {name for name, _ in tensors if name.endswith(".weight")})
+        return kernel_norm(weights, tensors, {name for name, _ in tensors if name.endswith(".weight")}, l2_on)
 
     @torch.inference_mode()
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:

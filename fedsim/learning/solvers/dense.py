@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
+from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, sum_of_squares
 from fedsim.learning.solvers.batches import Batches
 from fedsim.learning.solvers.chain import Chain
@@ -306,7 +307,7 @@ class Dense(Solver):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
-    def kernel_norm(self, weights: Weights) -> float:
+    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
         """The sum of the squared kernel entries."""
         return sum(sum_of_squares(kernel.ravel()) for kernel, _ in split(weights, self.sizes))
 

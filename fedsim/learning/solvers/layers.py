@@ -93,7 +93,7 @@ class Kernel:
     def begin(self, descent: Descent, constant: Tensor | None) -> None:
         """Start training from what was loaded; ``constant`` is this layer's part of ``LocalSolve.constant``."""
         kernel, bias = (None, None) if constant is None else self._parts(constant)
-        self.kernel_step = Step(self.kernel, descent, descent.shrinkage(kernel=True), kernel)
+        self.kernel_step = Step(self.kernel, descent, descent.shrinkage(True, len(self._shape)), kernel)
         self.bias_step = Step(self.bias, descent, descent.shrinkage(kernel=False), bias)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:

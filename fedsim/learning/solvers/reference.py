@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
 from fedsim.learning.refs import Weights
+from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, Step, kernel_norm
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 
@@ -56,9 +57,9 @@ class Reference(Solver):
             return self._own_loss(outputs, y)
         return super().losses(outputs, y)
 
-    def kernel_norm(self, weights: Weights) -> float:
+    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
         """The sum of the squared kernel entries."""
-        return kernel_norm(weights, self.tensors, self._kernels)
+        return kernel_norm(weights, self.tensors, self._kernels, l2_on)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         module = self._own_copy().train()
@@ -67,7 +68,12 @@ class Reference(Solver):
         load_weights(parameters, solve.weights)
         constants = constants_of([solve], descent, trained, self.device)
         steps = [
-            Step(parameter, descent, descent.shrinkage(name in self._kernels), constants[name][0] if constants else None)
+            Step(
+                parameter,
+                descent,
+                descent.shrinkage(name in self._kernels, parameter.ndim),
+                constants[name][0] if constants else None,
+            )
             for name, parameter in trained.items()
         ]
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]

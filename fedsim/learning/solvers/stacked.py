@@ -55,7 +55,9 @@ class _Stacked:
         values = parts_of(torch.from_numpy(np.stack([solve.weights for solve in solves])).to(device), trained)
         constants = constants_of(solves, descent, trained, device)
         self.steps = {
-            name: Step(stack.contiguous(), descent, descent.shrinkage(name in kernel_names), constants.get(name))
+            name: Step(
+                stack.contiguous(), descent, descent.shrinkage(name in kernel_names, stack.ndim - 1), constants.get(name)
+            )
             for name, stack in values.items()
         }
         longest = max(len(solve.x) for solve in solves)

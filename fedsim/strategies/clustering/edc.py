@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from fedsim.strategies.clustering.algorithms import require_groups
 from fedsim.strategies.clustering.similarity import Matrix, Rows, gram_matrix, require_finite
 
-_EXACT_UP_TO = 256  # devices; beyond, n^2 d operations take longer than a few passes over the updates
+EXACT_UP_TO = 256  # devices; beyond, n^2 d operations take longer than a few passes over the updates
 _OVERSAMPLING = 10
 _DEPTH = 4  # powers of the Gram matrix in the Krylov space, beyond the start
 
@@ -31,7 +31,7 @@ def edc_features(updates: Rows, groups: int, generator: np.random.Generator) -> 
         SimulationError: there are fewer updates than groups, or one is not finite.
     """
     require_groups(groups, len(updates), "EDC")
-    features = exact(updates, groups) if len(updates) <= _EXACT_UP_TO else randomised(updates, groups, generator)
+    features = exact(updates, groups) if len(updates) <= EXACT_UP_TO else randomised(updates, groups, generator)
     return _with_fixed_signs(features)
 
 

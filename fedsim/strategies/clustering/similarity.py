@@ -151,6 +151,20 @@ def loss_distance(losses: Matrix) -> Matrix:
     return excess + excess.T
 
 
+def loss_gap(losses: Matrix) -> Matrix:
+    """How differently two devices judge each of their two models (LCFL, Eq. 6).
+
+    Args:
+        losses: L_i(w_j), [n, n], as for ``loss_distance``.
+
+    Returns:
+        |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
+    """
+    require_square(losses, "loss")
+    gap = np.abs(losses - losses.diagonal()[None, :])
+    return gap + gap.T
+
+
 MOST_SHOWN = 200
 """Devices of which every pair is recorded; a record of more would be hundreds of kilobytes."""
 

@@ -42,6 +42,13 @@ def test_ifcas_rotated_mnist(mnist: Dataset) -> None:
     assert set(data.test_sizes()) == {33, 34}
 
 
+def test_devices_may_hold_less_than_their_share(small: Dataset) -> None:
+    whole, cut = Rotations().split(small, 12, Streams(1)), Rotations(most_samples=30).split(small, 12, Streams(1))
+    for shard, less in zip(whole.shards, cut.shards, strict=True):
+        assert less.train.tolist() == shard.train[:30].tolist()
+        assert less.test.tolist() == shard.test.tolist()
+
+
 def test_two_rotations(small: Dataset) -> None:
     data = Rotations(degrees=[0, 180]).split(small, 6, Streams(1))
     assert [shard.quarter_turns for shard in data.shards] == [0, 2, 0, 2, 0, 2]

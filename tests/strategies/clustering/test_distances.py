@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
 from fedsim.strategies.clustering.algorithms import agglomerative
-from fedsim.strategies.clustering.similarity import cosine_matrix, diff_norm, gradient_cosine, loss_distance, madc
+from fedsim.strategies.clustering.similarity import cosine_matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, madc
 
 VECTORS = arrays(np.float64, st.tuples(st.integers(1, 6), st.just(3)), elements=st.integers(-4, 4).map(float))
 
@@ -107,3 +107,12 @@ def test_gradient_cosine() -> None:
 def test_diverged_rows_are_refused(measure: object) -> None:
     with pytest.raises(SimulationError, match="not finite"):
         measure(np.array([[1.0, np.nan], [0.0, 0.0]]))  # type: ignore[operator]
+
+
+def test_the_gap_of_losses_compares_devices_on_the_same_model() -> None:
+    losses = np.array([[1.0, 7.0, 2.0], [3.0, 2.0, 0.0], [1.0, 1.0, 0.5]])
+    for i in range(3):
+        for j in range(3):
+            expected = abs(losses[i, i] - losses[j, i]) + abs(losses[i, j] - losses[j, j])
+            assert loss_gap(losses)[i, j] == expected
+    assert (loss_gap(losses) != loss_distance(losses)).any()
