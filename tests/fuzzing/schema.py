@@ -68,7 +68,7 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
     if get_origin(annotation) in (Union, UnionType):
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
     if annotation is StrategyParams:
-        return [Shape(params_class(kind)) for kind in STRATEGIES]
+        return [Shape(params_class(kind)) for kind in STRATEGIES if kind != "flower"]
     family = next((owner for note in notes if isinstance(owner := _owner(note), Family)), None)
     if family is not None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [Shape(family.find(kind)) for kind in family]
