@@ -132,6 +132,7 @@ def _replace_in_flower() -> None:
         _instead(server, name, _ask_all(name))
     _instead(server, "reconnect_clients", lambda *_: lambda *args, **named: ([], []))
     _instead(app, "run_fl", _run_fl)
+    _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
     _instead(history.History, "add_loss_centralized", _note_loss)
     _instead(history.History, "add_metrics_centralized", _note_metrics)
 
@@ -202,13 +203,12 @@ def _follow_nodes(real: Callable[..., Any], side: ServerSide) -> Callable[..., A
         known: dict[int, Any] = {}
 
         def look() -> None:
-            there = list(grid.get_node_ids())
-            for node in [node for node in known if node not in set(there)]:
+            there = set(grid.get_node_ids())
+            for node in [node for node in known if node not in there]:
                 manager.unregister(known.pop(node))
-            for node in there:
-                if node not in known:
-                    known[node] = GridClientProxy(node_id=node, grid=grid, run_id=grid.run.run_id)
-                    manager.register(known[node])
+            for node in there.difference(known):  # in Flower's order, which is always the same for the same numbers
+                known[node] = GridClientProxy(node_id=node, grid=grid, run_id=grid.run.run_id)
+                manager.register(known[node])
 
         def looking(asked: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(asked)
@@ -297,6 +297,16 @@ def _run_fl(real: Callable[..., Any], side: ServerSide) -> Callable[..., Any]:
         return history
 
     return run
+
+
+def _note_state(real: Callable[..., Any], side: ServerSide) -> Callable[..., Any]:
+    from flwr.server.workflow.constant import MAIN_PARAMS_RECORD
+
+    def evaluate(grid: Any, context: Any) -> None:
+        side.note_model(context.state.array_records[MAIN_PARAMS_RECORD])
+        real(grid, context)
+
+    return evaluate
 
 
 def _note_loss(real: Callable[..., Any], side: ServerSide) -> Callable[..., Any]:

@@ -3,12 +3,16 @@
 import random
 import sys
 from collections.abc import Iterable
+from concurrent.futures import Future
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
+from flwr.server import server as legacy
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -56,7 +60,7 @@ class PlainGrid(Grid):
         context = Context(self.run_id, node, node_config, self._states[node], dict(self._config))
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         seed_all(seed)
-        self._replies[name] = self._client_app(message, context)
+        self._replies[name] = self._client_app(deepcopy(message), context)
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         torch.set_rng_state(before[2])
@@ -67,6 +71,19 @@ class PlainGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
+
+
+def one_by_one(
+    ask: Any, sort: Any, client_instructions: Any, max_workers: int | None, timeout: float | None, group_id: int
+) -> tuple[list[Any], list[Any]]:
+    """What legacy servers do in threads, whose order is anybody's guess."""
+    results: list[Any] = []
+    failures: list[Any] = []
+    for client, told in client_instructions:
+        answer: Future[Any] = Future()
+        answer.set_result(ask(client, told, timeout, group_id))
+        sort(answer, results, failures)
+    return results, failures
 
 
 def seed_all(seed: int) -> None:
@@ -81,12 +98,16 @@ def run_plain(app: str, devices: int, seed: int = 1, **run_config: Any) -> list[
     read.forget()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    before = legacy.fit_clients, legacy.evaluate_clients
+    legacy.fit_clients = partial(one_by_one, legacy.fit_client, legacy._handle_finished_future_after_fit)
+    legacy.evaluate_clients = partial(one_by_one, legacy.evaluate_client, legacy._handle_finished_future_after_evaluate)
     try:
         grid = PlainGrid(read.load("client"), read.config, devices, seed)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, grid.run_id, 1
         seed_all(int(Streams(seed).generator("strategy/server-app").integers(1 << 32)))
         read.load("server")(grid=grid, context=Context(grid.run_id, 1, {}, RecordDict(), dict(read.config)))
     finally:
+        legacy.fit_clients, legacy.evaluate_clients = before
         torch.set_num_threads(threads)
         read.forget()
         sys.path[:] = [place for place in sys.path if place != str(read.folder)]

@@ -1,6 +1,6 @@
 from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
 from flwr.client.mod import fixedclipping_mod, secaggplus_mod
+from flwr.clientapp import ClientApp
 from flwr.common import Context
 
 from private_app.task import load_data, train
@@ -11,7 +11,7 @@ class FlowerClient(NumPyClient):
         self.data, self.config = data, config
 
     def fit(self, parameters, config):
-        weights, loss = train(parameters, *self.data, self.config["local-epochs"], self.config["lr"])
+        weights, _ = train(parameters, *self.data, self.config["local-epochs"], self.config["lr"])
         return weights, len(self.data[1]), {}
 
 
