@@ -32,7 +32,7 @@ BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#767676
 AWAY = "#BFBFBF"
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-STEPS |= {"decode": "#88CCEE", "encode": "#332288"}  # from Tol's muted
+STEPS |= {"decode": "#88CCEE", "encode": "#332288", "compute": "#117733"}  # from Tol's muted
 OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY, "memory": "#882255"}
 OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)

@@ -37,6 +37,8 @@ from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import WorldSpec
 
+_OF_LEARNING = ("learning", "data", "model", "training", "drift", "malicious", "messages", "evaluation")
+
 
 class Scenario(Spec):
     """A whole run, described.
@@ -80,19 +82,30 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _fits_together(self) -> "Scenario":
         self.strategy.check(self.population.devices)
+        self.strategy.check_population(self.population)
+        if self.strategy.brings_learning:
+            for section in (name for name in _OF_LEARNING if name in self.model_fields_set):
+                raise ScenarioError(
+                    f"{section} is not used by strategy.kind = {self.strategy.kind!r}, which brings its own; leave it out"
+                )
+        elif self.population.samples is not None and self.learning == "on":
+            raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
         if self.malicious is not None:
             self.malicious.check(self.population.devices)
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
-        if self.learning == "on" and self.population.samples is not None:
-            raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
         if self.drift is not None and self.population.samples is not None:
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
-        if self.world.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
-            raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.world.not_restorable}")
+        if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
+            raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self
+
+    @property
+    def not_restorable(self) -> str | None:
+        """Why a run cannot be resumed; None if it can."""
+        return self.world.not_restorable or self.strategy.not_restorable
 
     def install(self, simulation: Simulation) -> Any:
         """Build this scenario into an empty simulation."""
@@ -120,7 +133,8 @@ class Scenario(Spec):
 
     def to_toml(self) -> str:
         """The scenario with every default written out; reading it gives the same scenario."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="python")))
+        unused = set(_OF_LEARNING) if self.strategy.brings_learning else None
+        return tomli_w.dumps(_without_none(self.model_dump(mode="python", exclude=unused)))
 
 
 def load(

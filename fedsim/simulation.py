@@ -272,11 +272,14 @@ class Simulation:
         """Put a message into the server's inbox; it is handled in this instant, after the world's events."""
         self._inbox.append(message)
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in."""
+    def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
+        """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in.
+
+        ``alone``: nothing else is done in its process meanwhile.
+        """
         self.working = True
         try:
-            return self.executor.submit(function, *args)
+            return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
         finally:
             self.working = False
 
@@ -312,6 +315,10 @@ class Simulation:
     def at_end(self, final: Callable[[], None]) -> None:
         """Call ``final`` when the run is over but records are still taken, to end what is open. No message is handled then."""
         self._finals.append(final)
+
+    def at_close(self, close: Callable[[], None]) -> None:
+        """Call ``close`` when the run is over, however it ends; nothing is recorded any more."""
+        self._closers.append(close)
 
     def stop(self, reason: str) -> None:
         """End the run when this instant is over. The first reason counts."""

@@ -96,6 +96,10 @@ class Delayed:
 
         return self._inner.submit(late)
 
+    def submit_alone(self, function: Any, *args: Any) -> "Future[Any]":
+        """Pass it on."""
+        return self._inner.submit_alone(function, *args)
+
     def close(self) -> None:
         """End the workers."""
         self._inner.close()

@@ -25,9 +25,9 @@ EXPORTS = {
     "fedsim.plugin": """
         BEST AggregatingParams Aggregation Asynchronous AsynchronousParams Attack AvailabilityModel Change Client Codec
         Coded Contents Deadline Device Distribution Done Evaluate FedAvg Free Grouped GroupedParams Hold Lazy Limit Measured
-        NetworkModel Order Part Partition Process Protocol Raw Ref Selection Server ServerOptimiser Setting Shift Source
-        Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training
-        Transport World federated pure
+        NetworkModel Order Part Partition Process Protocol Raw Real Ref Selection Server ServerOptimiser Setting Shift Sized
+        Source Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training
+        Transport Work World federated pure
     """,
 }
 """All that users and authors of parts may rely on."""
@@ -130,6 +130,7 @@ LAYERS = {
     "evaluation": _COMMON | {"learning"},
     "federation": _COMMON | {"evaluation", "learning", "world"},
     "strategies": _COMMON | {"evaluation", "federation", "learning", "world"},
+    "flower": _COMMON | {"evaluation", "federation", "strategies", "world"},
     "checkpoint": _COMMON | {"federation", "learning", "records", "world"},
     "plugin": _COMMON | _ENGINE,
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "output", "records", "version"},

@@ -11,7 +11,7 @@ from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Order
-from fedsim.federation.contents import Free, Lazy
+from fedsim.federation.contents import Free, Lazy, Sized
 from fedsim.federation.dispatch import Errand
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
@@ -21,7 +21,7 @@ from fedsim.world.energy.batteries import Load
 from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
 from fedsim.world.network.star import Half, Place, Tier
-from fedsim.world.task import Code, Download, Evaluate, Payload, Queue, Task, Train, Upload
+from fedsim.world.task import Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.records.recorder import Recorder
@@ -31,8 +31,8 @@ _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
-        *(Errand, Order, Free, Lazy, TaskEnd),
-        *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
+        *(Errand, Order, Free, Lazy, Sized, TaskEnd),
+        *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Limit, Part),
         *(Filling, Flow, Half, Load, Place, Tier),
     )
 }

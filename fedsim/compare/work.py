@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fedsim.records.reading import RunFolder
 
-_COMPUTING = ("train", "evaluate")
+_COMPUTING = ("train", "evaluate", "compute")
 _KINDS = ("assign", "step-start", "step-end", "task-end")
 _COLUMNS = ("time", "kind", "task", "group", "step", "outcome", "data")
 

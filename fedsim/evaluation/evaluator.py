@@ -22,6 +22,8 @@ Served = Mapping[str, tuple[Ref, Sequence[int] | None]]
 
 Row = dict[str, float | None]
 
+NOT_MEASURED: Row = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"))
+
 _FINE_TUNING = 1 << 62  # in place of a task's number, which it cannot be: its shuffles are its own
 
 
@@ -129,7 +131,7 @@ class Evaluator:
             Accuracy and loss on test data, training loss and discrepancies, None where no test is due; and, where the
             generator of the data knows the true groups, how well the strategy's agree with them.
         """
-        row: Row = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"))
+        row = dict(NOT_MEASURED)
         if self._is_due(number):
             await self._learn(row, models, updates, strategy.score)
         return row | self._agreement(strategy)

@@ -19,5 +19,11 @@ class Executor(Protocol):
         It may run in another process, on copies of the arguments. An array that is read-only never changes.
         """
 
+    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """The same for a function that uses what is the whole process's own: nothing else runs in that process meanwhile.
+
+        It stands at the top of a module, and may be given anything that can be pickled.
+        """
+
     def close(self) -> None:
         """Free the workers. Work that was not begun is dropped."""

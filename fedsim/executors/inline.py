@@ -22,5 +22,9 @@ class Inline:
             future.set_exception(error)
         return future
 
+    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Run ``function(*args)`` now, as ever."""
+        return self.submit(function, *args)
+
     def close(self) -> None:
         """Nothing to free."""

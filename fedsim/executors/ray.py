@@ -100,6 +100,10 @@ class Ray:
         reference.future().add_done_callback(lambda answer: self._settle(future, answer))
         return future
 
+    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Queue it, as ever: a worker is a process that does one thing at a time."""
+        return self.submit(function, *args)
+
     def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
         """Pass on what came back; in a thread of Ray's."""
         self._open.pop(future, None)

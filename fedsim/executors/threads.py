@@ -1,8 +1,13 @@
-"""Work on a pool of threads of this process: torch, numpy and compiled loops release the interpreter lock."""
+"""Work on a pool of threads of this process: torch, numpy and compiled loops release the interpreter lock.
+
+Work that must be alone in its process has processes of its own, as many as there are threads; with one thread, this process.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from fedsim.executors.processes import Processes
 
 
 class Threads:
@@ -11,6 +16,7 @@ class Threads:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
+        self._processes: Processes | None = None
 
     def place(self, thing: Any) -> None:
         """Nothing to do: all is in this process."""
@@ -19,6 +25,16 @@ class Threads:
         """Queue ``function(*args)``."""
         return self._pool.submit(function, *args)
 
+    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Queue ``function(*args)``."""
+        if self.workers == 1:
+            return self.submit(function, *args)
+        if self._processes is None:
+            self._processes = Processes(self.workers)
+        return self._processes.submit(function, *args)
+
     def close(self) -> None:
         """Drop queued work and wait for what is running."""
         self._pool.shutdown(cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()

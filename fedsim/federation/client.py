@@ -9,7 +9,7 @@ from fedsim.federation.devices import Device
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 from fedsim.training import NO_LIMIT, Limit, Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Train
 
 P = TypeVar("P", bound=Spec)
 
@@ -49,14 +49,27 @@ class Order:
         job: what is to be done: ``train``, or another word that the two halves of a strategy agree on.
         contents: what it has received, by name.
         round: the round that it belongs to, or None.
+        value: what its real work (``Client.real``) came to, from ``Client.work`` on.
     """
 
     job: str
     contents: dict[str, Any]
     round: int | None
+    value: Any = None
 
     def __getitem__(self, name: str) -> Any:
         return self.contents[name]
+
+
+class Real(NamedTuple):
+    """Real work on which a device's answer rests: a function at the top of a module, and what it is given.
+
+    It may be carried out in another process, on copies; nothing else is carried out in that process meanwhile, so that it may
+    use what is the whole process's own, such as global generators. It leaves them as it finds them.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
 
 class Done(NamedTuple):
@@ -95,7 +108,15 @@ class Client(Generic[P]):
         self.params = params
         self.setting = setting
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def real(self, device: Device, order: Order) -> Real | None:
+        """What must really be computed before it is known what the device computes or answers; None for nothing.
+
+        Its value is in ``order.value`` when ``work`` is called. Where there are several workers it may be begun as soon as the
+        message is sent.
+        """
+        return None
+
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """What the device computes when it has received the message; by default it trains."""
         return (Train(self.training(device, order), self.limit(device, order)),)
 

@@ -5,7 +5,8 @@ A content is one of:
 - a ``Ref``: a model or an update, in the form that ``[messages]`` says; several of them in a list or tuple;
 - numbers: one, a sequence or an array of them, 4 bytes each;
 - numbers that are known only when somebody asks (``Lazy``), 4 bytes each;
-- ``Free``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them.
+- ``Free``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them;
+- ``Sized``: anything else, with the bytes that it has.
 
 A message without contents that have bytes is not sent: it takes no time.
 """
@@ -34,6 +35,14 @@ class Free:
     value: Any
 
 
+@dataclass(slots=True)
+class Sized:
+    """A content that fedsim does not look into, with its bytes on the wire. The receiver gets the value itself."""
+
+    value: Any
+    bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class Lazy:
     """Numbers that a device finds by looking at models; they are computed when the server asks for them (``Server.numbers``).
@@ -48,6 +57,9 @@ class Lazy:
     what: str
     ref: Ref
     count: int = 1
+
+
+_WRAPPED = (Free, Sized)
 
 
 def payloads(contents: Contents, model_bytes: float) -> tuple[Payload, ...]:
@@ -69,12 +81,14 @@ _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like
 
 def received(contents: Contents) -> dict[str, Any]:
     """What the receiver has: the values themselves."""
-    return {name: value.value if type(value) is Free else value for name, value in contents.items()}
+    return {name: value.value if type(value) in _WRAPPED else value for name, value in contents.items()}
 
 
 def _bytes(name: str, value: Any, model_bytes: float) -> float:
     if isinstance(value, Ref):
         return model_bytes
+    if isinstance(value, Sized):
+        return value.bytes
     if isinstance(value, Lazy):
         return value.count * _NUMBER_BYTES
     if isinstance(value, int | float | np.number):
@@ -83,4 +97,6 @@ def _bytes(name: str, value: Any, model_bytes: float) -> float:
         return value.size * _NUMBER_BYTES
     if isinstance(value, Sequence) and not isinstance(value, str):
         return sum([_bytes(name, item, model_bytes) for item in value])
-    raise SimulationError(f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, numbers and Free")
+    raise SimulationError(
+        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, numbers, Sized and Free"
+    )

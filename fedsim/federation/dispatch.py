@@ -6,6 +6,7 @@ instant at which the device comes to it; the world carries the answer; the serve
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, S
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Simulation, Wakeup, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.task import Cause, Download, Evaluate, Outcome, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner, Ref
@@ -50,6 +51,7 @@ class Errand:
         reply: what it has answered; None until then, or for nothing.
         replied: whether it has.
         keeping: what the device keeps of its answer if it arrives, by name.
+        real: its real work, as soon as that is begun.
     """
 
     order: Order
@@ -58,6 +60,7 @@ class Errand:
     reply: Contents | None = None
     replied: bool = False
     keeping: dict[str, Any] | None = None
+    real: "Future[Any] | None" = None
 
 
 class Dispatch:
@@ -138,8 +141,14 @@ class Dispatch:
         task = self.workforce.start(device, steps, number, group, continues=continues)
         if not self._down.changes_nothing:
             contents, _ = self._down.through(contents, {}, {})
-        self.errands[task.id] = Errand(Order(job, received(contents), number))
+        errand = self.errands[task.id] = Errand(Order(job, received(contents), number))
+        if self.simulation.executor.workers > 1:
+            self._begin_real(device, errand)
         return task.id
+
+    def _begin_real(self, device: int, errand: Errand) -> None:
+        if real := self._client.real(self._devices[device], errand.order):
+            errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
 
     @property
     def download_bytes(self) -> float:
@@ -193,6 +202,10 @@ class Dispatch:
         device = self._devices[task.device]
         if not errand.begun:
             errand.begun = True
+            if errand.real is None:
+                self._begin_real(task.device, errand)
+            if errand.real is not None:  # the clock stands still until it is done
+                errand.order.value, errand.real = errand.real.result(), None
             steps = tuple(map(self._with_time_to_encode, self._client.work(device, errand.order)))
             if steps:
                 errand.computed = True
@@ -208,7 +221,7 @@ class Dispatch:
         parts = payloads(errand.reply, self._up.model_bytes)
         return (*self._up.work_on(errand.reply, "encode"), Upload(parts)) if parts else ()
 
-    def _with_time_to_encode(self, step: Train | Evaluate) -> Train | Evaluate:
+    def _with_time_to_encode(self, step: Computation) -> Computation:
         """A training that must leave time for its upload leaves time for encoding it, too."""
         if not self._up.model_s or not isinstance(step, Train) or not step.limit.reserve_upload:
             return step

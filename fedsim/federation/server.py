@@ -5,7 +5,7 @@ instant; they may await values (real work), never simulated time.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, home_of
-from fedsim.evaluation.evaluator import Measured, Served
+from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, Served
 from fedsim.federation.client import Setting
 from fedsim.federation.contents import Contents, Lazy, payloads
 from fedsim.learning.functions import Function
@@ -92,6 +92,11 @@ class Server:
         """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
         online: list[int] = np.flatnonzero(self._dispatch.idle(np.arange(self.devices))).tolist()
         return online
+
+    def reachable(self) -> list[int]:
+        """The devices that can be reached, whether they work or not, in order of their numbers. Looks at every device."""
+        found: list[int] = np.flatnonzero(self._dispatch.workforce.reachable(np.arange(self.devices))).tolist()
+        return found
 
     def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
         """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
@@ -336,8 +341,21 @@ class Server:
             Whether the run goes on.
         """
         row = await self._dispatch.evaluator.measure(number, models, updates, self._dispatch.strategy)
-        self.emit("round", round=number, **row, **counts)
-        reason = self._dispatch.evaluator.reason_to_stop(number, row["accuracy"])
+        return self.note_round(number, row, **counts)
+
+    def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
+        """Record an aggregation whose figures were measured elsewhere, and end the run when a stop condition is met.
+
+        Args:
+            number: the round that has just been aggregated, from 0.
+            figures: ``accuracy``, ``loss``, ``train_loss`` and other columns of the rounds' table; None where not measured.
+            counts: see ``finish_round``.
+
+        Returns:
+            Whether the run goes on.
+        """
+        self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
+        reason = self._dispatch.evaluator.reason_to_stop(number, figures.get("accuracy"))
         if reason is not None:
             self.stop(reason)
         return self._dispatch.simulation.stopped is None

@@ -57,6 +57,19 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     )
 
 
+def refuse_code(place: str, key: str) -> None:
+    """Refuse code at a place on the disk, the value of ``key``, in a file whose code was not allowed.
+
+    Raises:
+        ScenarioError: names the place.
+    """
+    if not _allowed.get():
+        raise ScenarioError(
+            f"{key} is {place!r}, which is code outside fedsim, and would be run; if you trust it, allow it with --allow-code "
+            "(in Python allow_code=True)"
+        )
+
+
 def find(path: str, key: str, base: type, called: str, *, or_function: bool = False) -> Any:
     """The class at an import path.
 

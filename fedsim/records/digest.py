@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,15 @@ class EventChain:
         return self.state.hex()
 
 
-def models_digest(models: Mapping[str, Mapping[str, NDArray[np.float32]]]) -> str:
-    """sha256 over all models' tensors: by file name, then tensor name; each as its name, its shape and its float32 bytes."""
+def models_digest(models: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
+    """sha256 over all models' tensors: by file name, then tensor name; each as its name, its shape and its bytes.
+
+    The type of the numbers is told where it is not float32.
+    """
     digest = hashlib.sha256()
     for name in sorted(models):
         for tensor, values in sorted(models[name].items()):
-            digest.update(f"{name}/{tensor}/{list(values.shape)}\n".encode())
-            digest.update(np.ascontiguousarray(values, dtype="<f4").tobytes())
+            told = "" if values.dtype == np.float32 else f"/{values.dtype}"
+            digest.update(f"{name}/{tensor}/{list(values.shape)}{told}\n".encode())
+            digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()

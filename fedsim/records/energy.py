@@ -25,7 +25,7 @@ COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", 
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
 
-COMPUTING = ("train", "evaluate", "decode", "encode")
+COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
 """The steps for which a device computes."""
 
 _MOVING = {"download": "receive", "upload": "send"}

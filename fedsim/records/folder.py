@@ -191,7 +191,7 @@ def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 
 
-def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[np.float32]]]) -> None:
+def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
     """Write each model file as ``models/NAME.safetensors``."""
     from safetensors.numpy import save_file
 

@@ -12,6 +12,7 @@ from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
+from fedsim.learning.models import SizeOnly
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
@@ -66,7 +67,8 @@ class Run:
         if self.data is not None and malicious is not None and malicious.attack.flips_labels:
             self.data.flipping = frozenset(members)
         rooflines = self._rooflines(capacity)
-        self.population = spec.build(streams, capacity.speed, self.samples, self.learner.flops_per_sample, root, rooflines)
+        flops = self.learner.flops_per_sample
+        self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
         paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
         self._past = availability.span  # what became of it: for the run folder
@@ -127,11 +129,22 @@ class Run:
         scenario.strategy.check_deadline(self._fastest_download_s())
 
     def _build_learning(self, streams: Streams, learner: type[Learner] | None) -> None:
+        self.data: FederatedData | None
+        self.learner: Learner
         scenario = self.scenario
         devices = scenario.population.devices
+        if scenario.strategy.brings_learning:  # a sample costs what a sample of the reference model does
+            self.data, sizes = None, scenario.population.samples is not None
+            root = scenario.data.folder()
+            self.samples = scenario.population.sizes(streams, root) if sizes else np.zeros(devices, dtype=np.int64)
+            flops = scenario.population.reference_flops or 1.0
+            self.learner = Learner(
+                SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops}), (1,), 1
+            )
+            return
         if scenario.learning == "on" or scenario.population.samples is None:
             data = scenario.data.build(devices, streams)
-            self.data: FederatedData | None = data
+            self.data = data
             self.samples = data.train_sizes()
             shape, classes = data.pool.shape, data.pool.classes
         else:
@@ -139,7 +152,6 @@ class Run:
             self.samples = scenario.population.sizes(streams, scenario.data.folder())
             shape, classes = scenario.data.shape_and_classes()
         self._shape_and_classes = shape, classes
-        self.learner: Learner
         if scenario.learning == "on" and learner is None:
             from fedsim.learning import Learning  # loads torch
 
@@ -149,7 +161,7 @@ class Run:
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
         """How long kinds of devices take for the scenario's model; None where there are none."""
-        if capacity.which is None:
+        if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         from fedsim.learning.profile import cost_of  # loads torch
 
@@ -207,9 +219,9 @@ class Run:
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
 
-    async def model_tensors(self) -> dict[str, dict[str, NDArray[np.float32]]]:
+    async def model_tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
         """The strategy's models as they are now, by file name: named tensors, those of a family ``family/number/name``."""
-        files: dict[str, dict[str, NDArray[np.float32]]] = {}
+        files = {name: dict(tensors) for name, tensors in self.strategy.tensors().items()}
         if not self.learner.learns:
             return files
         for name, (model, _) in self.strategy.models().items():
@@ -224,7 +236,7 @@ class Run:
 
     def why_no_accuracy(self, rounds: int) -> str:
         """Why no test has told an accuracy in so many rounds."""
-        return self.evaluator.why_no_accuracy(rounds, self.strategy.models())
+        return self.strategy.why_no_accuracy() or self.evaluator.why_no_accuracy(rounds, self.strategy.models())
 
     def device_columns(self) -> dict[str, Any]:
         """The content of ``devices.parquet``: one entry a device in each column."""
@@ -281,5 +293,6 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner
     if run.workforce.batteries is not None:
         simulation.at_end(run.workforce.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
+    simulation.at_close(run.strategy.on_end)
     simulation.post(Start())
     return run

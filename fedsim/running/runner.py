@@ -128,7 +128,7 @@ class Job:
         self._started = time.perf_counter()
         self.over = False
         self.scenario, self.out = scenario, out
-        lost = scenario.world.not_restorable
+        lost = scenario.not_restorable
         if resume and lost:
             raise CheckpointError(f"the run cannot be resumed: {lost}")
         with ExitStack() as held:  # what is refused lets go of the folder

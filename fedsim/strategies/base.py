@@ -3,19 +3,29 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from numpy.typing import NDArray
+
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Client, Setting
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.strategies.parts.selection import Selection, SelectionClient
-from fedsim.world.population import DeadlineBase
+from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
     """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``."""
 
     kind: str
+
+    brings_learning: ClassVar[bool] = False
+    """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
+
+    @property
+    def not_restorable(self) -> str | None:
+        """Why a run cannot be resumed; None if it can."""
+        return None
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
@@ -24,6 +34,13 @@ class StrategyParams(Spec):
 
     def check(self, devices: int) -> None:
         """Refuse what cannot work with so many devices.
+
+        Raises:
+            ScenarioError: names the key, the value and what is allowed.
+        """
+
+    def check_population(self, population: PopulationSpec) -> None:
+        """Refuse devices that cannot do what will be asked of them.
 
         Raises:
             ScenarioError: names the key, the value and what is allowed.
@@ -102,6 +119,17 @@ class Strategy(Generic[P]):
     def models(self) -> Served:
         """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""
         raise NotImplementedError
+
+    def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+        """Models that the strategy keeps as arrays of its own, by file name: named tensors. They stand beside ``models``."""
+        return {}
+
+    def why_no_accuracy(self) -> str | None:
+        """Why it has measured no accuracy, of a strategy that measures itself."""
+        return None
+
+    def on_end(self) -> None:
+        """The run is over, however it ended: let go of what is held (threads, files). Nothing is recorded any more."""
 
     def group_of(self, device: int) -> int | None:
         """The group that a device belongs to now, where the strategy has groups."""

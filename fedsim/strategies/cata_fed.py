@@ -18,7 +18,7 @@ from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import CombiningParams, RoundParams, SynchronousClient, Verdict
 from fedsim.training import Limit, Part, Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation
 
 Sizes = NDArray[np.int64]
 
@@ -193,7 +193,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     connected.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """Begin again, with all data in one piece; or train."""
         if order.job == "connect":
             device.state.update(splits=0, selected=0)

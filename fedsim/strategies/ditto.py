@@ -13,7 +13,7 @@ from fedsim.language.spec import Epochs
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Train
 
 
 class DittoParams(AggregatingParams):
@@ -40,7 +40,7 @@ class DittoClient(SynchronousClient[DittoParams]):
     State: ``model``, its own; absent until it has first answered.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """Both trainings, each from where it stands."""
         own = device.state["model"] if "model" in device.state else device.initial()
         epochs = self.params.personal_epochs or self.params.local_epochs

@@ -22,7 +22,7 @@ from fedsim.strategies.clustering.similarity import MOST_SHOWN, cosine_matrix, m
 from fedsim.strategies.clustering.weights import inter_group_coefficients
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
 from fedsim.training import Limit, Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation
 
 
 class FlexCFLParams(MigratingParams):
@@ -130,7 +130,7 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """Remember what was received, and train."""
         found = {"initial": order.contents.get("initial-model") or order.contents.get("pre-training")}
         found["directions"] = order.contents.get("directions")

@@ -16,7 +16,7 @@ from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingPar
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.training import Limit, Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):
@@ -53,7 +53,7 @@ class IFCAParams(MigratingParams):
 class IFCAClient(MigratingClient[IFCAParams]):
     """Tests all models, trains the best, and says which that was."""
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """Test, and train if that is asked."""
         if order.job == "choose":
             return (Evaluate(tuple(order["migration"]), self.testing_limit(order)),)

@@ -24,7 +24,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import CombiningParams, SelectingParams, SynchronousClient
 from fedsim.training import Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Evaluate, Train
 
 Measure = Literal["lcfl", "loss-gap", "diff-norm", "grad-cos"]
 
@@ -175,7 +175,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """Test models, or train."""
         match order.job:
             case "exchange":

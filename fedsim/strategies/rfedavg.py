@@ -27,7 +27,7 @@ from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.synchronous import RoundParams, SynchronousClient, SynchronousParams
 from fedsim.training import Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation
 
 
 class RFedAvgParams(SynchronousParams):
@@ -154,7 +154,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     State: ``total``, D as it was told last.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """Train, or only report the size."""
         return () if order.job == "report" else super().work(device, order)
 

@@ -14,7 +14,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
@@ -43,7 +43,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     State: ``control``, c_i; absent while it is 0.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
         gradient = Train(Training(order["model"], steps=1, full_batch=True, lr=1.0))
         return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)

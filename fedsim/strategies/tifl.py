@@ -18,7 +18,7 @@ from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Evaluate, Train
 
 Bins = tuple[float, float]
 """Equal-width bins: where the first begins, and how wide each is."""
@@ -123,7 +123,7 @@ class TiFLParams(AggregatingParams):
 class TiFLClient(SynchronousClient[TiFLParams]):
     """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """What is asked."""
         match order.job:
             case "report":

@@ -41,6 +41,13 @@ class Capacity:
     kinds: Sequence[DeviceKind] = ()
     which: NDArray[np.integer] | None = None
 
+    def flops(self) -> NDArray[np.float64] | None:
+        """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
+        if self.which is None:
+            return None
+        by_kind: NDArray[np.float64] = np.array([kind.flops * kind.flops_share for kind in self.kinds])
+        return by_kind[self.which]  # type: ignore[no-any-return]
+
     def powers(self) -> dict[str, NDArray[np.float64]]:
         """What devices draw by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
         if self.which is None:

@@ -1,7 +1,8 @@
 """How long a device computes: samples x cost / speed, with jitter from epoch to epoch and phases in which it is slow.
 
 Durations are models, never measurements. An epoch's jitter is named by the device and the instant at which the epoch begins,
-so it belongs to the world: whoever trains on this device at this time meets the same delay.
+so it belongs to the world: whoever trains on this device at this time meets the same delay. That of other work is named by the
+device and the number of its task.
 """
 
 import math
@@ -33,7 +34,7 @@ class Compute:
     """The clockwork of local training.
 
     Args:
-        streams: the run's streams; this draws from ``world/jitter`` and ``world/slow``.
+        streams: the run's streams; this draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
         jitter: coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices]; 0 for none.
         slow: slow phases, or None.
         devices: how many devices there are.
@@ -58,7 +59,14 @@ class Compute:
             self._phases = Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow, devices)
 
     def epoch_ends(
-        self, device: int, start: float, epoch_s: float, epochs: int, limit: float, horizon: float = math.inf
+        self,
+        device: int,
+        start: float,
+        epoch_s: float,
+        epochs: int,
+        limit: float,
+        horizon: float = math.inf,
+        task: int | None = None,
     ) -> list[float]:
         """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.
 
@@ -70,6 +78,7 @@ class Compute:
             limit: epochs that would begin at or after this time are left out (s).
             horizon: nothing after this time matters (s): epochs that would begin later are left out too, but for one, and an
                 end beyond this time or the limit may be any time beyond.
+            task: names the jitter instead of the instants at which epochs begin: how many tasks the device was given before.
 
         Raises:
             SimulationError: the device would go through too many slow phases on the way.
@@ -85,7 +94,7 @@ class Compute:
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
-            start = self._finish(device, start, epoch_s * self._jitter(device, start), horizon)
+            start = self._finish(device, start, epoch_s * self._jitter(device, start, task), horizon)
             ends.append(start)
         return ends
 
@@ -106,11 +115,14 @@ class Compute:
             begun += 1
         return ends[:begun]
 
-    def _jitter(self, device: int, start: float) -> float:
+    def _jitter(self, device: int, start: float, task: int | None) -> float:
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0
-        normal = self._streams.normal("world/jitter", device, int(start * _TICKS_PER_SECOND))
+        if task is None:
+            normal = self._streams.normal("world/jitter", device, int(start * _TICKS_PER_SECOND))
+        else:
+            normal = self._streams.normal("world/jitter/task", device, task)
         return math.exp(sigma * normal - sigma**2 / 2)
 
     def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, SimulationError
 from fedsim.language.families import Kinds
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
@@ -37,6 +37,7 @@ from fedsim.world.distributions import (
     SpeedDistribution,
 )
 from fedsim.world.roofline import Rooflines
+from fedsim.world.task import Work
 
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
 
@@ -58,6 +59,7 @@ class Population:
         slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; 1 for
             all others.
         rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
+        flops: FLOP/s that each device reaches, float64; None where nothing says so.
         version: which version of its data a device holds, from 0; int64.
     """
 
@@ -68,6 +70,7 @@ class Population:
     departure: NDArray[np.float64]
     slowness: NDArray[np.float64] | float = 1.0
     rooflines: Rooflines | None = None
+    flops: NDArray[np.float64] | None = None
     version: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +92,24 @@ class Population:
         if self.rooflines is not None:
             return self.rooflines.testing_s(device, samples) / self._slowness(device)
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
+
+    def working_s(self, device: int, work: Work) -> float:
+        """Seconds of undisturbed work that has no ref.
+
+        Raises:
+            SimulationError: it is counted in FLOPs, and nothing says how many a device does in a second.
+        """
+        seconds = work.seconds
+        if work.samples:
+            seconds += work.samples * self.cost / self.speed.item(device)
+        if work.flops:
+            if self.flops is None:
+                raise SimulationError(
+                    "work is counted in FLOPs, but nothing says how many a device does in a second; give population.device, or "
+                    "population.speed with population.reference_flops"
+                )
+            seconds += work.flops / self.flops.item(device)
+        return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """Seconds until a device finds no room for a training on so many samples, or with None for testing; None if it has."""
@@ -250,10 +271,12 @@ class PopulationSpec(Spec):
         flops_per_sample: float,
         root: Path | None = None,
         rooflines: Rooflines | None = None,
+        flops: NDArray[np.float64] | None = None,
     ) -> Population:
         """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
 
-        ``speed`` is that of the devices before any of them is slowed (samples/s); ``rooflines``, if given, stand for it.
+        ``speed`` is that of the devices before any of them is slowed (samples/s); ``rooflines``, if given, stand for it. What
+        their kinds say of ``flops`` (FLOP/s, before they are slowed) goes before the reference model's.
 
         Raises:
             ScenarioError: a device has no speed, or a departure is scheduled for a time at which it is not there.
@@ -271,4 +294,7 @@ class PopulationSpec(Spec):
         slowness = np.ones(self.devices) if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
         arrival = np.zeros(self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices, root)
         departure = np.full(self.devices, np.inf) if self.departures is None else self.departures.draw(streams, arrival, root)
-        return Population(speed * slowness, samples.copy(), cost, arrival, departure, slowness, rooflines)
+        if flops is None and self.reference_flops is not None:
+            flops = speed * self.reference_flops
+        flops = None if flops is None else flops * slowness
+        return Population(speed * slowness, samples.copy(), cost, arrival, departure, slowness, rooflines, flops)

@@ -82,13 +82,43 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """The device computes something that has no ref; what is said of it adds up.
+
+    Its jitter is named by the number of its device's task, not by the instant: whoever sends a few bytes more, and so begins
+    a little later, meets the same delay.
+
+    Attributes:
+        samples: as long as a training takes on so many samples.
+        flops: as long as so many FLOPs take.
+        seconds: so long, whatever the device's speed.
+        what: what it is for.
+    """
+
+    samples: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+    what: str = ""
+    name = "compute"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the record of its end says."""
+        told = {"samples": self.samples, "flops": self.flops, "seconds": self.seconds, "what": self.what}
+        return {name: value for name, value in told.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """The device waits until it is let in with the message of the step after this one."""
 
     name = "queue"
 
 
-Step = Download | Train | Evaluate | Upload | Code | Queue
+Computation = Train | Evaluate | Work
+"""What a client half may ask of its device."""
+
+Step = Download | Computation | Upload | Code | Queue
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Direction, Flow, Network
-from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -62,7 +62,7 @@ class Wait:
 
 
 # A union written where it is asked for would be made anew at each of millions of steps.
-_COMPUTING = (Train, Evaluate)
+_COMPUTING = (Train, Evaluate, Work)
 _ALONE = (*_COMPUTING, Code)  # without a link
 _MOVING = (Download, Upload)
 
@@ -141,6 +141,11 @@ class Workforce:
             free &= ~np.isin(devices, sorted(self.off))
         free[free] = self._availability.on(devices[free], self._simulation.now)
         return free
+
+    def reachable(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``devices``, all different, can be reached now, whether they work or not; bool, as many."""
+        on = self._availability.on(devices, self._simulation.now)
+        return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
@@ -409,7 +414,7 @@ class Workforce:
             wait.alarm = None
         if self._known_ends:
             self._known_ends.pop(task.id, None)
-        if isinstance(step, _COMPUTING) and step.limit.budget is not None and task.budget_from is not None:
+        if isinstance(step, Train | Evaluate) and step.limit.budget is not None and task.budget_from is not None:
             self._spent[task.device] = self._simulation.now - task.budget_from
         if isinstance(step, Train):
             return self._finish_training(task, step, wait, ending)
@@ -418,6 +423,9 @@ class Workforce:
                 ending = "late"
             done = ending or "done"
             self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=done, models=len(step.models))
+            return ending
+        if isinstance(step, Work):
+            self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=ending or "done", **step.facts)
             return ending
         if isinstance(step, Code | Queue):
             self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=ending or "done")
@@ -428,8 +436,11 @@ class Workforce:
 
     # Computing: one wake-up, at the end or when the device vanishes before; others on the way if that is far away.
 
-    def _begin_computing(self, task: Task, step: Train | Evaluate, wait: Wait) -> None:
+    def _begin_computing(self, task: Task, step: Train | Evaluate | Work, wait: Wait) -> None:
         self._note_data(task)
+        if isinstance(step, Work):
+            self._look_ahead(wait)
+            return
         if task.budget_from is None:
             task.budget_from = self._simulation.now - task.spent_s
         if isinstance(step, Train) and step.training.part is not None:
@@ -449,12 +460,16 @@ class Workforce:
         """
         task, now = wait.task, self._simulation.now
         step, start = task.steps[task.position], task.step_start
+        draw: int | None = None
         last = max(start, min(wait.off, self._simulation.end))  # then the device has vanished, or the run is over
         reach = self._compute.reach_s
         reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
         if isinstance(step, Train):
             limit, epochs = self._training_limit(task, step), step.training.epochs
             epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
+        elif isinstance(step, Work):
+            limit, epochs, draw = math.inf, 1, task.count
+            epoch_s = self._population.working_s(task.device, step)
         else:
             assert isinstance(step, Evaluate)
             limit, epochs = self._training_limit(task, step), 1
@@ -462,7 +477,8 @@ class Workforce:
         epoch_s = epoch_s / self.paces.get(task.device, 1.0) if self.paces else epoch_s
         known = self._known_ends.get(task.id, []) if self._known_ends else []
         begin = known[-1] if known else start
-        ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, epochs - len(known), limit, min(last, reach))
+        horizon, left = min(last, reach), epochs - len(known)
+        ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
         far = reach < last and bool(ends) and reach < min(ends[-1], limit)
         adaptive = isinstance(step, Train) and step.limit.adaptive
         if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):

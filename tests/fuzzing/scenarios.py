@@ -58,7 +58,7 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
 
 def world(draw: random.Random) -> dict[str, Any]:
     """A small scenario in which much happens, of any strategy."""
-    kind = draw.choice(list(REGISTERED))
+    kind = draw.choice([kind for kind in REGISTERED if kind != "flower"])
     sections = eventful_world(_KNOWN.get(kind, {"kind": kind}), seed=draw.randrange(100), rounds=2)
     sections["learning"] = draw.choice(["off", "off", "on"])
     sections["stop"]["simulated_time"] = "2 h"

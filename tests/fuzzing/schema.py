@@ -67,7 +67,7 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
     family = next((note.family for note in notes if isinstance(note, FamilyValidator)), None)
     if family is not None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [Shape(family.spec(kind)) for kind in family]
+        return [Shape(family.spec(kind)) for kind in family if kind != "flower"]  # an app of the user's is not invented
     return [Shape(annotation, notes)]
 
 

@@ -31,7 +31,9 @@ from fedsim.world.energy.quantities import EnergyDistribution, PowerDistribution
 from fedsim.world.phases import Span
 from fedsim.world.task import Step
 
-_DRAWS = {"download": "receive", "upload": "send"} | dict.fromkeys(("train", "evaluate", "decode", "encode"), "compute")
+_DRAWS = {"download": "receive", "upload": "send"} | dict.fromkeys(
+    ("train", "evaluate", "compute", "decode", "encode"), "compute"
+)
 _MOVING = ("receive", "send")
 _NO_SPAN = Span(False, 0.0, 0.0)
 _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known

@@ -13,7 +13,7 @@ from fedsim.federation.server import Server
 from fedsim.language.families import Family
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation
 
 _HERE = "fedsim.strategies.parts.selection"
 SELECTIONS = Family(
@@ -113,7 +113,7 @@ class Selection(Spec):
 
     # On the devices.
 
-    def look(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def look(self, device: Device, order: Order) -> Sequence[Computation]:
         """What a candidate computes to answer the question; by default nothing."""
         return ()
 
@@ -139,7 +139,7 @@ class SelectionClient(Client[Any]):
         self._own = own
         self._selection = selection
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """What the question takes, or what the strategy says."""
         return (self._selection.look if order.job == QUESTION else self._own.work)(device, order)
 

@@ -16,7 +16,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Selection
-from fedsim.world.task import Evaluate, Train
+from fedsim.world.task import Computation, Evaluate
 
 
 class PowerOfChoice(Selection):
@@ -104,7 +104,7 @@ class PowerOfChoice(Selection):
         losses = dict(zip(candidates, (_known(numbers) for numbers in found), strict=True))
         return sorted(candidates, key=lambda device: -losses[device])[:count]
 
-    def look(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def look(self, device: Device, order: Order) -> Sequence[Computation]:
         """Test the model."""
         return (Evaluate(tuple(order["loss-query"])),)
 

@@ -1,0 +1,97 @@
+"""Work in processes of this machine that each do one thing at a time, for what cannot share a process with anything else.
+
+A worker is a fresh Python: unlike those of ``multiprocessing`` it does not run the user's program again, which so needs no
+``if __name__ == "__main__"``. Calls and answers are pickles on its pipes; what the work prints goes to this process's errors.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from fedsim.errors import SimulationError
+
+
+class Processes:
+    """``workers`` processes, each started when it is first needed."""
+
+    def __init__(self, workers: int) -> None:
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedsim-process")
+        self._free: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
+        self._all: list[subprocess.Popen[bytes]] = []
+        for _ in range(workers):
+            self._free.put(None)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Queue ``function(*args)``; the function stands at the top of a module."""
+        return self._threads.submit(self._call, function, args)
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        worker = self._free.get()
+        try:
+            if worker is None:
+                worker = self._start()
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            pickle.dump((function, args), worker.stdin, protocol=5)
+            worker.stdin.flush()
+            done, outcome = pickle.load(worker.stdout)
+        except (EOFError, BrokenPipeError) as error:
+            code, worker = None if worker is None else worker.wait(), None
+            raise SimulationError(f"a worker process ended while it worked (exit status {code})") from error
+        finally:
+            self._free.put(worker)
+        if done:
+            return outcome
+        raise outcome
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        paths = os.pathsep.join(path for path in sys.path if path)
+        command = [sys.executable, "-c", "from fedsim.executors.processes import serve; serve()"]
+        environment = os.environ | {"PYTHONPATH": paths}
+        worker = subprocess.Popen(
+            command, env=environment, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._all.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """Drop queued work and end the workers, whatever they do."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.kill()
+        self._threads.shutdown()
+        for worker in self._all:
+            worker.communicate()
+
+
+def serve() -> None:
+    """What a worker does until its pipe is closed: one call after another."""
+    calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the work prints is no answer
+    while True:
+        try:
+            function, args = pickle.load(calls)
+        except EOFError:
+            return
+        _answer(answers, function, args)
+
+
+def _answer(answers: BinaryIO, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        outcome = True, function(*args)
+    except Exception as error:
+        outcome = False, error
+    try:
+        content = pickle.dumps(outcome, protocol=5)
+        if not outcome[0]:
+            pickle.loads(content)  # an error may be one that cannot be made again
+    except Exception as error:
+        wrong = outcome[1] if isinstance(outcome[1], Exception) else error
+        content = pickle.dumps((False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5)
+    answers.write(content)
+    answers.flush()

@@ -1,0 +1,111 @@
+"""A Flower app on the disk: what its ``pyproject.toml`` says, and its two halves, loaded afresh."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ScenarioError, SimulationError, nearest, shown
+from fedsim.files import read_toml
+from fedsim.flower.turns import place_in
+
+Value = bool | int | float | str
+_FILE = "pyproject.toml"
+
+
+@dataclass(frozen=True)
+class App:
+    """A Flower app.
+
+    Attributes:
+        folder: where it is.
+        server, client: where its halves are, ``module:attribute``.
+        config: its run configuration, with what the scenario says otherwise.
+    """
+
+    folder: Path
+    server: str
+    client: str
+    config: dict[str, Value]
+
+    def load(self, half: str) -> Any:
+        """The ServerApp or the ClientApp (``half``: ``server`` or ``client``).
+
+        Raises:
+            SimulationError: it cannot be imported, or is something else.
+        """
+        from flwr.clientapp import ClientApp
+        from flwr.serverapp import ServerApp
+
+        path, called, wanted = getattr(self, half), f"{half}app", ServerApp if half == "server" else ClientApp
+        module, _, names = path.partition(":")
+        if sys.path[:1] != [str(self.folder)]:
+            sys.path[:] = [str(self.folder), *(place for place in sys.path if place != str(self.folder))]
+        try:
+            found: Any = import_module(module)
+            for name in names.split("."):
+                found = getattr(found, name)
+        except Exception as error:
+            place = place_in(error, self.folder)
+            raise SimulationError(f"the {called} {path!r} cannot be loaded: {type(error).__name__}: {error}{place}") from error
+        if not isinstance(found, wanted):
+            raise SimulationError(f"the {called} {path!r} is a {type(found).__name__}; it must be a {wanted.__name__}")
+        return found
+
+    def forget(self) -> None:
+        """Drop the app's modules, so that the next run begins with fresh ones: they may remember things."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and self.folder in Path(file).parents:
+                del sys.modules[name]
+
+
+def read_app(place: str, run_config: Mapping[str, Any]) -> App:
+    """What the files of an app say.
+
+    Args:
+        place: its folder, with a ``pyproject.toml`` in it.
+        run_config: what is to differ from ``[tool.flwr.app.config]``, by the dotted names that ``flwr run`` takes.
+
+    Raises:
+        ScenarioError: there is no such app, or it knows no such key.
+    """
+    folder = Path(place).expanduser().resolve()
+    try:
+        written = read_toml(folder / _FILE)
+    except OSError:
+        raise ScenarioError(f"strategy.app is {place!r}, where there is no {_FILE}; give the folder of a Flower app") from None
+    except ValueError as error:
+        raise ScenarioError(f"strategy.app: {str(folder / _FILE)!r} is not valid TOML: {error}") from None
+    said = written
+    for key in ("tool", "flwr", "app"):
+        said = said.get(key, {}) if isinstance(said, dict) else {}
+    components = said.get("components", {})
+    for name in ("serverapp", "clientapp"):
+        if not (isinstance(components.get(name), str) and ":" in components[name]):
+            raise ScenarioError(
+                f"strategy.app is {place!r}, whose {_FILE} does not say tool.flwr.app.components.{name} = 'module:attribute'"
+            )
+        module = components[name].partition(":")[0].replace(".", "/")
+        if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
+            raise ScenarioError(f"strategy.app: {name} is {components[name]!r}, but there is no file {module}.py in {place!r}")
+    return App(folder, components["serverapp"], components["clientapp"], _config(_flat(said.get("config", {})), run_config))
+
+
+def _config(config: dict[str, Value], run_config: Mapping[str, Any]) -> dict[str, Value]:
+    for key, value in _flat(run_config).items():
+        if key not in config:
+            known = f"{', '.join(config) or 'none'}{nearest(key, config)}"
+            raise ScenarioError(f"strategy.run_config has the key {key!r}, which the app lacks; it has {known}")
+        if not isinstance(value, Value):
+            raise ScenarioError(f"strategy.run_config.{key} is {shown(value)}; allowed are numbers, texts, true and false")
+    return config | _flat(run_config)
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return found

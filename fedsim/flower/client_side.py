@@ -1,0 +1,169 @@
+"""The ClientApp at work: a message and a device's context in, a reply and the context out. It runs in any process."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from fedsim.errors import SimulationError, shown
+from fedsim.flower.app import App
+from fedsim.flower.messages import as_sent, bytes_of, copied
+from fedsim.flower.replaced import frozen, note_reply, noted_reply, replace_all
+from fedsim.flower.turns import Generators, carried_out, place_in
+
+_EXAMPLES = ("num-examples", "num_examples")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a device is to do with a message.
+
+    Attributes:
+        app: whose ClientApp.
+        run: which run of it this process is in; another one begins with fresh modules.
+        device, devices: its number, and how many there are.
+        message: what it has received.
+        state: what it remembers.
+        seed: of the global generators.
+        counts_flops: whether torch's operations are to be counted.
+        raises: whether an exception of the ClientApp ends the run, or is answered as Flower does.
+        patience_s: real seconds that it may take.
+    """
+
+    app: App
+    run: str
+    device: int
+    devices: int
+    message: Message
+    state: RecordDict
+    seed: int
+    counts_flops: bool
+    raises: bool
+    patience_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        reply: the answer.
+        bytes: of the answer.
+        state: what the device now remembers.
+        examples: how many examples it says that it has worked on; None where it does not say.
+        flops: that torch has done, if they were counted.
+    """
+
+    reply: Message
+    bytes: int
+    state: RecordDict
+    examples: float | None
+    flops: float
+
+
+_loaded: dict[str, Any] = {}
+
+
+def carry_out(job: Job) -> Outcome:
+    """Let the ClientApp do a job.
+
+    Raises:
+        SimulationError: it cannot be loaded, raises, answers with something else than a message, or never ends.
+    """
+    replace_all()
+    called = f"the ClientApp of device {job.device}"
+    return carried_out(lambda: _work(job, called), job.patience_s, job.app.folder, called)
+
+
+def _work(job: Job, called: str) -> Outcome:
+    message = as_sent(job.message)
+    config = {"partition-id": job.device, "num-partitions": job.devices}
+    ids = message.metadata.run_id, message.metadata.dst_node_id
+    context = Context(*ids, config, copied(job.state), dict(job.app.config))
+    flops = 0.0
+    with ExitStack() as around:
+        around.enter_context(Generators(job.seed).in_use())
+        around.enter_context(frozen(message.metadata.created_at))
+        _one_torch_thread(around)
+        app = _app(job)
+        _one_torch_thread(around)  # the app may have loaded torch just now
+        counter = _flop_counter(around) if job.counts_flops else None
+        note_reply(None)
+        try:
+            reply = app(message, context)
+        except Exception as error:
+            if job.raises:
+                place = place_in(error, job.app.folder)
+                raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
+            reply = _error_reply(message, error)
+        flops = 0.0 if counter is None else float(counter.get_total_flops())
+    own = noted_reply()
+    if not isinstance(reply, Message):
+        place = _place_of(app, message)
+        raise SimulationError(f"{called} answered with {shown(reply)}, a {type(reply).__name__}; allowed is a Message{place}")
+    if reply.metadata.reply_to_message_id != message.metadata.message_id:
+        place = _place_of(app, message)
+        raise SimulationError(f"{called} answered with a message that is no reply to the one that it got{place}")
+    examples = _examples(own if isinstance(own, Message) and own.has_content() else reply)
+    return Outcome(as_sent(reply), bytes_of(reply), copied(context.state), examples, flops)
+
+
+def _app(job: Job) -> Any:
+    if job.run not in _loaded:
+        if _loaded:
+            job.app.forget()
+        _loaded.clear()
+        _loaded[job.run] = job.app.load("client")
+    return _loaded[job.run]
+
+
+def _one_torch_thread(around: ExitStack) -> None:
+    """Sums of several threads have other last bits."""
+    torch = sys.modules.get("torch")
+    if torch is not None and (threads := torch.get_num_threads()) != 1:
+        torch.set_num_threads(1)
+        around.callback(torch.set_num_threads, threads)
+
+
+def _flop_counter(around: ExitStack) -> Any:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return around.enter_context(FlopCounterMode(display=False))
+
+
+def _error_reply(message: Message, error: Exception) -> Message:
+    """What Flower answers when a ClientApp has raised."""
+    from flwr.app import Error
+    from flwr.common.constant import ErrorCode
+
+    reason = f"{type(error)}:<'{error}'>"
+    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+
+
+def _place_of(app: Any, message: Message) -> str:
+    """Which function of the ClientApp deals with such messages."""
+    category, _, action = message.metadata.message_type.partition(".")
+    function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f", in {code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno}"
+
+
+def _examples(reply: Message) -> float | None:
+    found = None if reply.has_error() else figure(reply.content, *_EXAMPLES)
+    return None if found is None or not found >= 0 else found
+
+
+def figure(content: Mapping[str, Any], *names: str) -> float | None:
+    """The first number of one of these names in the metrics (or, of legacy clients, the configs) of a message."""
+    for record in content.values():
+        if isinstance(record, MetricRecord | ConfigRecord):
+            for name in names:
+                value = record.get(name)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    return float(value)
+    return None

@@ -1,0 +1,134 @@
+"""Which rounds an app's messages belong to, and what is known of each: its figures, its tasks, the model that it made.
+
+Flower's own strategies number their messages: by ``group_id``, or by a config ``server-round``. Without a number a round begins
+whenever other arrays are sent for training than the last time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from fedsim.flower.client_side import figure
+
+_NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
+
+
+@dataclass(eq=False)
+class Round:
+    """What is known of a round.
+
+    Attributes:
+        number: from 0.
+        told: its number as the app has it.
+        counts: its tasks by how they ended, a device that went on with another message counted once.
+        used: tasks whose replies the ServerApp has got, and their examples.
+        weighted: sums of value x examples, and of examples, by the column.
+        own: what the ServerApp has measured itself.
+    """
+
+    number: int
+    told: int | None
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("selected", "valid", "slow", "disconnected"), 0))
+    used: list[tuple[int, float]] = field(default_factory=list)
+    weighted: dict[str, tuple[float, float]] = field(default_factory=dict)
+    own: dict[str, float] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float | None]:
+        """Columns of the rounds' table: what the ServerApp has measured goes before what its clients have."""
+        means = {column: total / weight for column, (total, weight) in self.weighted.items() if weight}
+        return {**means, **self.own}
+
+
+_COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
+
+
+class Rounds:
+    """The rounds of a run, one after another.
+
+    Args:
+        names: the metric that is meant by each column.
+        close: told of a round that is over; returns whether the run goes on.
+    """
+
+    def __init__(self, names: dict[str, str], close: Callable[[Round], bool]) -> None:
+        self._names, self._close = names, close
+        self._open: Round | None = None
+        self._count = 0
+        self._sent: ArrayRecord | None = None
+        self._early: dict[int, dict[str, float]] = {}
+        self.seen: set[str] = set()
+
+    def of(self, message: Message) -> Round | None:
+        """The round of a message that is about to be sent; one that begins a new round closes the one before."""
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return self._open
+        told = _told(message)
+        arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
+        if self._open is None or (told != self._open.told if told is not None else not _alike(arrays, self._sent)):
+            self.end()
+            self._open = Round(self._count, told)
+            self._count += 1
+            if told is not None:
+                self._open.own |= self._early.pop(told, {})
+        self._sent = arrays if arrays is not None else self._sent
+        return self._open
+
+    def end(self) -> bool:
+        """The round that is open, if one is, is over; returns whether the run goes on."""
+        over, self._open = self._open, None
+        return over is None or self._close(over)
+
+    def count(self, one: Round, outcome: str, by: int = 1) -> None:
+        """A task of a round has ended."""
+        if outcome in _COUNTED:
+            one.counts["selected"] += by
+            one.counts[_COUNTED[outcome]] += by
+
+    def note_reply(self, task: int, reply: Message, examples: float | None) -> None:
+        """The ServerApp gets a reply."""
+        one = self._open  # what comes late counts when it comes
+        if one is None or reply.has_error():
+            return
+        content, weight = reply.content, 1.0 if examples is None else examples
+        for record in content.values():
+            if not isinstance(record, ArrayRecord):
+                self.seen |= set(record)
+        trains = reply.metadata.message_type.partition(".")[0] == "train"
+        if trains:
+            one.used.append((task, weight))
+        for column in ("train_loss",) if trains else ("accuracy", "loss"):
+            if (value := figure(content, self._names[column])) is not None:
+                total, weights = one.weighted.get(column, (0.0, 0.0))
+                one.weighted[column] = total + value * weight, weights + weight
+
+    def note_figures(self, told: int, figures: dict[str, Any]) -> None:
+        """The ServerApp has measured something in the round that it calls so."""
+        self.seen |= set(figures)
+        found = {column: float(figures[name]) for column, name in self._names.items() if name in figures}
+        if self._open is not None and self._open.told in (told, None):
+            self._open.own |= found
+        elif told > 0:
+            self._early.setdefault(told, {}).update(found)
+
+
+def _told(message: Message) -> int | None:
+    group = message.metadata.group_id
+    if group.isdecimal():
+        return int(group)
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            for name in _NUMBERS:
+                if type(value := record.get(name)) is int:
+                    return value
+    return None
+
+
+def _alike(one: ArrayRecord | None, other: ArrayRecord | None) -> bool:
+    """Whether a message says the same as the one before: has no arrays, or equal ones."""
+    if one is None or one is other:
+        return True
+    if other is None or list(one) != list(other):
+        return False
+    return all(one[name].data is other[name].data or one[name].data == other[name].data for name in one)

@@ -1,0 +1,399 @@
+"""The ServerApp at work: its Grid, whose messages go to simulated devices, and whose waiting is simulated time."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.federation.contents import Free, Sized
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.flower.app import App
+from fedsim.flower.client_side import Outcome
+from fedsim.flower.messages import as_sent, bytes_of
+from fedsim.flower.params import FlowerParams
+from fedsim.flower.replaced import EPOCH_S, replace_all, server_side
+from fedsim.flower.rounds import Round, Rounds
+from fedsim.flower.turns import Generators, Over, Turns, place_in
+
+_POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
+_MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
+
+_UNAVAILABLE = {
+    ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or vanished before it had answered",
+    ErrorCode.MESSAGE_UNAVAILABLE: "the time to live of the message was over before an answer was there",
+}
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message that the ServerApp has pushed.
+
+    Attributes:
+        message: as it was then.
+        number: of the message.
+        device: whose it is.
+        bytes: of the message.
+        round: to which it belongs, if to any.
+        expires: when its time to live is over (s).
+        task: that carries it, as soon as there is one.
+        reply: the answer, as soon as there is one.
+        examples: that the answer is about.
+        taken: whether the ServerApp has got it.
+    """
+
+    message: Message
+    number: int
+    device: int
+    bytes: int
+    round: Round | None
+    expires: float
+    task: int | None = None
+    reply: Message | None = None
+    examples: float | None = None
+    taken: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is about training."""
+        return self.message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
+
+
+class Session:
+    """A ServerApp between the simulated devices. Its thread and the simulation take turns: what the thread calls needs no lock.
+
+    Args:
+        params: the strategy's.
+        server: its hands.
+        app: what runs.
+
+    Attributes:
+        model: the arrays that the ServerApp had last: it sent them, or its strategy gave them in the end.
+        nodes: each device's id in Flower.
+        run_id: the run's.
+    """
+
+    def __init__(self, params: FlowerParams, server: Server, app: App, nodes: list[int], run_id: int) -> None:
+        replace_all()
+        self._params, self._server, self._app = params, server, app
+        self.nodes, self.run_id = nodes, run_id
+        self._device_of = {node: device for device, node in enumerate(nodes)}
+        self._generators = Generators(int(server.rng("server-app").integers(1 << 32)))
+        self.turns = Turns(self._run, self._around, app.folder, params.real_patience)
+        names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
+        self.rounds = Rounds(names, self._close_round)
+        self.model: ArrayRecord | None = None
+        self._sent: dict[str, Sent] = {}
+        self._by_task: dict[int, Sent] = {}
+        self._queues: dict[int, deque[Sent]] = {}
+        self._busy: set[int] = set()
+        self._awaited: set[int] = set()
+        self._open = 0  # messages that nobody has answered yet
+        self._counts: dict[int, int] = {}
+        self._last: dict[int, tuple[Round | None, bool]] = {}  # of each device's last task: its round, whether it was done
+        self._waits = False  # whether the ServerApp does:
+        self._until: float | None = None  # until then at most (s),
+        self._missing: set[str] | None = None  # or until these are answered
+        self._asked_at = -1.0  # when it last asked for replies that were not there (s)
+        self._idle = 0
+
+    # Turns.
+
+    async def go_on(self) -> None:
+        """Give the ServerApp its turn as long as it has nothing to wait for.
+
+        Raises:
+            SimulationError: it has raised, or computes without end.
+        """
+        while not self.turns.over and self._is_due():
+            await self.turns.give()
+        if self.turns.over:
+            self._end()
+
+    def _is_due(self) -> bool:
+        if not self._waits or (self._until is not None and self._server.now >= self._until):
+            return True
+        return self._missing is not None and not self._missing
+
+    def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
+        self._check_thread()
+        self._waits, self._missing = True, None if missing is None else set(missing)
+        self._until = None if until is None else self._server.timer("app", until)
+        if not self._open:
+            self._idle += 1
+            if self._idle > _MOST_IDLE:
+                raise SimulationError(
+                    f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under way{self.turns.place()}"
+                )
+        self.turns.wait()
+        self._server.cancel_timer("app")
+        self._waits = False
+
+    def _check_thread(self) -> None:
+        if self.turns.closing:
+            raise Over
+        if not self.turns.is_here():
+            raise RuntimeError(
+                f"the Grid is called in the thread {threading.current_thread().name!r}; in simulated time only the thread in "
+                "which the ServerApp began may call it"
+            )
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._generators.in_use())
+            stack.enter_context(server_side(self))
+            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self.run_id, SUPERLINK_NODE_ID
+            yield
+
+    def _run(self) -> None:
+        """The ServerApp's thread."""
+        self._app.forget()
+        server_app = self._app.load("server")
+        context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
+        server_app(grid=SimulatedGrid(self), context=context)
+        self.rounds.end()
+
+    def _end(self) -> None:
+        error = self.turns.error
+        if isinstance(error, SimulationError):
+            raise error
+        if error is not None:
+            place = place_in(error, self._app.folder)
+            raise SimulationError(f"the ServerApp raised {type(error).__name__}: {error}{place}") from error
+        self._server.stop("the ServerApp has ended")
+
+    # What the thread is told, and tells (``replaced.ServerSide``).
+
+    def clock(self) -> float:
+        """The simulated time (s)."""
+        return self._server.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much simulated time pass."""
+        if seconds > 0:
+            self._wait(self._server.now + seconds)
+
+    def note_model(self, record: Any) -> None:
+        """An ArrayRecord that the server now has."""
+        self.model = record
+
+    def note_figures(self, number: int, figures: dict[str, Any]) -> None:
+        """What the server has measured itself in a round (from 1)."""
+        self.rounds.note_figures(number, figures)
+
+    def _close_round(self, one: Round) -> bool:
+        if one.used:
+            tasks, weights = zip(*one.used, strict=True)
+            self._server.emit("aggregate", round=one.number, tasks=list(tasks), weights=list(weights))
+        if not self._server.note_round(one.number, one.figures(), **one.counts):
+            raise Over
+        return True
+
+    # Messages.
+
+    def reachable(self) -> list[int]:
+        """The nodes that can be reached now."""
+        return [self.nodes[device] for device in self._server.reachable()]
+
+    def push(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages; their ids."""
+        self._check_thread()
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        metadata = message.metadata
+        if metadata.reply_to_message_id != "" or not metadata.ttl > 0 or not message.has_content():
+            raise ValueError(f"what is pushed must have content, and time to live, and be no reply; this is {metadata!r}")
+        device = self._device_of.get(metadata.dst_node_id)
+        if device is None:
+            raise ValueError(f"there is no node {metadata.dst_node_id}; get_node_ids() tells which there are")
+        number = len(self._sent)
+        metadata.__dict__["_message_id"] = name = f"message-{number}"
+        arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
+        one = self.rounds.of(message)
+        copy = as_sent(message)
+        if arrays:
+            self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
+        copy.metadata.created_at = EPOCH_S + self._server.now
+        sent = self._sent[name] = Sent(copy, number, device, bytes_of(copy), one, self._server.now + metadata.ttl)
+        self._server.timer(f"expire {number}", sent.expires)
+        self._queues.setdefault(device, deque()).append(sent)
+        self._idle, self._open = 0, self._open + 1
+        if not self._server.idle(device):
+            self._doubt(sent)
+        self._serve(device)
+        return name
+
+    def _serve(self, device: int) -> None:
+        """Give a device its next message, as soon as it can take one."""
+        queue = self._queues.get(device)
+        while queue and queue[0].reply is not None:
+            queue.popleft()
+        if not queue:
+            return
+        if self._server.idle(device):
+            sent = queue.popleft()
+            kind = sent.message.metadata.message_type
+            one = sent.round if sent.trains else None
+            continues = one is not None and self._last.get(device) == (one, True)
+            if continues and one is not None:
+                self.rounds.count(one, "done", -1)
+            count = self._counts[device] = self._counts.get(device, -1) + 1
+            seed = int(self._server.rng("client-app", device, count).integers(1 << 32))
+            contents = {kind: Sized(sent.message, float(sent.bytes)), "seed": Free(seed)}
+            number = None if one is None else one.number
+            sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
+            self._by_task[sent.task] = sent
+            self._last[device] = one, False
+            self._busy.add(device)
+        elif device not in self._awaited | self._busy and self._server.await_return(device):
+            self._awaited.add(device)
+
+    def _doubt(self, sent: Sent) -> None:
+        """A device that is not there, or not any more, is given some time."""
+        self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
+
+    def pull(self, names: Iterable[str]) -> list[Message]:
+        """The replies that are there, of those that were not pulled before, in the order in which the messages were pushed."""
+        self._check_thread()
+        wanted = sorted({name for name in names if name in self._sent}, key=lambda name: int(name.rpartition("-")[2]))
+        replies = self._take(wanted)
+        if not replies:
+            if self._asked_at == self._server.now:
+                self._wait(self._server.now + _POLL_S)
+                replies = self._take(wanted)
+            self._asked_at = self._server.now
+        return replies
+
+    def _take(self, names: Iterable[str]) -> list[Message]:
+        replies = []
+        for name in names:
+            sent = self._sent[name]
+            if sent.reply is not None and not sent.taken:
+                sent.taken = True
+                self._idle = 0
+                replies.append(sent.reply)
+                if sent.task is not None:
+                    self.rounds.note_reply(sent.task, sent.reply, sent.examples)
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], timeout: float | None) -> list[Message]:
+        """Push messages, and wait until all are answered, or so long (s)."""
+        names = self.push(messages)
+        missing = [name for name in names if self._sent[name].reply is None]
+        if missing and (timeout is None or timeout > 0):
+            self._wait(None if timeout is None else self._server.now + timeout, missing)
+        return self._take(names)
+
+    def _answer(self, sent: Sent, reply: Message) -> None:
+        if sent.reply is None:
+            reply.metadata.__dict__["_message_id"] = f"reply-{sent.number}"
+            sent.reply = reply
+            self._open -= 1
+            self._server.cancel_timer(f"expire {sent.number}")
+            self._server.cancel_timer(f"gone {sent.number}")
+            if self._missing is not None:
+                self._missing.discard(sent.message.metadata.message_id)
+
+    def _answer_for(self, sent: Sent, code: int) -> None:
+        """The answer that Flower gives in the place of a device."""
+        asked = sent.message.metadata
+        metadata = copy(asked)
+        metadata.__dict__ |= {"_src_node_id": SUPERLINK_NODE_ID, "_dst_node_id": SUPERLINK_NODE_ID}
+        metadata.__dict__ |= {"_reply_to_message_id": asked.message_id, "_created_at": EPOCH_S + self._server.now}
+        self._answer(sent, make_message(metadata=metadata, error=Error(code=code, reason=_UNAVAILABLE[code])))
+
+    # What the simulation tells.
+
+    def on_task_end(self, end: TaskEnd) -> None:
+        """A device has answered, or it will not."""
+        sent = self._by_task.pop(end.task)
+        self._busy.discard(end.device)
+        done = end.outcome == "done"
+        self._last[end.device] = sent.round if sent.trains else None, done
+        if sent.round is not None and sent.trains:
+            self.rounds.count(sent.round, end.outcome)
+        if done:
+            outcome: Outcome = end[f"{end.job}-reply"]
+            sent.examples = outcome.examples
+            self._answer(sent, outcome.reply)
+        elif sent.reply is None:
+            self._doubt(sent)
+        self._serve(end.device)
+
+    def on_return(self, device: int) -> None:
+        """A device that was waited for can be reached."""
+        self._awaited.discard(device)
+        self._serve(device)
+
+    def on_timer(self, name: str) -> None:
+        """Somebody's patience, or a message's time to live, is over; or the ServerApp has slept enough."""
+        what, _, number = name.partition(" ")
+        if what == "app":
+            return
+        sent = self._sent[f"message-{number}"]
+        if what == "expire":
+            self._answer_for(sent, ErrorCode.MESSAGE_UNAVAILABLE)
+        elif sent.task is None and sent.device in self._busy:  # it is there, but has others to answer first
+            self._doubt(sent)
+        elif sent.task not in self._by_task:
+            self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """The model's arrays by their names, those that are numpy's."""
+        if self.model is None:
+            return {}
+        arrays = {name: array.numpy() for name, array in self.model.items() if array.stype == "numpy.ndarray"}
+        return {name: np.ascontiguousarray(values) for name, values in arrays.items() if values.dtype.kind in "fiub"}
+
+
+class SimulatedGrid(Grid):  # type: ignore[misc]
+    """Flower's Grid, in simulated time."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = Run.create_empty(session.run_id)
+
+    def set_run(self, run: Run) -> None:
+        """There is one run, which is set."""
+
+    @property
+    def run(self) -> Run:
+        """Facts of the run."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message; new apps call ``Message`` itself."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that can be reached now."""
+        return self._session.reachable()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; returns their ids at once."""
+        return self._session.push(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that are there by now."""
+        return self._session.pull(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages, and wait for their replies, ``timeout`` (s) at most."""
+        return self._session.send_and_receive(messages, timeout)

@@ -1,0 +1,150 @@
+"""``kind = "flower"``: an unmodified Flower app as a strategy."""
+
+import itertools
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from numpy.typing import NDArray
+
+from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import Served
+from fedsim.federation.client import Client, Done, Order, Real, Setting
+from fedsim.federation.contents import Contents, Sized
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.flower.app import read_app
+from fedsim.flower.params import FlowerParams
+from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.world.task import Work
+
+if TYPE_CHECKING:
+    from fedsim.flower.server_side import Session
+
+
+_runs = itertools.count()
+
+
+class FlowerClient(Client[FlowerParams]):
+    """Carries out what the ClientApp does; it alone knows what devices remember."""
+
+    def __init__(self, params: FlowerParams, setting: Setting) -> None:
+        super().__init__(params, setting)
+        self._app = read_app(params.app, params.run_config)
+        self._run = f"{os.getpid()}-{next(_runs)}"
+        self._states: dict[int, Any] = {}
+        self._flops: dict[str, float] = {}  # of an example, by the kind of message
+
+    def real(self, device: Device, order: Order) -> Real:
+        """The ClientApp's work."""
+        from flwr.app import RecordDict
+
+        from fedsim.flower.client_side import Job, carry_out
+
+        job = Job(
+            app=self._app,
+            run=self._run,
+            device=device.number,
+            devices=self.setting.devices,
+            message=order[order.job],
+            state=self._states.get(device.number, RecordDict()),
+            seed=order["seed"],
+            counts_flops=self.params.time.counts_flops and order.job not in self._flops,
+            raises=self.params.client_errors == "stop",
+            patience_s=self.params.real_patience,
+        )
+        return Real(carry_out, (job,))
+
+    def work(self, device: Device, order: Order) -> list[Work]:
+        """How long that takes."""
+        outcome = order.value
+        self._states[device.number] = outcome.state
+        examples = float(device.samples) if outcome.examples is None else outcome.examples
+        if self.params.time.counts_flops and order.job not in self._flops and outcome.flops:
+            self._flops[order.job] = outcome.flops / max(examples, 1.0)
+        work = self.params.time.work(order.job, examples, self._flops.get(order.job), self._app.config)
+        return [] if work is None else [work]
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+        """What the ClientApp has answered."""
+        return {f"{order.job}-reply": Sized(order.value, float(order.value.bytes))}
+
+
+class Flower(Strategy[FlowerParams]):
+    """A Flower app between simulated devices: its ServerApp decides, its ClientApp computes; fedsim says how long all takes.
+
+    Source: https://flower.ai, version 1.41 and later. What the ServerApp pushes is downloaded by the device, in the bytes in
+    which Flower writes it; the ClientApp's work is carried out for real, and takes as long as ``time`` says; its reply is
+    uploaded. A device takes one message at a time. One that vanishes is answered for, as Flower does, ``unavailable_after``
+    later. A newcomer is among ``get_node_ids`` from the time at which it can be reached.
+
+    State: none that could be saved; the app's own thread has it.
+    """
+
+    Params: ClassVar[type[StrategyParams]] = FlowerParams
+    Client = FlowerClient
+
+    def __init__(self, params: FlowerParams, server: Server) -> None:
+        super().__init__(params, server)
+        try:
+            import flwr.serverapp  # noqa: F401
+        except ImportError as error:
+            raise ScenarioError(
+                f"strategy.kind is 'flower', but Flower cannot be imported ({error}); pip install 'fedsim-des[flower]' does it"
+            ) from error
+        self.app = read_app(params.app, params.run_config)
+        ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
+        self.nodes, self.run_id = ids[:-1], ids[-1]
+        self._session: Session | None = None
+
+    async def on_start(self) -> None:
+        """Begin the ServerApp."""
+        from fedsim.flower.server_side import Session
+
+        if "FLWR_LOG_LEVEL" not in os.environ:
+            logging.getLogger("flwr").setLevel(logging.WARNING)
+        self._session = Session(self.params, self.server, self.app, self.nodes, self.run_id)
+        await self._session.go_on()
+
+    @property
+    def session(self) -> "Session":
+        """The running app."""
+        assert self._session is not None
+        return self._session
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """A device has answered, or never will."""
+        self.session.on_task_end(message)
+        await self.session.go_on()
+
+    async def on_timer(self, name: str) -> None:
+        """A time is over that something waited for."""
+        self.session.on_timer(name)
+        await self.session.go_on()
+
+    async def on_return(self, device: int) -> None:
+        """A device for which a message waits can be reached."""
+        self.session.on_return(device)
+        await self.session.go_on()
+
+    def models(self) -> Served:
+        """None that fedsim could test."""
+        return {}
+
+    def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+        """The model as the ServerApp had it last."""
+        tensors = {} if self._session is None else self._session.tensors()
+        return {"global": tensors} if tensors else {}
+
+    def why_no_accuracy(self) -> str | None:
+        """Names the metrics that there were."""
+        seen = set() if self._session is None else self._session.rounds.seen
+        names = ", ".join(sorted(seen)) or "none"
+        return f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); there were: {names}"
+
+    def on_end(self) -> None:
+        """End the ServerApp's thread."""
+        if self._session is not None:
+            self._session.turns.close()

@@ -1,0 +1,200 @@
+"""The ServerApp's thread and the simulation take turns: never do both go on.
+
+What of a process belongs to all its threads, the global generators of random numbers, changes hands with the turn.
+"""
+
+import asyncio
+import random
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedsim.errors import SimulationError
+
+T = TypeVar("T")
+
+_GRACE_S = 1.0  # real seconds that an app has to end when the run is over
+
+
+class Over(BaseException):
+    """The run is over: ends the ServerApp's thread wherever it waits."""
+
+
+class Generators:
+    """The state of the global generators of ``random``, numpy and, if it is loaded, torch, while somebody else has them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).getstate()
+        self._numpy: Any = np.random.RandomState(seed % (1 << 32)).get_state()
+        self._torch: Any = seed
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """They are these here, and again what they were afterwards."""
+        outside = Generators._now()
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        if (torch := sys.modules.get("torch")) is not None:
+            if isinstance(self._torch, int):
+                torch.random.default_generator.manual_seed(self._torch)
+            else:
+                torch.set_rng_state(self._torch)
+        try:
+            yield
+        finally:
+            self._random, self._numpy, state = Generators._now()
+            self._torch = self._torch if state is None else state
+            random.setstate(outside[0])
+            np.random.set_state(outside[1])  # noqa: NPY002
+            if outside[2] is not None:
+                sys.modules["torch"].set_rng_state(outside[2])
+
+    @staticmethod
+    def _now() -> tuple[Any, Any, Any]:
+        torch = sys.modules.get("torch")
+        return random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()  # noqa: NPY002
+
+
+class Turns:
+    """A function in a thread of its own, which runs only while the simulation waits for it.
+
+    Args:
+        function: what runs there; it waits by ``wait``.
+        around: entered whenever it is its turn.
+        folder: of the code that is named where it is stuck.
+        patience_s: real seconds after which a turn is taken to be endless.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], None],
+        around: Callable[[], AbstractContextManager[Any]],
+        folder: Path,
+        patience_s: float,
+    ) -> None:
+        self._function, self._around, self._folder, self._patience_s = function, around, folder, patience_s
+        self._thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
+        self._turn = threading.Semaphore(0)
+        self._back: Future[None] = Future()
+        self._within: AbstractContextManager[Any]
+        self.closing = False
+        self.over = False
+        self.error: BaseException | None = None
+
+    async def give(self) -> None:
+        """Let it go on until it waits, or is ``over`` (with an ``error``, perhaps).
+
+        Raises:
+            SimulationError: it did neither in the time that it has.
+        """
+        self._back = Future()
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._turn.release()
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self._back), self._patience_s)
+        except TimeoutError:
+            raise SimulationError(
+                f"the ServerApp has computed for {self._patience_s:g} s of real time without calling the Grid{self.place()}; "
+                "if that is no mistake, give strategy.real_patience more"
+            ) from None
+
+    def wait(self) -> None:
+        """Called in the thread: give the turn back; returns when it has it again.
+
+        Raises:
+            Over: the run is over.
+        """
+        self._within.__exit__(None, None, None)
+        self._back.set_result(None)
+        self._turn.acquire()
+        if self.closing:
+            raise Over
+        self._within = self._around()
+        self._within.__enter__()
+
+    def is_here(self) -> bool:
+        """Whether this is the thread."""
+        return threading.current_thread() is self._thread
+
+    def place(self) -> str:
+        """Where in its own code it stands: ``", in server_app.py, line 12"``."""
+        return place_of_thread(self._thread, self._folder)
+
+    def close(self) -> None:
+        """End it, if it waits; what computes without end is left alone."""
+        self.closing = True
+        if self._thread.ident is not None and not self.over:
+            self._turn.release()
+            self._thread.join(_GRACE_S)
+
+    def _run(self) -> None:
+        self._within = self._around()
+        self._within.__enter__()
+        try:
+            self._function()
+        except Over:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.over = True
+            if not self.closing:
+                self._within.__exit__(None, None, None)
+                self._back.set_result(None)
+
+
+def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:
+    """What a function gives, carried out in a thread of its own so that one that never ends can be told of.
+
+    Raises:
+        SimulationError: it takes more than ``patience_s`` real seconds.
+    """
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name=called, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if not outcome:
+        raise SimulationError(
+            f"{called} has computed for {patience_s:g} s of real time{place_of_thread(thread, folder)}; if that is no mistake, "
+            "give strategy.real_patience more"
+        )
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def place_of_thread(thread: threading.Thread, folder: Path) -> str:
+    """Where in the code of a folder a thread stands: ``", in client_app.py, line 12"``; ``""`` if it is not there."""
+    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if folder in Path(frame.f_code.co_filename).parents:
+            return f", in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def place_in(error: BaseException, folder: Path) -> str:
+    """Where in the code of a folder an error arose, as ``place_of_thread``."""
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if folder in Path(frame.filename).parents:
+            place = f", in {Path(frame.filename).name}, line {frame.lineno}"
+    return place
