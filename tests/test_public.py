@@ -24,9 +24,9 @@ EXPORTS = {
     """,
     "fedsim.plugin": """
         BEST AggregatingParams Aggregation Asynchronous AsynchronousParams Attack AvailabilityModel Change Client Codec
-        Coded Contents Deadline Device Distribution Done Evaluate FedAvg Free Grouped GroupedParams Hold Lazy Limit Measured
-        NetworkModel Order Part Partition Process Protocol Raw Ref Selection Server ServerOptimiser Setting Shift Source
-        Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training
+        Coded Contents Deadline Device Distribution Done Earlier Evaluate FedAvg Free Grouped GroupedParams Hold Lazy Limit
+        Measured NetworkModel Order Part Partial Partition Process Protocol Raw Ref Selection Server ServerOptimiser Setting
+        Shift Source Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training
         Transport World federated pure
     """,
 }

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
-from fedsim.federation.client import Order
-from fedsim.federation.contents import Free, Lazy
+from fedsim.federation.client import Earlier, Order
+from fedsim.federation.contents import Free, Lazy, Partial
 from fedsim.federation.dispatch import Errand
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
@@ -30,7 +30,7 @@ _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
-        *(Errand, Order, Free, Lazy),
+        *(Errand, Earlier, Order, Free, Lazy, Partial),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
         *(Filling, Flow, Half, Load, Place, Tier),
     )
