@@ -9,9 +9,9 @@ from fedsim.data.partitions.base import Partition, federated
 from fedsim.data.shifts.base import Change, Shift
 from fedsim.data.sources.base import Source
 from fedsim.evaluation.evaluator import Measured
-from fedsim.federation.client import BEST, Client, Done, Order, Real, Setting
+from fedsim.federation.client import BEST, Client, Done, Earlier, Order, Real, Setting
 from fedsim.federation.codecs import Codec, Coded
-from fedsim.federation.contents import Contents, Free, Lazy, Sized
+from fedsim.federation.contents import Contents, Free, Lazy, Partial, Sized
 from fedsim.federation.devices import Device
 from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import TaskEnd
@@ -39,9 +39,9 @@ from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [
     "BEST", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack", "AvailabilityModel", "Change",
-    "Client", "Codec", "Coded", "Contents", "Deadline", "Device", "Distribution", "Done", "Evaluate", "FedAvg", "Free",
-    "Grouped", "GroupedParams", "Hold", "Lazy", "Limit", "Measured", "NetworkModel", "Order", "Part", "Partition",
-    "Process", "Protocol", "Raw", "Real", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Shift", "Sized",
-    "Source", "Spec", "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams",
-    "TaskEnd", "Train", "Training", "Transport", "Work", "World", "federated", "pure",
+    "Client", "Codec", "Coded", "Contents", "Deadline", "Device", "Distribution", "Done", "Earlier", "Evaluate", "FedAvg",
+    "Free", "Grouped", "GroupedParams", "Hold", "Lazy", "Limit", "Measured", "NetworkModel", "Order", "Part", "Partial",
+    "Partition", "Process", "Protocol", "Raw", "Real", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Shift",
+    "Sized", "Source", "Spec", "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient",
+    "SynchronousParams", "TaskEnd", "Train", "Training", "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

@@ -8,6 +8,9 @@ from typing import Any
 
 from fedsim.errors import SimulationError
 
+Places = tuple[tuple[int, int], ...]
+"""Where some tensors stand in a flat model: begins and ends, in order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -46,6 +49,8 @@ class Training:
         anchor: its center (a ``Ref``); None for ``start``.
         linear: added to every gradient (a ``Ref``); None for nothing.
         lr: the learning rate; None for that of ``[training]``, decayed by the round.
+        held: what stays as it is in the start, whole tensors of the flat model. A step takes as long as one of all of them.
+        only_batch: all ``steps`` are on one batch: the one that would be of this number, from 0, in a training without this.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -60,11 +65,17 @@ class Training:
     anchor: Any = None
     linear: Any = None
     lr: float | None = None
+    held: Places = ()
+    only_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):
             raise SimulationError(
                 f"a training has steps={self.steps} and epochs={self.epochs}; allowed are at least 1 step, and then epochs=1"
+            )
+        if self.only_batch is not None and (self.steps is None or self.only_batch < 0):
+            raise SimulationError(
+                f"a training has only_batch={self.only_batch} and steps={self.steps}; allowed are batches from 0, and steps"
             )
 
     def samples_an_epoch(self, samples: int, batch_size: int) -> int:
@@ -77,6 +88,8 @@ class Training:
         if self.steps is None or not samples:
             return samples
         size = samples if self.full_batch else batch_size
+        if self.only_batch is not None:
+            return self.steps * min(size, samples)
         passes, rest = divmod(self.steps, -(-samples // size))
         return passes * samples + rest * size  # the last batch of a pass may be partial, the last pass cut short
 

@@ -47,6 +47,11 @@ PARTS = [
         | {"selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"}},
         {"messages": {"down": {"dtype": "float16"}}},
     ),
+    (
+        {"kind": "fedper", "clients_per_round": 5, "deadline": "30 s", "server": "adam"},
+        {"model": {"kind": "mlp", "hidden": [7]}, "messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "int8"}}
+        | {"malicious": {"attack": "gaussian", "share": 0.1}},
+    ),
     ({"kind": "scaffold", "option": "I", "clients_per_round": 4, "deadline": "30 s"}, {}),
     ({"kind": "fedprox", "clients_per_round": 5, "selection": {"kind": "oort", "pacer_step": "5 s", "window": 1}}, {}),
     ({"kind": "fednova", "clients_per_round": 5, "deadline": "20 s", "selection": {"kind": "fedcs", "time": "15 s"}}, {}),
@@ -74,6 +79,7 @@ def test_worlds_share_nothing_that_a_user_could_change() -> None:
 
 def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
+    aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
     elsewhere = {"flower"}  # tests/flower
     assert {strategy["kind"] for strategy in STRATEGIES} >= set(fedsim.strategies.STRATEGIES) - aliases - elsewhere
 

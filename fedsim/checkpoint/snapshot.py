@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
-from fedsim.federation.client import Order
-from fedsim.federation.contents import Free, Lazy, Sized
+from fedsim.federation.client import Earlier, Order
+from fedsim.federation.contents import Free, Lazy, Partial, Sized
 from fedsim.federation.dispatch import Errand
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
@@ -31,7 +31,7 @@ _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
-        *(Errand, Order, Free, Lazy, Sized, TaskEnd),
+        *(Errand, Earlier, Order, Free, Lazy, Partial, Sized, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Limit, Part),
         *(Filling, Flow, Half, Load, Place, Tier),
     )

@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fedsim.federation.contents import Contents, Free
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Spec
+from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.training import NO_LIMIT, Limit, Training
 from fedsim.world.task import Computation, Train
@@ -15,6 +16,17 @@ P = TypeVar("P", bound=Spec)
 
 BEST = "best"
 """``Training.start``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """``Training.start`` or ``anchor``: a linear combination with the results of trainings before in the same task.
+
+    Attributes:
+        parts: models and coefficients; a number stands for the result of the training of that number, from 0.
+    """
+
+    parts: tuple[tuple[Ref | int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,7 @@ class Setting:
         lr_in: the learning rate of a round.
         planned_rounds: when the run is to stop, or None.
         momentum: of local SGD.
+        tensors: the model's tensors, in the order of a flat model; none where only its size is known.
     """
 
     devices: int
@@ -39,6 +52,7 @@ class Setting:
     lr_in: Callable[[int], float]
     planned_rounds: int | None
     momentum: float = 0.0
+    tensors: Callable[[], Sequence[Tensor]] = tuple
 
 
 @dataclass(slots=True)

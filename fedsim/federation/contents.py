@@ -3,6 +3,7 @@
 A content is one of:
 
 - a ``Ref``: a model or an update, in the form that ``[messages]`` says; several of them in a list or tuple;
+- some tensors of a model (``Partial``), in the same form;
 - numbers: one, a sequence or an array of them, 4 bytes each;
 - numbers that are known only when somebody asks (``Lazy``), 4 bytes each;
 - ``Free``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them;
@@ -14,12 +15,13 @@ A message without contents that have bytes is not sent: it takes no time.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedsim.errors import SimulationError
 from fedsim.learning.refs import Ref
+from fedsim.training import Places
 from fedsim.world.task import Payload
 
 Contents = Mapping[str, Any]
@@ -62,7 +64,38 @@ class Lazy:
 _WRAPPED = (Free, Sized)
 
 
-def payloads(contents: Contents, model_bytes: float) -> tuple[Payload, ...]:
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Some tensors of a model. The receiver gets a whole model, whose other tensors are those that it has anyway.
+
+    Attributes:
+        model: whose tensors are sent.
+        rest: the model that the receiver takes the others from; ``model`` itself if it has them.
+        places: where those that are sent stand.
+    """
+
+    model: Ref
+    rest: Ref
+    places: Places
+
+    @property
+    def count(self) -> int:
+        """How many numbers are sent."""
+        return sum(end - begin for begin, end in self.places)
+
+
+class Sizes(Protocol):
+    """How large models are on the wire; ``Wire``."""
+
+    @property
+    def model_bytes(self) -> float:
+        """Bytes of a model."""
+
+    def part_bytes(self, count: int) -> float:
+        """Bytes of so many of its numbers."""
+
+
+def payloads(contents: Contents, sizes: Sizes) -> tuple[Payload, ...]:
     """The parts of a message and their bytes, without those that are not counted.
 
     Raises:
@@ -72,7 +105,7 @@ def payloads(contents: Contents, model_bytes: float) -> tuple[Payload, ...]:
     for name, value in contents.items():
         kind = type(value)
         if kind is not Free:
-            parts.append(_payload(name, model_bytes if kind is Ref else _bytes(name, value, model_bytes)))
+            parts.append(_payload(name, sizes.model_bytes if kind is Ref else _bytes(name, value, sizes)))
     return tuple(parts)
 
 
@@ -84,9 +117,11 @@ def received(contents: Contents) -> dict[str, Any]:
     return {name: value.value if type(value) in _WRAPPED else value for name, value in contents.items()}
 
 
-def _bytes(name: str, value: Any, model_bytes: float) -> float:
+def _bytes(name: str, value: Any, sizes: Sizes) -> float:
     if isinstance(value, Ref):
-        return model_bytes
+        return sizes.model_bytes
+    if isinstance(value, Partial):
+        return sizes.part_bytes(value.count)
     if isinstance(value, Sized):
         return value.bytes
     if isinstance(value, Lazy):
@@ -96,7 +131,7 @@ def _bytes(name: str, value: Any, model_bytes: float) -> float:
     if isinstance(value, np.ndarray):
         return value.size * _NUMBER_BYTES
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return sum([_bytes(name, item, model_bytes) for item in value])
+        return sum([_bytes(name, item, sizes) for item in value])
     raise SimulationError(
-        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, numbers, Sized and Free"
+        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, Partial, numbers, Sized and Free"
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.federation.contents import Contents, Lazy, payloads
-from fedsim.learning.functions import Function, weighted_sum
+from fedsim.federation.contents import Contents, Lazy, Sizes, payloads
+from fedsim.learning.functions import Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
-from fedsim.training import Training
+from fedsim.training import Places, Training
 from fedsim.world.network.base import Direction
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class Device:
         models, coefficients = [model for model, _ in parts], [coefficient for _, coefficient in parts]
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
 
+    def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
+        """A model with other numbers at some places: those of ``other``, a whole model or what is there alone."""
+        return self.apply(spliced, [rest, other], places=places)
+
     def apply(self, function: Function, models: Sequence[Ref], **constants: Any) -> Ref:
         """What a pure function makes of models; see ``Server.apply``."""
         return self._devices.learner.apply(function, models, **constants)
@@ -98,7 +102,7 @@ class Device:
 
     def upload_bytes(self, contents: Contents) -> float:
         """How many bytes a message to the server would have."""
-        return sum(part.bytes for part in payloads(contents, self._devices.model_bytes))
+        return sum(part.bytes for part in payloads(contents, self._devices.sizes))
 
 
 class Devices:
@@ -108,7 +112,7 @@ class Devices:
         population: what each holds now.
         learner: where models are made.
         label_counts: training samples of each class that a device holds, in a version of its data (None: the present one).
-        model_bytes: of a model on its way up.
+        sizes: of models on their way up.
 
     Attributes:
         model_s: see ``Device``; set when there are links.
@@ -122,12 +126,12 @@ class Devices:
         population: "Population",
         learner: "Learner",
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
-        model_bytes: float,
+        sizes: Sizes,
     ) -> None:
         self.population = population
         self.learner = learner
         self.label_counts = label_counts
-        self.model_bytes = model_bytes
+        self.sizes = sizes
         self.model_s: Callable[[int, Direction], float]
         self.states: dict[int, dict[str, Any]] = {}
         self.used_versions: dict[int, int] = {}

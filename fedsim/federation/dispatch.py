@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.federation.client import BEST, Client, Done, Order
+from fedsim.federation.client import BEST, Client, Done, Earlier, Order
 from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
@@ -24,7 +24,7 @@ from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, S
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Simulation, Wakeup, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner, Ref
@@ -136,10 +136,10 @@ class Dispatch:
 
     def ask(self, device: int, contents: Contents, job: str, number: int | None, group: int | None, *, continues: bool) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
-        parts = payloads(contents, self._down.model_bytes)
+        parts = payloads(contents, self._down)
         steps: tuple[Step, ...] = (Download(parts), *self._down.work_on(contents, "decode")) if parts else ()
         task = self.workforce.start(device, steps, number, group, continues=continues)
-        if not self._down.changes_nothing:
+        if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
         errand = self.errands[task.id] = Errand(Order(job, received(contents), number))
         if self.simulation.executor.workers > 1:
@@ -159,6 +159,10 @@ class Dispatch:
     def upload_bytes(self) -> float:
         """Bytes of a model on its way up."""
         return self._up.model_bytes
+
+    def upload_payloads(self, contents: Contents) -> tuple[Payload, ...]:
+        """Contents as they would be on their way up."""
+        return payloads(contents, self._up)
 
     @property
     def coding_s(self) -> tuple[float, float]:
@@ -215,11 +219,11 @@ class Dispatch:
         errand.reply = self._client.reply(device, errand.order, done)
         if errand.reply is None:
             return ()
-        if not self._up.changes_nothing:
+        parts, encoding = payloads(errand.reply, self._up), self._up.work_on(errand.reply, "encode")
+        if self._up.changes(errand.reply):
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
             errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
-        parts = payloads(errand.reply, self._up.model_bytes)
-        return (*self._up.work_on(errand.reply, "encode"), Upload(parts)) if parts else ()
+        return (*encoding, Upload(parts)) if parts else ()
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
         """A training that must leave time for its upload leaves time for encoding it, too."""
@@ -239,15 +243,22 @@ class Dispatch:
             if isinstance(step, Evaluate):
                 tested = self.learner.best(step.models, task.device, version=task.version)
             elif isinstance(step, Train) and (finished := next(epochs)):
-                start = tested if step.training.start == BEST else step.training.start
-                training = step.training
-                if start is not training.start or finished != training.epochs:
-                    training = replace(training, start=start, epochs=finished)
-                number = task.round or 0
-                earlier += () if update is None else (update,)
+                start, training = tested if step.training.start == BEST else step.training.start, step.training
+                before = earlier if update is None else (*earlier, update)
+                start, anchor = (self._found(model, before) for model in (start, training.anchor))
+                if start is not training.start or anchor is not training.anchor or finished != training.epochs:
+                    training = replace(training, start=start, anchor=anchor, epochs=finished)
+                number, earlier = task.round or 0, before
                 update = self.learner.train(training, task.device, key=task.count, round=number, version=task.version)
                 steps = training.sgd_steps(task.samples, self._batch_size)
         return Done(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
+
+    def _found(self, model: Any, earlier: "tuple[Ref, ...]") -> Any:
+        """A model that a training starts from or is held to, where it follows from the trainings before."""
+        if not isinstance(model, Earlier):
+            return model
+        parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
+        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self._devices[0].mix(parts)
 
     def _attacked(self, task: Task, done: Done) -> Done:
         """What a malicious device says that it has computed."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError, home_of
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, Served
 from fedsim.federation.client import Setting
-from fedsim.federation.contents import Contents, Lazy, payloads
+from fedsim.federation.contents import Contents, Lazy
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
@@ -311,7 +311,7 @@ class Server:
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
         """Record that contents went from one part of the server's side to another, on no device's link and at once."""
-        for part in payloads(contents, self._dispatch.upload_bytes):
+        for part in self._dispatch.upload_payloads(contents):
             self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
 
     def begin_round(self, number: int) -> None:

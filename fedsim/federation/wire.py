@@ -7,8 +7,9 @@ from pydantic import model_validator
 
 from fedsim.federation.codecs import Codec, CodecSpec, Coded
 from fedsim.federation.codecs.plain import Plain
-from fedsim.federation.contents import Contents
+from fedsim.federation.contents import Contents, Partial
 from fedsim.language.spec import Spec
+from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.world.task import Code
 
@@ -50,9 +51,13 @@ class Wire:
         self._codec = codec
         self._learner = learner
         self._parameters = int(learner.parameters)
-        self.changes_nothing = isinstance(codec, Plain)
+        self._changes_nothing = isinstance(codec, Plain)
         self.model_bytes = codec.bytes(learner.parameters)
         self.model_s = codec.seconds(self._parameters)
+
+    def part_bytes(self, count: int) -> float:
+        """Bytes of so many numbers of a model."""
+        return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
         """What a device has to do to write or read the models of contents; nothing where that takes no time."""
@@ -60,10 +65,18 @@ class Wire:
             return ()
         listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
         models = sum(isinstance(item, Ref) for items in listed for item in items)
-        return (Code(name, models * self.model_s),) if models else ()
+        parts = sum(self._codec.seconds(item.count) for items in listed for item in items if isinstance(item, Partial))
+        seconds = models * self.model_s + parts
+        return (Code(name, seconds),) if seconds else ()
+
+    def changes(self, contents: Contents) -> bool:
+        """Whether something arrives of contents that is not what they are."""
+        return not self._changes_nothing or any(isinstance(value, Partial) for value in contents.values())
 
     def through(self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref]) -> tuple[dict[str, Any], dict[str, Ref]]:
         """What arrives of contents, and what the sender then keeps (of several models in one content nothing).
+
+        Some tensors of a model are written as an array of their own.
 
         Args:
             contents: what is sent.
@@ -71,15 +84,34 @@ class Wire:
             kept: what the sender has kept of contents of these names.
         """
 
-        def code(value: Ref, base: Ref | None = None, rest: Ref | None = None) -> Coded:
-            return self._codec.code(self._learner, self._parameters, value, base, rest)
-
         arriving, keeping = dict(contents), dict(kept)
         for name, value in contents.items():
-            if isinstance(value, Ref):
-                arriving[name], rest = code(value, bases.get(value), kept.get(name))
+            if isinstance(value, Partial):
+                arriving[name], rest = self._part(value, bases.get(value.model), kept.get(name))
+                if rest is not None:
+                    keeping[name] = rest
+            elif self._changes_nothing:
+                continue
+            elif isinstance(value, Ref):
+                arriving[name], rest = self._code(value, bases.get(value), kept.get(name))
                 if rest is not None:
                     keeping[name] = rest
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
-                arriving[name] = [code(item).received if isinstance(item, Ref) else item for item in value]
+                arriving[name] = [self._code(item).received if isinstance(item, Ref) else item for item in value]
         return arriving, keeping
+
+    def _code(self, value: Ref, base: Ref | None = None, kept: Ref | None = None) -> Coded:
+        return self._codec.code(self._learner, self._parameters, value, base, kept)
+
+    def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
+        """What arrives of some tensors: a whole model."""
+        places, size, apply = value.places, value.count, self._learner.apply
+        if self._changes_nothing:
+            arriving = value.model
+            if value.rest is not value.model:
+                arriving = apply(spliced, [value.rest, value.model], places=places)
+            return Coded(arriving)
+        model, start = (None if ref is None else apply(taken, [ref], size=size, places=places) for ref in (value.model, base))
+        assert model is not None
+        received, rest = self._codec.code(self._learner, size, model, start, kept)
+        return Coded(apply(spliced, [value.rest, received], places=places), rest)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,20 @@ from numpy.typing import NDArray
 from fedsim.errors import ScenarioError
 
 Shape = tuple[int, ...]
+
+
+class Tensor(NamedTuple):
+    """A parameter of a model.
+
+    Attributes:
+        name: as torch names it, ``0.weight``.
+        size: how many numbers it has.
+        layer: the class of the layer that it is of, ``Linear``.
+    """
+
+    name: str
+    size: int
+    layer: str
 
 
 class SameShape:

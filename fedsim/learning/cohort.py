@@ -15,6 +15,7 @@ from fedsim.learning.solvers import Penalised, batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
 from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
+from fedsim.training import Places
 
 _MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
 _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory
@@ -92,18 +93,20 @@ class Trainer:
     def split(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Positions of the jobs that are done together, the longest work first.
 
-        Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal term
-        and one width of batches, of like length and one kind of hint from the solver, and no more rows than ``_MOST_ROWS``.
+        Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal term,
+        the same tensors held and one width of batches, of like length and one kind of hint from the solver, and no more rows
+        than ``_MOST_ROWS``.
         """
         steps = [job.steps for job in jobs]
         hints = [self.solver.batch_hint(job.count, job.width, step) for job, step in zip(jobs, steps, strict=True)]
 
-        def alike(at: int) -> tuple[float, float, int, str]:
-            return jobs[at].lr, jobs[at].recipe.training.mu, jobs[at].width, hints[at].kind
+        def alike(at: int) -> tuple[float, float, int, str, Places]:
+            training = jobs[at].recipe.training
+            return jobs[at].lr, training.mu, jobs[at].width, hints[at].kind, training.held
 
         order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
         chunks: list[list[int]] = []
-        for (_, _, width, _), group in groupby(order, alike):
+        for (_, _, width, *_), group in groupby(order, alike):
             rest = list(group)
             while rest:
                 long = [at for at in rest if steps[at] * _MOST_UNEQUAL >= steps[rest[0]]]
@@ -115,10 +118,8 @@ class Trainer:
     def train(self, jobs: Sequence[Job]) -> list[Solved]:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
-        first, training = jobs[0], self.training
-        descent = Descent(
-            first.lr, training.momentum, training.weight_decay, training.l2, first.recipe.training.mu, training.l2_on
-        )
+        first, training, local = jobs[0], self.training, jobs[0].recipe.training
+        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, local.mu, training.l2_on, local.held)
         return self.solver.solve([self._local_solve(job) for job in jobs], descent)
 
     def _local_solve(self, job: Job) -> LocalSolve:
@@ -127,7 +128,8 @@ class Trainer:
         if job.samples is not None:
             x, y = x[job.samples], y[job.samples]
         generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
-        order = batches.shuffled(generator, len(y), job.batch_size, recipe.training.epochs, recipe.training.steps)
+        training = recipe.training
+        order = batches.shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, job.anchor, job.linear)
 

@@ -46,10 +46,10 @@ def forward_flops(module: "nn.Module", shape: Shape) -> float:
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
-            module.eval()(torch.zeros(1, *shape))
+            module.eval()(torch.zeros(2, *shape))  # of one alone a batch norm could not take the variance
         except Exception as error:
             raise ScenarioError(f"the module of model.factory cannot take samples of shape {shape}: {error}") from error
-    return float(counter.get_total_flops())
+    return float(counter.get_total_flops()) / 2
 
 
 def _refuse(module: "nn.Module", path: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
+from fedsim.training import Places
 
 Function = Callable[..., NDArray[np.floating]]
 F = TypeVar("F", bound=Function)
@@ -89,6 +90,25 @@ def carry_out(
     if value.shape != wanted:
         raise SimulationError(f"{_path(function)} made an array of shape {value.shape}; allowed is {wanted}")
     return value
+
+
+@pure
+def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
+    """The numbers at some places of the first model that is finite there, else of the last; [numbers there]."""
+    found = [np.concatenate([model[begin:end] for begin, end in places]) for model in models]
+    return next((numbers for numbers in found if np.isfinite(numbers).all()), found[-1])
+
+
+@pure
+def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
+    """The first model with others at some places: those of the second, a whole model or the numbers there alone; [d]."""
+    result, other = models[0].copy(), models[1]
+    numbers = other if len(other) < len(result) else np.concatenate([other[begin:end] for begin, end in places])
+    at = 0
+    for begin, end in places:
+        result[begin:end] = numbers[at : at + end - begin]
+        at += end - begin
+    return result
 
 
 @pure

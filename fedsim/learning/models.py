@@ -4,6 +4,7 @@ The published parameter counts are tests. Convolutions pad symmetrically; where 
 at the start (even inputs, stride 2), shapes and counts are the same and the values are shifted by a pixel.
 """
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -12,7 +13,19 @@ from fedsim.language.families import Kinds
 from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes
-from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU, Shape, dense
+from fedsim.learning.architecture import (
+    Architecture,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Shape,
+    Tensor,
+    dense,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +45,13 @@ class _Layered(Spec):
     def parameters(self, shape: Shape, classes: int) -> int:
         """Trained numbers."""
         return self.architecture(shape, classes).parameters
+
+    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+        """The parameters, in the order of a flat model."""
+        architecture = self.architecture(shape, classes)
+        layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in layer.tensors]
+        named = zip(architecture.tensors, layers, strict=True)
+        return [Tensor(name, math.prod(own), layer) for (name, own), layer in named]
 
     def flops(self, shape: Shape, classes: int) -> float:
         """FLOPs of a training step on one sample."""
@@ -228,6 +248,13 @@ class ModuleModel(Spec):
         """Trained numbers, counted by building the module; frozen parameters are no part of what is trained and sent."""
         return sum(parameter.numel() for parameter in self.module().parameters() if parameter.requires_grad)
 
+    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+        """The trained parameters, in the order of a flat model."""
+        module = self.module()
+        layers = {name: type(part).__name__ for name, part in module.named_modules()}
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        return [Tensor(name, parameter.numel(), layers[name.rpartition(".")[0]]) for name, parameter in trained]
+
     def flops(self, shape: Shape, classes: int) -> float:
         """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass."""
         from fedsim.learning.factory import forward_flops
@@ -250,6 +277,10 @@ class SizeOnly(Spec):
     def parameters(self, shape: Shape, classes: int) -> int:
         """As many float32 numbers as fill ``bytes``."""
         return round(self.bytes / 4)
+
+    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+        """None that is known."""
+        return []
 
     def flops(self, shape: Shape, classes: int) -> float:
         """FLOPs of a training step on one sample."""

@@ -1,5 +1,6 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
+from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.models import SizeOnly
 from fedsim.running.drift import Drift
@@ -97,7 +99,7 @@ class Run:
                 self.population,
                 self.learner,
                 self._label_counts,
-                scenario.messages.up.bytes(int(self.learner.parameters)),
+                Wire(scenario.messages.up, self.learner),
             ),
             attack=None if malicious is None else malicious.attack,
             malicious=members,
@@ -179,6 +181,7 @@ class Run:
             lr_in=scenario.training.lr_in,
             planned_rounds=scenario.stop.rounds,
             momentum=scenario.training.momentum,
+            tensors=partial(scenario.model.tensors, *self._shape_and_classes),
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:

@@ -5,12 +5,11 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Done, Order
 from fedsim.federation.contents import Contents, Free
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.personal import Personal
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
@@ -57,43 +56,16 @@ class DittoClient(SynchronousClient[DittoParams]):
         device.state["model"] = reply["own"].value
 
 
-class Ditto(FedAvg[DittoParams]):
+class Ditto(Personal[DittoParams]):
     """Personalised federated learning by a second, regularised objective.
 
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML 2021), Algorithm 1: the global
     model w is FedAvg's; beside it each client that is asked makes steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with
     the w that it received. All v_k begin at the initial model.
 
-    Sends what FedAvg sends; a client computes for ``personal_epochs`` more, and its own model never leaves it. It is tested on
-    the test samples of its device; who has no model of its own yet, a newcomer say, is served by the global one. A client whose
-    answer is cut off goes back to the own model that it had.
-
-    State besides FedAvg's: ``own``, the models of devices that have ever answered, device ->
-    model: no server's knowledge, but what evaluations look at.
+    Sends what FedAvg sends; a client computes for ``personal_epochs`` more, and its own model never leaves it. A client
+    whose answer is cut off goes back to the own model that it had.
     """
 
     Params: ClassVar[type[RoundParams]] = DittoParams
     Client = DittoClient
-    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
-
-    async def on_start(self) -> None:
-        """Nobody has a model of its own."""
-        self.state["own"] = {}
-        await super().on_start()
-
-    async def aggregate(self) -> None:
-        """The global model; and who has which own."""
-        self.state["own"] |= {entry["device"]: entry["contents"]["own"] for entry in self.state["received"]}
-        await super().aggregate()
-
-    def models(self) -> Served:
-        """A model a device, and the global one for the others."""
-        own = self.state["own"]
-        others = [device for device in range(self.server.devices) if device not in own] if own else None
-        return {"global": (self.state["model"], others)} | {
-            f"device/{device}": (own[device], [device]) for device in sorted(own)
-        }
-
-    def shared_models(self) -> Served:
-        """The global one."""
-        return {"global": (self.state["model"], None)}

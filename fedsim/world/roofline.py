@@ -54,6 +54,8 @@ class Rooflines:
         if not samples:
             return self.kinds[kind].epoch
         passes, rest = (1, 0) if training.steps is None else divmod(training.steps, -(-samples // size))
+        if training.only_batch is not None:
+            passes, rest = 0, training.steps or 0
         return (
             self.kinds[kind].epoch + passes * self._pass_s(kind, samples, size, True) + rest * self._batch_s(kind, size, True)
         )

@@ -11,6 +11,8 @@ import pytest
 import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
+from tests.benchmarks.hashes import MODELS
+from tests.benchmarks.hashes import STRATEGIES as WORLD_STRATEGIES
 from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
@@ -19,6 +21,7 @@ Lived = Callable[[str], RunFolder]
 ALIASES = {"fedgroup": "flexcfl", "fesem-mig": "fesem", "ifca": "ifca-mig"}
 PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES}
 PARAMETERS |= {alias: PARAMETERS[kind] | {"kind": alias} for alias, kind in ALIASES.items()}
+PARAMETERS |= {kind: {"kind": kind, **WORLD_STRATEGIES[kind]} for kind in ("fedbn", "fedper")}
 PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
 
 
@@ -140,6 +143,8 @@ def lived(made: Made, tmp_path: Path) -> Lived:
         }
         sections["drift"] = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 3}}
         del sections["checkpoint"]
+        if kind in MODELS:
+            sections["model"] = MODELS[kind]
         return RunFolder(made(sections | {"name": kind}, tmp_path / kind))
 
     return run

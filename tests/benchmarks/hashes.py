@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
@@ -34,11 +36,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fedasync": {"concurrency": 6, "rho": 0.1},
     "fedavg": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     "fedat": {"clients_per_round": 4, "tiers": 3},
+    "fedbn": {"clients_per_round": 6, "deadline": "30 s"},
     "fedbuff": {"concurrency": 7, "buffer": 3},
     "feddyn": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s", "alpha": 0.1},
     "fedgroup": _FORMS | {"alpha": 3},
     "fednova": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},
+    "fedper": {"clients_per_round": 6, "head": ["*.bias"], "deadline": "30 s"},
     "fedprox": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
+    "fedrep": {"clients_per_round": 6, "head": ["*.bias"], "head_epochs": 2, "deadline": "30 s"},
     "fesem": _FORMS,
     "fesem-mig": _FORMS,
     "fl-hc": {"groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
@@ -48,11 +53,21 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ifca-mig": _FORMS,
     "lcfl": {"groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
     "local": {"clients_per_round": 7},
+    "pfedme": {"clients_per_round": 6, "local_rounds": 3, "steps": 3, "deadline": "30 s"},
     "refl": {"clients_per_round": 5, "over_selection": 1.6, "local_epochs": 2, "deadline": "12 s"},
     "rfedavg": {"clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
     "tifl": {"clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
 }
 """The parameters with which each is run; a strategy that is not named here has its defaults."""
+
+MODELS: dict[str, dict[str, Any]] = {"fedbn": {"kind": "module", "factory": "tests.benchmarks.hashes:normed"}}
+"""The models of those that need one of their own."""
+
+
+def normed() -> nn.Module:
+    """A perceptron with a layer norm."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 10))
+
 
 _DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 WORLDS: dict[str, dict[str, Any]] = {
@@ -140,6 +155,8 @@ _STATED = ("rounds", "events", "events_sha256", "models_sha256", "bytes", "accur
 def fingerprint(kind: str, world: str) -> dict[str, Any]:
     """What a strategy's run in a world comes to."""
     sections = WORLDS[world] | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
+    if kind in MODELS:
+        sections |= {"model": MODELS[kind]}
     summary = asyncio.run(Job(fedsim.Scenario(**sections), None, Inline()).execute()).summary
     return {name: summary[name] for name in _STATED if name in summary}
 

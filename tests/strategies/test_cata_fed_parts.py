@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedsim
+from fedsim.federation.codecs.plain import Plain
 from fedsim.federation.devices import Devices
+from fedsim.federation.wire import Wire
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Logistic
 from fedsim.plugin import Contents, Done, Order, Part, Setting, Train
@@ -216,7 +218,7 @@ class Straggler:
         population = Population(np.ones(1), np.array([samples]), 1.0, np.zeros(1), np.full(1, np.inf))
         learner = Learner(Logistic(), (4,), 2)
         self.model = learner.initial()
-        self.device = Devices(population, learner, lambda device, version: np.array([samples]), 40.0)[0]
+        self.device = Devices(population, learner, lambda device, version: np.array([samples]), Wire(Plain(), learner))[0]
         self.client = CataFedClient(params, Setting(1, 10, 2, 1.0, lambda number: 0.1, None))
         self.order = Order("train", {"model": self.model, "control": 5.0}, 0)
         self.connect()

@@ -81,6 +81,10 @@ class Codec(Spec):
         """Bytes of a model with so many parameters, as it is encoded."""
         raise NotImplementedError
 
+    def part_bytes(self, count: int, parameters: int) -> float:
+        """Bytes of ``count`` out of so many parameters, by themselves."""
+        return self.bytes(count)
+
     def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         """Encode and decode a content.
 

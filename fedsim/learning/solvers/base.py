@@ -4,7 +4,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.nn import functional
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.batches import Batches
+from fedsim.training import Places
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Descent:
 
     The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only, or dense ones only) + mu (w - anchor) +
     linear, where each device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient,
-    w <- w - lr v.
+    w <- w - lr v. What is ``held`` stays as it is.
     """
 
     lr: float
@@ -32,6 +33,11 @@ class Descent:
     l2: float = 0.0
     mu: float = 0.0
     l2_on: Penalised = "kernels"
+    held: Places = ()
+
+    def of(self, begin: int, end: int) -> "Descent":
+        """The rule for the tensor that stands there in a flat model; one that is held makes no steps."""
+        return replace(self, lr=0.0) if any(first <= begin and end <= last for first, last in self.held) else self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
         """The factor of w itself in the gradient of a parameter of so many dimensions; for a ``kernel`` with the L2 penalty."""

@@ -49,7 +49,13 @@ def steps(samples: int, batch_size: int, epochs: int, iterations: int | None) ->
 
 
 def shuffled(
-    generator: np.random.Generator, samples: int, batch_size: int, epochs: int, iterations: int | None = None
+    generator: np.random.Generator,
+    samples: int,
+    batch_size: int,
+    epochs: int,
+    iterations: int | None = None,
+    *,
+    only: int | None = None,
 ) -> Batches:
     """Batches from a fresh permutation in each epoch; the last one of an epoch may be partial.
 
@@ -59,9 +65,13 @@ def shuffled(
         batch_size: B.
         epochs: passes over the samples.
         iterations: steps, instead of ``epochs``; the last epoch may then be cut short.
+        only: all steps are on the batch of this number; the last epoch is then the last step.
     """
     columns = width(samples, batch_size)
     total = steps(samples, batch_size, epochs, iterations)
+    if only is not None and total:
+        found = shuffled(generator, samples, batch_size, 1, only + 1)
+        return Batches(found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1, samples)
     per_epoch = -(-samples // batch_size) if samples else 1
     epochs = -(-total // per_epoch)
     rows = np.full((epochs, per_epoch * batch_size if samples > batch_size else columns), samples, dtype=np.int64)

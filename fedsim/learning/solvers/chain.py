@@ -45,8 +45,10 @@ class Network:
     def begin(self, descent: Descent, constant: Tensor | None) -> None:
         """Start training from the parameters there are; ``constant`` is that of ``LocalSolve``."""
         parts = [None] * len(self._sizes) if constant is None else torch.split(constant, self._sizes)
+        at = 0
         for kernel, own in zip(self._kernels, parts, strict=True):
-            kernel.begin(descent, own)
+            kernel.begin(descent, own, at)
+            at += kernel.size
 
     def outputs(self, x: Tensor) -> Tensor:
         """Logits of samples, channels last, without dropout; writes over ``x``."""

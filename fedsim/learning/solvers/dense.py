@@ -286,7 +286,7 @@ class Dense(Solver):
     @torch.inference_mode()
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
-        if way == "products":
+        if way == "products" or descent.held:
             return self._products.solve([solve], descent)[0]
         flat = torch.empty(self._parameters, dtype=self.dtype).numpy()
         flat[:] = solve.weights

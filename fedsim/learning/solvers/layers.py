@@ -90,11 +90,13 @@ class Kernel:
         weights[: kernel.numel()].view(self._shape).copy_(kernel)
         weights[kernel.numel() :].copy_(self.bias)
 
-    def begin(self, descent: Descent, constant: Tensor | None) -> None:
-        """Start training from what was loaded; ``constant`` is this layer's part of ``LocalSolve.constant``."""
+    def begin(self, descent: Descent, constant: Tensor | None, at: int) -> None:
+        """Start training from what was loaded; ``constant`` is this layer's part of ``LocalSolve.constant``, from ``at`` on."""
         kernel, bias = (None, None) if constant is None else self._parts(constant)
-        self.kernel_step = Step(self.kernel, descent, descent.shrinkage(True, len(self._shape)), kernel)
-        self.bias_step = Step(self.bias, descent, descent.shrinkage(kernel=False), bias)
+        middle = at + self.kernel.numel()
+        rules = descent.of(at, middle), descent.of(middle, at + self.size)
+        self.kernel_step = Step(self.kernel, rules[0], rules[0].shrinkage(True, len(self._shape)), kernel)
+        self.bias_step = Step(self.bias, rules[1], rules[1].shrinkage(kernel=False), bias)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Kernel and bias of a flat layer, laid out as here."""

@@ -6,6 +6,7 @@ One device at a time keeps results equal bit for bit whatever the cohort. Convol
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -69,12 +70,12 @@ class Reference(Solver):
         constants = constants_of([solve], descent, trained, self.device)
         steps = [
             Step(
-                parameter,
-                descent,
-                descent.shrinkage(name in self._kernels, parameter.ndim),
+                trained[name],
+                rule,
+                rule.shrinkage(name in self._kernels, trained[name].ndim),
                 constants[name][0] if constants else None,
             )
-            for name, parameter in trained.items()
+            for name, rule in rules(descent, trained).items()
         ]
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         x, y = solve.x.to(self.device, self._dtype), solve.y.to(self.device)
@@ -119,6 +120,12 @@ class Reference(Solver):
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
+    """The rule of each parameter, by name."""
+    ends = accumulate(parameter.numel() for parameter in trained.values())
+    return {name: descent.of(end - trained[name].numel(), end) for name, end in zip(trained, ends, strict=True)}
 
 
 def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:

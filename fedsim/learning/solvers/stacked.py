@@ -9,7 +9,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Step
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
-from fedsim.learning.solvers.reference import Reference, constants_of, parts_of, trained_parameters
+from fedsim.learning.solvers.reference import Reference, constants_of, parts_of, rules, trained_parameters
 
 _STACK_BYTES = 8 << 30  # stacked weights of one solve on a GPU
 _MOST_AT_ONCE = 256
@@ -56,9 +56,12 @@ class _Stacked:
         constants = constants_of(solves, descent, trained, device)
         self.steps = {
             name: Step(
-                stack.contiguous(), descent, descent.shrinkage(name in kernel_names, stack.ndim - 1), constants.get(name)
+                values[name].contiguous(),
+                rule,
+                rule.shrinkage(name in kernel_names, values[name].ndim - 1),
+                constants.get(name),
             )
-            for name, stack in values.items()
+            for name, rule in rules(descent, trained).items()
         }
         longest = max(len(solve.x) for solve in solves)
         self.x = torch.zeros(len(solves), longest + 1, *solves[0].x.shape[1:], device=device)

@@ -1,0 +1,167 @@
+"""What strategies share in which every device has a model of its own, and those in which it keeps some tensors of the model."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, TypeVar
+
+from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import Served
+from fedsim.federation.client import Done, Order, Setting
+from fedsim.federation.contents import Contents, Free, Partial
+from fedsim.federation.devices import Device
+from fedsim.federation.server import Server
+from fedsim.learning.architecture import Tensor
+from fedsim.learning.functions import spliced, taken
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.synchronous import AggregatingParams, S, SynchronousClient
+from fedsim.training import Places, Training
+
+
+class Personal(FedAvg[S]):
+    """FedAvg, whose clients' answers have ``own`` in them: a model that never leaves the device, but is seen by who evaluates.
+
+    It is tested on the test samples of its device; who has none yet, a newcomer say, is served by the global model.
+
+    State besides FedAvg's: ``own``, the models of devices that have ever answered, device -> model: no server's knowledge.
+    """
+
+    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+
+    async def on_start(self) -> None:
+        """Nobody has a model of its own."""
+        self.state["own"] = {}
+        await super().on_start()
+
+    async def aggregate(self) -> None:
+        """The global model; and who has which own."""
+        self.state["own"] |= {entry["device"]: entry["contents"]["own"] for entry in self.state["received"]}
+        await super().aggregate()
+
+    def models(self) -> Served:
+        """A model a device, and the global one for the others."""
+        own = self.state["own"]
+        others = [device for device in range(self.server.devices) if device not in own] if own else None
+        return {"global": (self.state["model"], others)} | {
+            f"device/{device}": (own[device], [device]) for device in sorted(own)
+        }
+
+    def shared_models(self) -> Served:
+        """The global one."""
+        return {"global": (self.state["model"], None)}
+
+
+class KeepingParams(AggregatingParams):
+    """What a strategy takes whose devices keep some tensors of the model."""
+
+    def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Which tensors never leave a device."""
+        raise NotImplementedError
+
+    def split(self, setting: Setting) -> tuple[Places, Places]:
+        """Where in a flat model that stands which is sent, and that which stays.
+
+        Raises:
+            ScenarioError: one of them is nothing.
+        """
+        tensors = setting.tensors()
+        if not tensors:
+            raise ScenarioError(
+                f"strategy.kind is {self.kind!r}, which tells the tensors of a model apart, and model.kind is 'size', which "
+                "has none; allowed is any other model"
+            )
+        stays = self.stays(tensors)
+        if all(stays):
+            raise ScenarioError(
+                f"strategy.kind is {self.kind!r}, and every tensor of the model stays on its device: "
+                f"{', '.join(tensor.name for tensor in tensors)}; allowed is what leaves something to send, with a "
+                "model of more layers"
+            )
+        return _places(tensors, [not own for own in stays]), _places(tensors, stays)
+
+
+def _places(tensors: Sequence[Tensor], chosen: Sequence[bool]) -> Places:
+    """Where the chosen tensors stand; those that follow one another as one."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for tensor, own in zip(tensors, chosen, strict=True):
+        if own:
+            begin = found.pop()[0] if found and found[-1][1] == at else at
+            found.append((begin, at + tensor.size))
+        at += tensor.size
+    return tuple(found)
+
+
+K = TypeVar("K", bound=KeepingParams)
+
+
+class KeepingClient(SynchronousClient[K]):
+    """Trains the received tensors together with its own, and sends the former back.
+
+    State: ``kept``, the numbers of its own tensors alone; absent until it has first answered.
+    """
+
+    def __init__(self, params: K, setting: Setting) -> None:
+        super().__init__(params, setting)
+        self.sent_places, self.kept_places = params.split(setting)
+
+    def begin(self, device: Device, order: Order) -> Ref:
+        """The model that it has: what it received, and its own tensors."""
+        model: Ref = order["model"]
+        return device.splice(model, device.state["kept"], self.kept_places) if "kept" in device.state else model
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Local SGD of all tensors."""
+        return Training(self.begin(device, order), self.params.local_epochs)
+
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """What the aggregation has clients do, to what they send alone."""
+        assert done.update is not None
+        update = device.splice(order["model"], done.update, self.sent_places)
+        return super().computed(device, order, done._replace(update=update, start=order["model"]))
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """What is to be averaged; what it keeps is not sent, but seen by who evaluates."""
+        assert done.update is not None
+        assert done.trained is not None
+        models = [done.trained, self.begin(device, order)]  # the second where the first has diverged
+        size = sum(end - begin for begin, end in self.kept_places)
+        kept = device.apply(taken, models, places=self.kept_places, size=size)
+        update = Partial(done.update, order["model"], self.sent_places)
+        return {**(super().reply(device, order, done) or {}), "update": update, "own": Free(kept)}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The round counts for its own tensors too."""
+        device.state["kept"] = reply["own"].value
+
+
+class Keeping(Personal[K]):
+    """FedAvg of some tensors of the model, by ``Params.stays``; the others never leave a device.
+
+    A device has the global model's tensors and its own, which it begins with as they are in the initial model. A client whose
+    answer is cut off goes back to those that it had.
+
+    State besides ``Personal``'s: ``kept``, the own tensors of devices that have ever answered, device -> numbers.
+    """
+
+    def __init__(self, params: K, server: Server) -> None:
+        super().__init__(params, server)
+        self._sent, self._kept = params.split(self.setting)
+
+    async def on_start(self) -> None:
+        """Nobody has tensors of its own."""
+        self.state["kept"] = {}
+        await super().on_start()
+
+    def contents(self, device: int) -> Contents:
+        """The tensors of the global model that are averaged; the others a device has."""
+        model = self.state["model"]
+        return {"model": Partial(model, model, self._sent)}
+
+    async def aggregate(self) -> None:
+        """The global tensors; and what that makes of the models of all devices."""
+        await super().aggregate()
+        model, kept, own = self.state["model"], self.state["kept"], self.state["own"]
+        kept |= {entry["device"]: own[entry["device"]] for entry in self.state["received"]}
+        self.state["own"] = {
+            device: self.server.apply(spliced, [model, numbers], places=self._kept) for device, numbers in kept.items()
+        }

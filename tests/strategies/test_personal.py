@@ -1,0 +1,216 @@
+"""FedPer, FedRep, FedBN and pFedMe against known answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsim
+from tests.strategies.clustered import ROTATED, played, ran, weights, world
+from tests.strategies.curved import PULLS, curved, model_after
+
+CENTER, STRENGTH = PULLS.T
+MLP = {"model": {"kind": "mlp", "hidden": [13]}}
+BODY, HEAD = 64 * 13 + 13, 13 * 10 + 10  # numbers of that model's layers
+
+
+class TwoParts(torch.nn.Module):
+    """The loss of a sample (a, h) is h (u + v - a)^2 / 2: u is below, v the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor([5.0]))})
+        self.v = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor([1.0]))})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 1:] * (self.u["w"] + self.v["w"] - x[:, :1]) ** 2 / 2
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return outputs[:, 0]
+
+
+def two_parts(folder: Path, strategy: dict[str, Any], rounds: int, epochs: int = 5) -> dict[str, Any]:
+    model = {"kind": "module", "factory": "tests.strategies.test_personal:TwoParts"}
+    return curved(folder, strategy | {"aggregation": "mean"}, rounds, epochs, model=model)
+
+
+def after(sections: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The global model, [d], and those that devices are served by, [devices, d]."""
+    run, _ = played(sections)
+    own = run.strategy.state["own"]
+    found = np.array(weights(run, [run.strategy.state["model"], *(own[device] for device in sorted(own))]))
+    return found[0], found[1:]
+
+
+def by_hand(rounds: int, head_epochs: int, epochs: int, *, both: bool) -> tuple[float, np.ndarray]:
+    """u, and v of each device, after rounds in which all take part."""
+    u, v = 5.0, np.full(4, 1.0)
+    for _ in range(rounds):
+        ends = np.full(4, u)
+        for _ in range(head_epochs):
+            v = v - 0.1 * STRENGTH * (ends + v - CENTER)
+        for _ in range(epochs):
+            gradient = STRENGTH * (ends + v - CENTER)
+            ends, v = ends - 0.1 * gradient, v - 0.1 * gradient * both
+        u = float(ends.mean())
+    return u, v
+
+
+def test_two_rounds_of_fedper_by_hand(tmp_path: Path) -> None:
+    model, own = after(two_parts(tmp_path, {"kind": "fedper"}, 2, 3))
+    u, v = by_hand(2, 0, 3, both=True)
+    assert model == pytest.approx([u, 1.0], abs=1e-5)  # its head is never sent
+    assert own[:, 0] == pytest.approx(u, abs=1e-5)
+    assert own[:, 1] == pytest.approx(v, abs=1e-5)
+
+
+def test_two_rounds_of_fedrep_by_hand(tmp_path: Path) -> None:
+    """First the heads alone, then what is below them alone."""
+    model, own = after(two_parts(tmp_path, {"kind": "fedrep", "head_epochs": 4}, 2, 3))
+    u, v = by_hand(2, 4, 3, both=False)
+    assert model == pytest.approx([u, 1.0], abs=1e-5)
+    assert own[:, 1] == pytest.approx(v, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fedper", "fedrep"])
+def test_every_device_reaches_its_own_optimum_where_fedavg_cannot(tmp_path: Path, kind: str) -> None:
+    _, own = after(two_parts(tmp_path, {"kind": kind}, 25))
+    assert own.sum(axis=1) == pytest.approx(CENTER, abs=0.2)  # FedAvg: more than 1 away
+    common = model_after(two_parts(tmp_path, {"kind": "fedavg"}, 25))
+    assert np.abs(common.sum() - CENTER).max() > 1
+
+
+def test_the_first_round_of_fedper_is_fedavgs_below_the_head_to_the_bit(tmp_path: Path) -> None:
+    fedper, fedavg = (
+        model_after(world(ROTATED, 8, {"kind": kind, "clients_per_round": 5}, 1) | MLP) for kind in ("fedper", "fedavg")
+    )
+    assert (fedper[:BODY] == fedavg[:BODY]).all()
+    assert (fedper[BODY:] != fedavg[BODY:]).any()
+
+
+@pytest.mark.parametrize(("solver", "model"), [("fast", "mlp"), ("reference", "mlp"), ("fast", "mnist-cnn")])
+def test_what_is_held_stays_to_the_bit_and_the_rest_moves(solver: str, model: str) -> None:
+    training = {"solver": solver, "momentum": 0.5, "l2": 0.01}
+    strategy = {"kind": "fedrep", "clients_per_round": 2, "head_epochs": 1}
+    run, _ = played(world({"source": "digits"}, 40, strategy, 1, training=training) | {"model": {"kind": model}})
+    initial, end = weights(run, [run.server.initial(), run.strategy.state["model"]])
+    kept = weights(run, list(run.strategy.state["kept"].values()))
+    assert (initial[: -len(kept[0])] != end[: -len(kept[0])]).mean() > 0.3
+    assert (initial[-len(kept[0]) :] == end[-len(kept[0]) :]).all()
+    assert all((own != initial[-len(own) :]).all() for own in kept)
+
+
+def test_both_solvers_hold_alike() -> None:
+    strategy = {"kind": "fedrep", "clients_per_round": 3, "head_epochs": 2}
+    found = [model_after(world(ROTATED, 8, strategy, 2, training={"solver": solver}) | MLP) for solver in ("fast", "reference")]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(("head", "sent"), [(1, BODY), (["3.*"], BODY), (["*.bias"], BODY + HEAD - 23), (["4.bias"], None)])
+def test_only_what_is_averaged_is_charged(tmp_path: Path, head: Any, sent: int | None) -> None:
+    sections = world({"source": "digits"}, 8, {"kind": "fedper", "clients_per_round": 3, "head": head}, 2) | MLP
+    if sent is None:
+        with pytest.raises(fedsim.ScenarioError, match=r"strategy\.head has '4\.bias'.*it has 1\.weight, 1\.bias, 3\.weight"):
+            played(sections)
+        return
+    run = ran(sections, tmp_path / "run")
+    assert run.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 6 * 4 * sent)
+
+
+def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
+    strategy = {"kind": "fedper", "clients_per_round": 3}
+    messages = {"messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "float16"}}
+    sections = world(ROTATED, 8, strategy, 3) | MLP | messages
+    sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
+    k = round(0.1 * BODY)
+    assert sent == {"model": 9 * 2 * BODY, "update": 9 * (4 * k + -(-BODY // 8))}
+    run, _ = played(sections)
+    (device,) = list(run.dispatch._devices._kept)[:1]
+    (memory,) = weights(run, [run.dispatch._devices.kept(device)["update"]])
+    assert len(memory) == BODY
+    assert (memory != 0).sum() == pytest.approx(BODY - k, abs=BODY // 3)
+
+
+def test_only_who_was_ever_asked_keeps_a_head_and_nothing_else(tmp_path: Path) -> None:
+    run, _ = played(world(ROTATED, 12, {"kind": "fedper", "clients_per_round": 3}, 2) | MLP)
+    asked = {device for device in range(12) if run.workforce.times_selected[device]}
+    states = {device: state for device, state in run.dispatch._devices.states.items() if state}
+    assert set(states) == asked
+    assert {len(weights(run, [state["kept"]])[0]) for state in states.values()} == {HEAD}
+    assert run.strategy.models()["global"][1] == [device for device in range(12) if device not in asked]
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(fedsim.ScenarioError, match=r"every tensor of the model stays on its device: 1\.weight, 1\.bias"):
+        played(world(ROTATED, 8, {"kind": "fedper", "clients_per_round": 3}, 1))
+    size = {"learning": "off", "model": {"kind": "size", "bytes": "1 MB"}}
+    with pytest.raises(fedsim.ScenarioError, match=r"'fedrep', which tells the tensors.*model.kind is 'size'"):
+        played(world(ROTATED, 8, {"kind": "fedrep", "clients_per_round": 3}, 1) | size)
+    with pytest.raises(fedsim.ScenarioError, match=r"no normalisation layer, only Linear; allowed"):
+        played(world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 3}, 1) | MLP)
+    with pytest.raises(fedsim.ScenarioError, match=r"'deadline_from' is 'download'.*trains its head too"):
+        fedsim.Scenario(strategy={"kind": "fedrep", "deadline": "9 s", "deadline_from": "download"})
+
+
+def normed(norm: str) -> torch.nn.Module:
+    layers = {"layer": torch.nn.LayerNorm(7), "batch": torch.nn.BatchNorm1d(7, track_running_stats=False)}
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 7), layers[norm], torch.nn.ReLU(), torch.nn.Linear(7, 10)
+    )
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> None:
+    model = {"kind": "module", "factory": "tests.strategies.test_personal:normed", "args": {"norm": norm}}
+    training = {"batch_size": 1000}  # torch takes no batch of one sample through a batch norm
+    sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training=training) | {"model": model}
+    sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
+    assert sent == dict.fromkeys(["model", "update"], 12 * 4 * (64 * 7 + 7 + 70 + 10))
+    model_now, own = after(sections)
+    norms = slice(64 * 7 + 7, 64 * 7 + 7 + 14)
+    assert (model_now[norms] == [1.0] * 7 + [0.0] * 7).all()
+    assert (own[:, norms] != model_now[norms]).any(axis=1).all()
+    rest = np.delete(own, np.r_[norms], axis=1)
+    assert (rest == np.delete(model_now, np.r_[norms])).all()
+
+
+def moreau(rounds: int, local: int, steps: int, lam: float, eta: float) -> tuple[float, np.ndarray]:
+    """w and the thetas of pFedMe by hand."""
+    w = 5.0
+    for _ in range(rounds):
+        here, theta = np.full(4, w), np.full(4, w)
+        for _ in range(local):
+            for _ in range(steps):
+                theta = theta - 0.1 * (STRENGTH * (theta - CENTER) + lam * (theta - here))
+            here = here - eta * lam * (here - theta)
+        w = float(here.mean())
+    return w, theta
+
+
+def test_three_rounds_of_pfedme_by_hand(tmp_path: Path) -> None:
+    pfedme = {"kind": "pfedme", "local_rounds": 3, "steps": 4, "lam": 2.0, "eta": 0.05}
+    model, own = after(curved(tmp_path, pfedme, 3, 1))
+    w, theta = moreau(3, 3, 4, 2.0, 0.05)
+    assert model[0] == pytest.approx(w, abs=1e-5)
+    assert own[:, 0] == pytest.approx(theta, abs=1e-5)
+
+
+def test_pfedme_reaches_the_optimum_of_the_envelopes(tmp_path: Path) -> None:
+    """The least h (theta - a)^2 / 2 + lambda (theta - w)^2 / 2 is a pull of strength h lambda / (h + lambda) towards a."""
+    pfedme = {"kind": "pfedme", "local_rounds": 1, "steps": 50, "lam": 2.0, "eta": 0.5}
+    model, own = after(curved(tmp_path, pfedme, 30, 1))
+    pull = STRENGTH * 2 / (STRENGTH + 2)
+    w = (pull * CENTER).sum() / pull.sum()
+    assert model[0] == pytest.approx(w, abs=1e-3)
+    assert own[:, 0] == pytest.approx((STRENGTH * CENTER + 2 * w) / (STRENGTH + 2), abs=1e-3)
+
+
+def test_a_local_round_of_pfedme_is_so_many_steps_on_one_batch(tmp_path: Path) -> None:
+    pfedme = {"kind": "pfedme", "clients_per_round": 8, "local_rounds": 3, "steps": 4}
+    run = ran(world(ROTATED, 8, pfedme, 1, population={"speed": "100 samples/s"}), tmp_path / "run")
+    ends = [event["time"] for event in run.events if event["kind"] == "task-end"]
+    assert ends == pytest.approx([3 * 4 * 10 / 100] * 8)
+    with pytest.raises(fedsim.ScenarioError, match=r"'local_epochs' is 3, but pFedMe's clients train for 'local_rounds'"):
+        fedsim.Scenario(strategy={"kind": "pfedme", "local_epochs": 3})
