@@ -32,6 +32,7 @@ STRATEGIES = Family(
         "fesem-mig": (f"{_HERE}.fesem:FeSEMMig", "FeSEM: by the name that it has where data shift"),
         "fl-hc": (f"{_HERE}.fl_hc:FLHC", "FL+HC: devices are clustered once, by what training changes in the common model"),
         "flexcfl": (f"{_HERE}.flexcfl:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
+        "hierfavg": (f"{_HERE}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
         "hypcluster": (f"{_HERE}.hypcluster:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
         "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
         "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),

@@ -107,6 +107,7 @@ class Task:
             or evaluation began, or when the task did.
         version: the version of the device's data at that instant.
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
+        edge: the edge server to which its messages go, and from which they come; None for the server itself.
         ending: what it means when the alarm of the running computation rings: None that it is done, else the cause.
         outcome: how it ended, or None while it runs.
     """
@@ -125,6 +126,7 @@ class Task:
     samples: int = 0
     version: int = 0
     epoch_ends: list[float] | None = None
+    edge: int | None = None
     ending: Cause | None = None
     outcome: Outcome | None = None
 
