@@ -3,7 +3,7 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import networkx
 import pytest
@@ -28,7 +28,7 @@ HIERFAVG = {"kind": "hierfavg", "clients_per_round": 9, "kappa2": 2, "deadline":
 
 class TestContract(StrategyContract):
     strategy = HIERFAVG
-    sections = {"network": TREE, "world": {"processes": CRASHES}}
+    sections: ClassVar[Sections] = {"network": TREE, "world": {"processes": CRASHES}}
 
 
 def with_cells(cells: int, strategy: dict[str, Any], rounds: int = 4) -> Sections:
