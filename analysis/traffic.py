@@ -114,11 +114,13 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
     activity, payloads = read_activity(run), cache(json.loads)
     trained = activity.steps.query("step == 'train' and data.notna()")
     idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not json.loads(data)["epochs"]}
-    done = set(activity.tasks.query("outcome == 'done'")["task"]) - idle
-    columns = (rows["end"], rows["direction"], rows["delivered"], rows["task"], rows["device"].notna(), rows["payloads"])
+    lost = {task for (data,) in run.events_of(("updates-lost",), ("data",)) for task in json.loads(data)["tasks"]}
+    done = set(activity.tasks.query("outcome == 'done'")["task"]) - idle - lost
+    ways = rows["direction"].astype(str).where(rows["device"].notna() | (rows["wire_bytes"] > 0), "server")
+    columns = (rows["end"], ways, rows["delivered"], rows["task"], rows["device"].notna(), rows["payloads"])
     parts = [
-        (end, direction if of_device else "server", purpose, size, of_device and task not in done)
-        for end, direction, delivered, task, of_device, text in zip(*columns, strict=True)
+        (end, way, purpose, size, of_device and task not in done)
+        for end, way, delivered, task, of_device, text in zip(*columns, strict=True)
         for purpose, size in split_by_purpose(payloads(text), delivered).items()
     ]
     return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype({"wasted": bool})

@@ -90,6 +90,11 @@ class Scenario(Spec):
                 )
         elif self.population.samples is not None and self.learning == "on":
             raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
+        if self.strategy.at_edges and not self.network.edge_servers:
+            raise ScenarioError(
+                f"strategy.kind is {self.strategy.kind!r}, which needs edge servers, and the network has none; allowed with "
+                'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
+            )
         if self.malicious is not None:
             self.malicious.check(self.population.devices)
         if self.learning == "on" and self.model.kind == "size":

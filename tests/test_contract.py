@@ -80,7 +80,7 @@ def test_worlds_share_nothing_that_a_user_could_change() -> None:
 def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
     aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
-    elsewhere = {"flower"}  # tests/flower
+    elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
     assert {strategy["kind"] for strategy in STRATEGIES} >= set(fedsim.strategies.STRATEGIES) - aliases - elsewhere
 
 

@@ -177,13 +177,14 @@ def _network(scenario: Table) -> str:
     if isinstance(server, Mapping):
         limits = [f"{server[way]} {way}" for way in ("down", "up") if not _unlimited({"value": server[way]})]
         shared = f"the server's link, which all share, has {_listed(limits)}" if limits else ""
+    edges = _edge_servers(network)
     if network["kind"] == "tree":
         shared = f"{'; '.join(filter(None, [shared, _cells(network)]))}"
     elif network["kind"] == "graph":
         shared = "they reach the server through a network that is read from a file"
     protocol = network.get("protocol", {}).get("kind", "fluid")
     sent = "" if protocol == "fluid" else f"messages travel by {protocol}"
-    text = "; ".join(filter(None, [links, shared, sent]))
+    text = "; ".join(filter(None, [links, shared, edges, sent]))
     return f"{text[:1].upper()}{text[1:]}." if text else "Messages take no simulated time."
 
 
@@ -191,6 +192,17 @@ def _cells(network: Table) -> str:
     cell = network.get("cell", {})
     limits = [f"{cell[way]} {way}" for way in ("down", "up") if way in cell and not _unlimited({"value": cell[way]})]
     return f"they are in {network['cells']:,} cells" + (f" with {_listed(limits)} each" if limits else "")
+
+
+def _edge_servers(network: Table) -> str:
+    if "edge" not in network:
+        return ""
+    edge, where = network["edge"], "in each cell"
+    if network["kind"] != "tree":
+        nodes = edge.get("nodes") or list(dict.fromkeys(network.get("attach", [])))
+        where = f"at {len(nodes):,} of its nodes"
+    latency = "" if str(edge["latency"]).startswith("0 ") else f", with {edge['latency']} of latency from there to the server"
+    return f"there is an edge server {where}{latency}"
 
 
 def _processes(scenario: Table) -> str:
@@ -209,6 +221,10 @@ def _process(process: Table) -> str:
             on_average = ", on average" if process["random"] else ""
             link, every, lasts = plain(process["link"], 60), process["every"], process["lasts"]
             return f"Every {every} the link {link} carries {meanwhile} for {lasts}{on_average}."
+        case "edge-outage":
+            what = "crashes and is gone" if process["work"] == "wasted" else "is cut off"
+            on_average = ", on average" if process["random"] else ""
+            return f"Every {process['every']} edge server {process['edge']} {what} for {process['lasts']}{on_average}."
         case own:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
 
@@ -267,6 +283,9 @@ def _strategy(scenario: Table) -> str:
     who = "all devices" if asked is None else f"{asked:,} device{'' if asked == 1 else 's'} a round"
     if "participation" in own and asked is None:
         who = f"{own['participation']:.0%} of the devices a round" if own["participation"] < 1 else "all devices"
+    if "kappa2" in own:
+        turn = f"{own['kappa1']:,} steps" if "kappa1" in own else epochs
+        epochs = f"{own['kappa2']} edge round{'' if own['kappa2'] == 1 else 's'} of {turn}"
     words = f"{name} asks {who} for {epochs}"
     deadline = own.get("deadline")
     if isinstance(deadline, Mapping):

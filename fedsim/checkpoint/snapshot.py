@@ -17,6 +17,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
 from fedsim.training import Limit, Part, Training
+from fedsim.world.edges import Haul
 from fedsim.world.energy.batteries import Load
 from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
@@ -33,7 +34,7 @@ _CLASSES: dict[str, Any] = {
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
         *(Errand, Earlier, Order, Free, Lazy, Partial, Sized, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Limit, Part),
-        *(Filling, Flow, Half, Load, Place, Tier),
+        *(Filling, Flow, Half, Haul, Load, Place, Tier),
     )
 }
 
@@ -60,6 +61,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "version": run.population.version,
             "network": run.network.snapshot(),
             "workforce": run.workforce.snapshot(),
+            "edges": run.edges.snapshot(),
             "batteries": None if run.workforce.batteries is None else run.workforce.batteries.snapshot(),
             "lifetimes": run.lifetimes.snapshot(),
             "processes": run.processes.snapshot(),
@@ -97,6 +99,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.network.restore(state["network"])
     if run.workforce.batteries is not None:
         run.workforce.batteries.restore(state["batteries"])
+    run.edges.restore(state["edges"])
     run.workforce.restore(state["workforce"])
     run.lifetimes.restore(state["lifetimes"])
     run.learner.restore(state["learner"])

@@ -20,15 +20,17 @@ from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
-from fedsim.federation.messages import Arrival, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
+from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Simulation, Wakeup, on_grid_after
 from fedsim.streams import Streams
+from fedsim.world.network.base import Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner, Ref
     from fedsim.running.drift import Drift
+    from fedsim.world.edges import Edges, Haul
     from fedsim.world.population import Population
     from fedsim.world.workforce import Workforce
 
@@ -107,6 +109,7 @@ class Dispatch:
         self.evaluator = evaluator
         self.drift: Drift | None = None
         self.workforce: Workforce
+        self.edges: Edges
         self.strategy: Strategy
         self.errands: dict[int, Errand] = {}
         self.busy_until = 0.0
@@ -120,10 +123,14 @@ class Dispatch:
         self._timers: dict[str, Wakeup] = {}
         self._timer_count = 0
         self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
+        self._hauled: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages of edge servers: what arrives, is kept
+        self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
 
-    def connect(self, workforce: "Workforce", strategy: "Strategy", client: Client[Any], drift: "Drift | None") -> None:
+    def connect(
+        self, workforce: "Workforce", edges: "Edges", strategy: "Strategy", client: Client[Any], drift: "Drift | None"
+    ) -> None:
         """Join the sides that need this to be made."""
-        self.workforce = workforce
+        self.workforce, self.edges = workforce, edges
         self.strategy = strategy
         self._client = client
         self.drift = drift
@@ -134,11 +141,22 @@ class Dispatch:
 
     # From the server half to the world.
 
-    def ask(self, device: int, contents: Contents, job: str, number: int | None, group: int | None, *, continues: bool) -> int:
+    def ask(
+        self,
+        device: int,
+        contents: Contents,
+        job: str,
+        number: int | None,
+        group: int | None,
+        *,
+        continues: bool,
+        at_edge: bool = False,
+    ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
         parts = payloads(contents, self._down)
         steps: tuple[Step, ...] = (Download(parts), *self._down.work_on(contents, "decode")) if parts else ()
-        task = self.workforce.start(device, steps, number, group, continues=continues)
+        edge = self.edges.of(device) if at_edge else None
+        task = self.workforce.start(device, steps, number, group, continues=continues, edge=edge)
         if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
         errand = self.errands[task.id] = Errand(Order(job, received(contents), number))
@@ -149,6 +167,17 @@ class Dispatch:
     def _begin_real(self, device: int, errand: Errand) -> None:
         if real := self._client.real(self._devices[device], errand.order):
             errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
+
+    def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
+        """See ``Server.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
+        wire = self._down if direction == "down" else self._up
+        keeping: dict[str, Any] = {}
+        haul = self.edges.send(edge, direction, payloads(contents, wire), number)
+        if wire.changes(contents):
+            bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
+            kept = self._kept_at.get(edge, {}) if direction == "up" else {}
+            contents, keeping = wire.through(contents, bases, kept)
+        self._hauled[haul] = contents, keeping
 
     @property
     def download_bytes(self) -> float:
@@ -313,6 +342,19 @@ class Dispatch:
         idle = self.workforce.idle(devices)
         return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
+    def on_hauled(self, haul: "Haul", outcome: Outcome) -> None:
+        """The world says that a message of an edge server has ended."""
+        contents, keeping = self._hauled.pop(haul.id)
+        if outcome == "done" and keeping and haul.direction == "up":
+            self._kept_at[haul.edge] = dict(keeping)
+        arrived = received(contents) if outcome == "done" else {}
+        self.simulation.post(Carried(haul.edge, haul.direction, haul.round, outcome, arrived))
+
+    def on_edge_lost(self, edge: int) -> None:
+        """The world says that an edge server is lost."""
+        self._kept_at.pop(edge, None)
+        self.simulation.post(EdgeLost(edge))
+
     def on_arrival(self, device: int) -> None:
         """The world says that a newcomer can be reached."""
         self._tell("newcomer", device)
@@ -365,6 +407,10 @@ class Dispatch:
                 await self.strategy.on_task_end(message)
             case Timer(name) if self.busy_until > self.simulation.now:
                 self.set_timer(name, self.busy_until)
+            case Carried():
+                await self.strategy.on_carried(message)
+            case EdgeLost(edge):
+                await self.strategy.on_edge_lost(edge)
             case Timer(name):
                 await self.strategy.on_timer(name)
             case Return(device):
@@ -393,6 +439,8 @@ class Dispatch:
             "untold": self._untold,
             "busy_until": self.busy_until,
             "unnoticed": self.unnoticed,
+            "hauled": self._hauled,
+            "kept_at": self._kept_at,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -404,6 +452,7 @@ class Dispatch:
         self._timers = {}
         self._untold = state["untold"]
         self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
+        self._hauled, self._kept_at = state["hauled"], state["kept_at"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one of ``_MESSAGES`` about a device."""

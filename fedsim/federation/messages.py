@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fedsim.world.network.base import Direction
 from fedsim.world.task import Outcome
 
 
@@ -29,6 +30,33 @@ class TaskEnd:
 
     def __getitem__(self, name: str) -> Any:
         return self.contents[name]
+
+
+@dataclass(slots=True)
+class Carried:
+    """A message between an edge server and the server has ended.
+
+    Attributes:
+        edge, direction, round: as sent.
+        outcome: ``done`` when it has arrived, ``lost`` when the edge server was lost.
+        contents: what was received, by name; empty unless it is done.
+    """
+
+    edge: int
+    direction: Direction
+    round: int | None
+    outcome: Outcome
+    contents: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.contents[name]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLost:
+    """An edge server is lost, with all that it held."""
+
+    edge: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +91,7 @@ class Start:
     """The run begins."""
 
 
-Message = TaskEnd | Timer | Return | Arrival | Shift | Start
+Message = TaskEnd | Carried | EdgeLost | Timer | Return | Arrival | Shift | Start
 
 
 class Strategy(Protocol):
@@ -78,6 +106,12 @@ class Strategy(Protocol):
 
     async def on_task_end(self, message: TaskEnd) -> None:
         """A task has ended."""
+
+    async def on_carried(self, message: Carried) -> None:
+        """A message between an edge server and the server has ended."""
+
+    async def on_edge_lost(self, edge: int) -> None:
+        """An edge server is lost."""
 
     async def on_timer(self, name: str) -> None:
         """A timer has gone off."""

@@ -20,6 +20,7 @@ from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
 from fedsim.streams import Shuffle
+from fedsim.world.network.base import Direction
 from fedsim.world.task import Cause
 
 if TYPE_CHECKING:
@@ -162,15 +163,16 @@ class Server:
         round: int | None = None,  # noqa: A002
         group: int | None = None,
         continues: bool = False,
+        at_edge: bool = False,
     ) -> int:
         """Send an idle device a message; its client half does the job and answers. Returns the task's number.
 
         ``on_task_end`` tells how it ended, once. ``continues``: the device goes on with what its task before began (it had to
-        find its group, say); the two count as one selection.
+        find its group, say); the two count as one selection. ``at_edge``: its edge server asks, and gets the answer.
         """
         if not self._exists(device):
             raise SimulationError(f"device {device!r} was asked; allowed are 0 to {self.devices - 1}")
-        return self._dispatch.ask(device, contents, job, round, group, continues=continues)
+        return self._dispatch.ask(device, contents, job, round, group, continues=continues, at_edge=at_edge)
 
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; harmless on one that has just ended."""
@@ -194,6 +196,37 @@ class Server:
         For one that has just got something to compare them with: when they changed it could not tell.
         """
         await self._dispatch.look_for_shift(device)
+
+    # Edge servers: where the network has them, contents can be combined there, on the way.
+
+    @property
+    def edges(self) -> int:
+        """How many edge servers there are."""
+        return self._dispatch.edges.count
+
+    def edge_of(self, device: int) -> int:
+        """The edge server of a device."""
+        return self._dispatch.edges.of(device)
+
+    def has_edge(self, edge: int) -> bool:
+        """Whether an edge server is there; one that is lost (``on_edge_lost``) is not."""
+        return edge not in self._dispatch.edges.off
+
+    def carry(
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        *,
+        round: int | None = None,  # noqa: A002
+        start: Ref | None = None,
+    ) -> None:
+        """Send contents from the server ``down`` to an edge server, or ``up`` from it; one message at a time each way.
+
+        ``on_carried`` tells how that ended, once. ``start``: the model from which those in contents were trained, which both
+        have: a codec that encodes changes needs it.
+        """
+        self._dispatch.carry(edge, contents, direction, round, start)
 
     # Models.
 

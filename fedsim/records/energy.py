@@ -97,6 +97,7 @@ class EnergyLedger:
         self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
         self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
         self._steps: dict[int, float] = {}  # begins
+        self._at_edges: dict[int, float] = {}  # what tasks drew whose work is at an edge server, and may be lost there
         self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin, whose it is, whether that is wasted
         self._told = (0.0, 0.0)
         self._follow = {
@@ -107,6 +108,9 @@ class EnergyLedger:
             "departure": self._take_departure,
             "aggregate": self._take_aggregate,
             "server-transfer": self._take_server_transfer,
+            "edge-transfer": self._take_edge_transfer,
+            "updates-lost": self._take_updates_lost,
+            "round": self._take_round,
             "battery": self._take_battery,
         }
 
@@ -146,7 +150,7 @@ class EnergyLedger:
 
     _STATE = (
         *("_books", "_grams", "by_phase", "wasted", "grams", "_idle_since", "_idle_told", "_places_since"),
-        *("_tasks", "_idlers", "_steps", "_tails", "_told"),
+        *("_tasks", "_idlers", "_steps", "_at_edges", "_tails", "_told"),
     )
 
     def snapshot(self) -> dict[str, Any]:
@@ -214,6 +218,8 @@ class EnergyLedger:
             self._tasks[task] = begin, drawn + joules
         elif is_wasted:
             self.wasted += joules
+        elif task in self._at_edges:
+            self._at_edges[task] += joules
 
     # Records.
 
@@ -236,7 +242,10 @@ class EnergyLedger:
         elif step in _MOVING:
             phase, moved = _MOVING[step], fields["delivered"]
             joules = self._draws(device, f"{phase}_w") * (time - start) + self._draws(device, f"{phase}_j_byte") * moved
-            for place in PLACES:
+            of_edge = "sender" in fields or "receiver" in fields
+            if of_edge:
+                self._at_edges[task] = 0.0
+            for place in ("edge",) if of_edge else PLACES:
                 if a_byte := self.setting[place]["j_byte"]:
                     self._book_place(place, a_byte * moved, start, time)
             if self._draws(device, "tail_w") and outcome != "battery":
@@ -254,8 +263,12 @@ class EnergyLedger:
         task, device = fields["task"], fields["device"]
         begin, drawn = self._tasks.pop(task)
         is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
+        joules = drawn + self._draws(device, "idle_w") * (time - begin)
         if is_wasted:
-            self.wasted += drawn + self._draws(device, "idle_w") * (time - begin)
+            self.wasted += joules
+            self._at_edges.pop(task, None)
+        elif task in self._at_edges:
+            self._at_edges[task] = joules
         if device in self._tails and self._tails[device][1] == task:
             self._tails[device] = (*self._tails[device][:2], is_wasted)
         if not self._while_there or fields["outcome"] == "left":
@@ -275,8 +288,25 @@ class EnergyLedger:
             self._book(device, "idle", idle - before, since, time)
 
     def _take_aggregate(self, time: float, fields: dict[str, Any]) -> None:
-        if an_update := self.setting["server"]["update_j"]:
-            self._book_place("server", an_update * len(fields["tasks"]), time, time)
+        place = "edge" if "edge" in fields else "server"
+        if an_update := self.setting[place]["update_j"]:
+            self._book_place(place, an_update * len(fields["tasks"]), time, time)
+
+    def _take_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        for place in PLACES:
+            if a_byte := self.setting[place]["j_byte"]:
+                self._book_place(place, a_byte * fields["delivered"], fields["start"], time)
+
+    def _take_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
+        """What tasks have drawn whose work was at an edge server is wasted, the tails of their radios included."""
+        lost = fields["tasks"]
+        self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost])
+        for device, (begin, task, _) in self._tails.items():
+            if task in lost:
+                self._tails[device] = begin, task, True
+
+    def _take_round(self, time: float, fields: dict[str, Any]) -> None:
+        self._at_edges = {task: joules for task, joules in self._at_edges.items() if task in self._tasks}
 
     def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
         if a_byte := self.setting["server"]["j_byte"]:

@@ -4,7 +4,7 @@ The ledger holds what really moved (``strict``). ``paper`` is a view over the sa
 (its Fig. 6): models and updates only, without the initial model sent to cold clients, ids, scalars and other control traffic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fedsim.records.schema import Payloads
@@ -41,6 +41,7 @@ class Ledger:
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
         self._idle: dict[int, bool] = {}  # tasks that trained without an epoch that counts
+        self._at_edges: dict[int, float] = {}  # what tasks moved whose work is at an edge server, and may be lost there
 
     def add(self, task: int | None, direction: str, payloads: Payloads, delivered: float) -> None:
         """A message has ended, whole or cut short; one between parts of the server's side belongs to no task."""
@@ -59,11 +60,26 @@ class Ledger:
         if not epochs:
             self._idle[task] = True
 
+    def note_edge(self, task: int) -> None:
+        """A task is one of an edge server."""
+        self._at_edges[task] = 0.0
+
     def close_task(self, task: int, outcome: str) -> None:
         """A task has ended; unless it was done, and with an epoch that counts, what it moved was wasted."""
         moved, idle = self._by_task.pop(task, 0.0), self._idle.pop(task, False)
         if outcome != "done" or idle:
             self.wasted += moved
+            self._at_edges.pop(task, None)
+        elif task in self._at_edges:
+            self._at_edges[task] = moved
+
+    def lose(self, tasks: Sequence[int]) -> None:
+        """What the tasks of an edge server had brought is lost with it."""
+        self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
+
+    def close_round(self, running: Collection[int]) -> None:
+        """A round is closed: what edge servers held is in it, but for tasks that still run."""
+        self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 
     def summary(self) -> dict[str, Any]:
         """The ``bytes`` entry of ``summary.json``."""

@@ -26,18 +26,21 @@ class Curve(NamedTuple):
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     """Bytes/s over the server's link in one direction.
 
-    Each message counts with its mean rate: what of it was on the wire, from the end of its latency on. How a link was shared
-    within one message is not recorded. What parts of the server's side send each other is on no link.
+    Each message counts with its mean rate: what of it was on the wire, from the end of its latency on (to or from an edge
+    server, from its begin on). How a link was shared within one message is not recorded. What other parts of the server's side
+    send each other is on no link, and what goes between devices and their edge servers is not on this one.
 
     Raises:
         RunFolderError: a table is missing or damaged.
     """
-    table = run.table(TRANSFERS).select(["start", "end", "device", "direction", "wire_bytes"])
+    table = run.table(TRANSFERS).select(["start", "end", "device", "direction", "wire_bytes", "sender", "receiver"])
     latency = run.table(DEVICES).column("latency").to_numpy()
     device = table.column("device").to_numpy(zero_copy_only=False).astype(float)
-    mine = (table.column("direction").cast("string").to_numpy(zero_copy_only=False) == direction) & np.isfinite(device)
+    mine = table.column("direction").cast("string").to_numpy(zero_copy_only=False) == direction
+    named = ~(table.column("sender").is_null().to_numpy() & table.column("receiver").is_null().to_numpy())
+    mine &= np.isfinite(device) ^ named
     start, end, size = (table.column(name).to_numpy()[mine] for name in ("start", "end", "wire_bytes"))
-    begin = start + latency[device[mine].astype(np.int64)]
+    begin = start + np.append(latency, 0.0)[np.where(np.isfinite(device), device, -1)[mine].astype(np.int64)]
     moved = (size > 0) & (end > start)
     begin, end, size = np.minimum(begin, end)[moved], end[moved], size[moved]
     begin = np.where(begin < end, begin, start[moved])  # a latency of the whole transfer, up to rounding: it moved at once

@@ -9,7 +9,7 @@ from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.energy import EnergyLedger
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row, purpose_of
+from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, edge_ends, encode_payloads, event_row, purpose_of
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
@@ -38,6 +38,8 @@ class Recorder:
             "step-start": self._take_step_start,
             "step-end": self._take_step_end,
             "server-transfer": self._take_server_transfer,
+            "edge-transfer": self._take_edge_transfer,
+            "updates-lost": self._take_updates_lost,
             "task-end": self._take_task_end,
             "round": self._take_round,
         }
@@ -140,6 +142,9 @@ class Recorder:
             return
         payloads = fields["payloads"]
         self.ledger.add(fields["task"], direction, payloads, fields["delivered"])
+        ends = fields.get("sender"), fields.get("receiver")
+        if any(ends):
+            self.ledger.note_edge(fields["task"])
         start = self._starts[fields["task"]]
         self._append(
             files.TRANSFERS,
@@ -156,8 +161,7 @@ class Recorder:
                 fields["round"],
                 fields["task"],
                 encode_payloads(payloads),
-                None,
-                None,
+                *ends,
             ),
         )
 
@@ -170,6 +174,17 @@ class Recorder:
             files.TRANSFERS, (time, time, None, "up", purpose, size, size, 0.0, "done", fields.get("round"), None, text, *ends)
         )
 
+    def _take_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        payloads, direction, delivered = fields["payloads"], fields["direction"], fields["delivered"]
+        self.ledger.add(None, direction, payloads, delivered)
+        ends = edge_ends(fields["edge"], direction)
+        sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
+        about = (purpose_of(payloads), *sizes, fields["outcome"], fields["round"], None, encode_payloads(payloads))
+        self._append(files.TRANSFERS, (fields["start"], time, None, direction, *about, *ends))
+
+    def _take_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
+        self.ledger.lose(fields["tasks"])
+
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
         down, up = self.ledger.down - self._moved[0], self.ledger.up - self._moved[1]
         self._moved = (self.ledger.down, self.ledger.up)
@@ -177,4 +192,5 @@ class Recorder:
         row |= {"bytes_down": down, "bytes_up": up}
         row |= {"joules": None, "grams": None} if self.energy is None else self.energy.since_last(time)
         self.rounds.append(row)
+        self.ledger.close_round(self._starts)
         self._append(files.ROUNDS, tuple(row.values()))

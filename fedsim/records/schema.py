@@ -1,8 +1,9 @@
 """The tables of a run folder: their columns and types, in one place for who writes and who reads.
 
 Every record of a run has the same named columns; what a kind needs beyond them stands in ``data`` as JSON with sorted keys.
-A transfer between two parts of the server's side (group servers, an auxiliary server) has ``sender`` and ``receiver`` instead
-of a device and a task, and counts as up.
+A transfer between two parts of the server's side has ``sender`` and ``receiver`` instead of a device and a task. Between
+group servers, an auxiliary server and the like it takes no time, is on no link, and counts as up; between the server and
+``edge 3`` it is a flow like others. One between a device and its edge server names that one as the sender or the receiver.
 """
 
 import json
@@ -183,3 +184,9 @@ def _encode_payload(purpose: str, size: float) -> str:
 def purpose_of(payloads: Payloads) -> str:
     """The purposes of a message's payloads, in one word."""
     return "+".join([purpose for purpose, _ in payloads])
+
+
+def edge_ends(edge: int, direction: str) -> tuple[str, str]:
+    """``sender`` and ``receiver`` of a message between the server and an edge server."""
+    ends = ("server", f"edge {edge}")
+    return ends if direction == "down" else (ends[1], ends[0])

@@ -19,7 +19,7 @@ from fedsim.records.schema import AVAILABILITY as AVAILABILITY_SCHEMA
 from fedsim.records.schema import is_act
 
 _MICRO = 1e6  # the format counts in microseconds; thousandths of them are as fine as the simulated clock
-_SERVER, _DEVICES = 1, 2
+_SERVER, _DEVICES, _EDGES = 1, 2, 3
 _ROWS_A_BATCH = 16_384
 _MOST_LOADS = 20_000  # changes of a link's load: more than anybody can see, and a tenth of the file even of a long run
 
@@ -57,6 +57,7 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
     disconnect, arrive, leave for good, have shifted data, are put into a group, and what processes of the world do to them. On
     the server's lane: rounds as slices (versions of a strategy without rounds as instants), deadlines that were reached,
     decisions about groups, and what processes do to links.
+    Edge servers, if there are any, have lanes of their own: their messages from and to the server, and when they were lost.
     Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
 
     Raises:
@@ -86,6 +87,8 @@ class _Lanes:
     def __init__(self) -> None:
         self._begun: dict[int, Entry] = {}
         self._round: Entry | None = None
+        self._lost: dict[int, float] = {}  # edge servers that are lost, and since when (s)
+        self._edges: set[int] = set()
         self.devices: set[int] = set()
         self._working = self._counted = 0  # devices, and how many of them the trace knows of
         self._changed = 0.0  # when their number did
@@ -107,6 +110,12 @@ class _Lanes:
                 self._changed = time
                 if event["outcome"] in _LOSSES:
                     yield self._instant(event, _LOSSES[event["outcome"]])
+            case "edge-transfer":
+                yield self._edge_transfer(time, event)
+            case "edge-off":
+                self._lost[data["edge"]] = time
+            case "edge-on":
+                yield self._edge_lost(data["edge"], time)
             case "arrival":
                 yield self._instant(event, "arrives")
             case "departure":
@@ -129,8 +138,14 @@ class _Lanes:
         """What a run that was cut off has left open, the last count, and the lanes' names."""
         for event in self._begun.values():
             yield self._step(event, self.last, "stopped", {})
+        for edge in list(self._lost):
+            yield self._edge_lost(edge, self.last)
         if self._working != self._counted:
             yield self._count_working()
+        if self._edges:
+            yield _named("process_name", _EDGES, 0, "edge servers")
+        for edge in sorted(self._edges):
+            yield _named("thread_name", _EDGES, edge, f"edge {edge}")
         for device in sorted(self.devices):
             yield _named("thread_name", _DEVICES, device, f"device {device}")
             yield _named("thread_sort_index", _DEVICES, device, device)
@@ -143,11 +158,19 @@ class _Lanes:
     def _step(self, begun: Entry, end: float, outcome: str, data: Entry) -> Entry:
         self.devices.add(begun["device"])
         name = begun["step"] if outcome == "done" else f"{begun['step']} ({outcome})"
-        facts = {"task": begun["task"], "round": begun["round"]} | data
-        if "payloads" in data:
-            facts |= {"bytes": round(data["bytes"]), "purpose": " + ".join(str(purpose) for purpose, _ in data["payloads"])}
-            facts["delivered"] = None if data["delivered"] == data["bytes"] else data["delivered"]
+        facts = {"task": begun["task"], "round": begun["round"]} | data | (_message(data) if "payloads" in data else {})
         return _slice(name, _DEVICES, begun["device"], begun["time"], end, facts)
+
+    def _edge_transfer(self, time: float, event: Entry) -> Entry:
+        data, outcome = event["data"], event["outcome"]
+        self._edges.add(data["edge"])
+        name = "from the server" if data["direction"] == "down" else "to the server"
+        facts = {"round": event["round"]} | data | _message(data)
+        return _slice(name if outcome == "done" else f"{name} ({outcome})", _EDGES, data["edge"], data["start"], time, facts)
+
+    def _edge_lost(self, edge: int, time: float) -> Entry:
+        self._edges.add(edge)
+        return _slice("lost", _EDGES, edge, self._lost.pop(edge), time, {})
 
     def _instant(self, event: Entry, name: str) -> Entry:
         self.devices.add(event["device"])
@@ -166,6 +189,13 @@ class _Lanes:
         accuracy = data.get("accuracy")
         if accuracy is not None and math.isfinite(accuracy):
             yield _counter("accuracy", time, accuracy)
+
+
+def _message(data: Entry) -> Entry:
+    """What a message's slice tells."""
+    purpose = " + ".join(str(purpose) for purpose, _ in data["payloads"])
+    delivered = None if data["delivered"] == data["bytes"] else data["delivered"]
+    return {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}
 
 
 def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:

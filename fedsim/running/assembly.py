@@ -22,6 +22,7 @@ from fedsim.streams import Streams
 from fedsim.world.availability.changes import changes
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
+from fedsim.world.edges import Edges
 from fedsim.world.energy.batteries import Powered
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Network
@@ -48,7 +49,7 @@ class Run:
 
     Attributes:
         scenario, simulation: what runs, and its clock.
-        population, network, workforce, processes: the world.
+        population, network, edges, workforce, processes: the world.
         energy: what is drawn in it; None where that is not counted.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
@@ -77,7 +78,7 @@ class Run:
         self._some_come_or_go = availability is not paths
         self.energy, batteries = None, None
         if scenario.energy is not None:
-            places, overhead = scenario.network.places, self.network.overhead
+            places, overhead = scenario.network.edge_servers or scenario.network.places, self.network.overhead
             self.energy = scenario.energy.build(streams, spec.devices, places, root, capacity.powers(), overhead)
             batteries = scenario.energy.batteries(self.energy, simulation, streams, self.population.arrival, paths, root)
         if batteries is not None:
@@ -104,6 +105,8 @@ class Run:
             attack=None if malicious is None else malicious.attack,
             malicious=members,
         )
+        dispatch = self.dispatch
+        self.edges = Edges(simulation, self.network, scenario.network.edge_servers, dispatch.on_hauled, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.workforce = Workforce(
             simulation,
@@ -115,6 +118,7 @@ class Run:
             self.dispatch.next_steps,
             self.dispatch.on_task_end,
             batteries,
+            self.edges,
         )
         setting = self._setting()
         strategy = strategy_class(scenario.strategy.kind)
@@ -123,10 +127,9 @@ class Run:
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        self.processes = Processes(
-            scenario.world.processes, simulation, streams, self.network, self.workforce, self.dispatch.on_switched_on
-        )
-        self.dispatch.connect(self.workforce, self.strategy, client, self.drift)
+        parts = (self.network, self.workforce, self.edges)
+        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
+        self.dispatch.connect(self.workforce, self.edges, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -277,7 +280,8 @@ class Run:
         return [len(self.data.current(device).test) for device in range(self.scenario.population.devices)]
 
     def _fastest_download_s(self) -> float:
-        return float(self.network.all_alone_s("down", self.dispatch.download_bytes).min())
+        near = self.scenario.strategy.at_edges
+        return float(self.network.all_alone_s("down", self.dispatch.download_bytes, near=near).min())
 
 
 def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
@@ -293,6 +297,7 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.workforce.end_all("stopped"))
+    simulation.at_end(run.edges.end_all)
     if run.workforce.batteries is not None:
         simulation.at_end(run.workforce.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Client, Setting
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.strategies.parts.selection import Selection, SelectionClient
@@ -16,6 +16,9 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 class StrategyParams(Spec):
     """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``."""
+
+    at_edges: ClassVar[bool] = False
+    """Whether it needs edge servers: without them in the network it is refused."""
 
     kind: str
 
@@ -103,6 +106,12 @@ class Strategy(Generic[P]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """A task has ended; each does so once."""
         raise NotImplementedError
+
+    async def on_carried(self, message: Carried) -> None:
+        """A message between an edge server and the server (``Server.carry``) has ended; each does so once."""
+
+    async def on_edge_lost(self, edge: int) -> None:
+        """An edge server is lost; then follow the ends of its messages and of its devices' tasks, all ``lost``."""
 
     async def on_timer(self, name: str) -> None:
         """A timer set by ``server.timer`` has gone off."""

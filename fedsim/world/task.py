@@ -143,6 +143,7 @@ class Task:
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
         spent_s: how long the tasks that it goes on with have computed (s).
         budget_from: from when on a budget counts (s): the begin of its first computation, so much earlier.
+        edge: the edge server to which its messages go, and from which they come; None for the server itself.
         ending: what it means when the alarm of the running computation rings: None that it is done, else the cause.
         outcome: how it ended, or None while it runs.
     """
@@ -163,6 +164,7 @@ class Task:
     epoch_ends: list[float] | None = None
     spent_s: float = 0.0
     budget_from: float | None = None
+    edge: int | None = None
     ending: Cause | None = None
     outcome: Outcome | None = None
 

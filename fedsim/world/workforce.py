@@ -25,6 +25,7 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after, tie_s
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
+from fedsim.world.edges import Edges, edge_name
 from fedsim.world.network.base import Direction, Flow, Network
 from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
 
@@ -80,6 +81,7 @@ class Workforce:
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
         batteries: those of the devices, if they have any.
+        edges: the edge servers, if there are any.
 
     Attributes:
         running: the tasks that have not ended, by their numbers.
@@ -99,6 +101,7 @@ class Workforce:
         next_steps: Callable[[Task], tuple[Step, ...]],
         on_end: Callable[[Task], None],
         batteries: "Batteries | None" = None,
+        edges: Edges | None = None,
     ) -> None:
         self._simulation = simulation
         self._population = population
@@ -109,6 +112,7 @@ class Workforce:
         self._next_steps = next_steps
         self._on_end = on_end
         self.batteries = batteries
+        self._edges = edges
         self._scarce: dict[int, Wait] = {}  # whose batteries may not last for what they send or receive
         if batteries is not None:
             network.on_shared = self._look_at_scarce
@@ -169,17 +173,20 @@ class Workforce:
         group: int | None,
         *,
         continues: bool = False,
+        edge: int | None = None,
     ) -> Task:
         """Give a task to an idle device; it begins in this instant.
 
-        ``continues``: it goes on with what the device's task before began, and is no selection of its own.
+        ``continues``: it goes on with what the device's task before began, and is no selection of its own. ``edge``: it is one
+        of the device's edge server; None: of the server.
 
         Raises:
             SimulationError: the device still works on another task, or there are no steps.
         """
         if device in self._working:
             raise SimulationError(f"device {device} still works on task {self._working[device]}; it does one thing at a time")
-        task = Task(self._asked, device, steps, round, group, self.times_asked.item(device), continues)
+        count = self.times_asked.item(device)
+        task = Task(self._asked, device, steps, round, group, count, continues, edge=edge)
         if self._spent:
             spent_s = self._spent.pop(device, 0.0)
             task.spent_s = spent_s if continues else 0.0
@@ -189,7 +196,7 @@ class Workforce:
         self.times_selected[device] += round is not None and not continues  # not for a message outside of any round
         self.running[task.id] = task
         self._set_working(task)
-        wait = self._waits[task.id] = Wait(task, task.fields(), self._off(device))
+        wait = self._waits[task.id] = Wait(task, task.fields(), self._off(task))
         self._simulation.soon(partial(self._begin_task, wait), first=True)
         return task
 
@@ -249,8 +256,15 @@ class Workforce:
         """From now on the device cannot be reached; its task is lost, but for what ends in this very instant."""
         self.off.add(device)
         wait = self._waits.get(self._working.get(device, -1))
-        if wait is None:
-            return
+        if wait is not None:
+            self._cut_off(wait)
+
+    def lose_edge(self, edge: int) -> None:
+        """An edge server is lost, and with it the tasks of its devices that are its; but for what ends in this very instant."""
+        for wait in [wait for wait in self._waits.values() if wait.task.edge == edge]:
+            self._cut_off(wait)
+
+    def _cut_off(self, wait: Wait) -> None:
         wait.off = now = self._simulation.now
         if not wait.closed:
             return  # the next step is lost when it begins
@@ -319,9 +333,7 @@ class Workforce:
         self.paces, self.off, self._queued = state["paces"], set(state["off"]), state["queued"]
         self._known_ends, self._spent = state["known_ends"], state["spent"]
         for task, flow in state["running"]:
-            wait = Wait(
-                task, task.fields(), self._off(task.device), state["dry"].get(task.id, math.inf), closed=True, flow=flow
-            )
+            wait = Wait(task, task.fields(), self._off(task), state["dry"].get(task.id, math.inf), closed=True, flow=flow)
             if flow is not None:
                 flow.done = partial(self._open, wait, None)
             self._waits[task.id] = wait
@@ -355,7 +367,7 @@ class Workforce:
     def _begin_step(self, wait: Wait) -> None:
         task = wait.task
         step = task.steps[task.position]
-        if self.queues and wait.slot is None and isinstance(step, _MOVING):
+        if self.queues and wait.slot is None and task.edge is None and isinstance(step, _MOVING):
             slots = self.queues.get(step.direction)
             if slots is not None and not self._take_slot(wait, slots):
                 step = Queue()
@@ -529,16 +541,19 @@ class Workforce:
         limits += [] if limit.budget is None else [task.budget_from + limit.budget]
         reserve = 0.0
         if limit.reserve_upload:
-            nominal_s = self.nominal_transfer_s(task.device, "up", limit.reserve_upload)
+            nominal_s = self.nominal_transfer_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
             # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
             reserve = nominal_s if on_grid(nominal_s) == nominal_s else on_grid_after(nominal_s) + TICK_S
         if limit.reserve_s:
             reserve += on_grid_after(limit.reserve_s) + TICK_S
         return on_grid(min(limits)) - reserve
 
-    def nominal_transfer_s(self, device: int, direction: Direction, size: float) -> float:
-        """How long a message takes if the device's own link is the only limit (s); what a device can know of it."""
-        return self._network.alone_s(device, direction, size)
+    def nominal_transfer_s(self, device: int, direction: Direction, size: float, *, near: bool = False) -> float:
+        """How long a message takes if the device's own link is the only limit (s); what a device can know of it.
+
+        ``near``: one from or to its edge server.
+        """
+        return self._network.alone_s(device, direction, size, near=near)
 
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""
@@ -564,17 +579,19 @@ class Workforce:
         """The alarm of a computation rings."""
         self._open(wait, wait.task.ending)
 
-    def _off(self, device: int) -> float:
-        """When the device vanishes next (s); now if it is away."""
-        now = self._simulation.now
+    def _off(self, task: Task) -> float:
+        """When the task's device vanishes next (s); now if it is away, or its edge server is."""
+        now, device = self._simulation.now, task.device
         span = self._availability.span(device, now)
-        return span.end if span.on and device not in self.off else now
+        there = span.on and device not in self.off and (self._edges is None or task.edge not in self._edges.off)
+        return span.end if there else now
 
     # Messages: a flow, and beside it a wake-up for the instant at which the device vanishes.
 
     def _begin_transfer(self, task: Task, step: Download | Upload, wait: Wait) -> None:
         size = float(step.payloads[0].bytes if len(step.payloads) == 1 else sum([part.bytes for part in step.payloads]))
-        wait.flow = self._network.start(task.device, step.direction, size, partial(self._open, wait, None))
+        done, near = partial(self._open, wait, None), task.edge is not None
+        wait.flow = self._network.start(task.device, step.direction, size, done, near=near)
         self._watch(wait)
 
     def _watch(self, wait: Wait) -> None:
@@ -630,6 +647,8 @@ class Workforce:
         fields["payloads"] = step.payloads
         if self._network.overhead != 1:
             fields["wire_bytes"] = flow.sent * self._network.overhead
+        if task.edge is not None:
+            fields["receiver" if step.direction == "up" else "sender"] = edge_name(task.edge)
         self._simulation.record("step-end", fields)
         return ending
 

@@ -11,8 +11,8 @@ import pytest
 import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
-from tests.benchmarks.hashes import MODELS
-from tests.benchmarks.hashes import STRATEGIES as WORLD_STRATEGIES
+from tests.benchmarks.hashes import OF_WORLDS
+from tests.benchmarks.hashes import STRATEGIES as HASHED
 from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
@@ -21,7 +21,7 @@ Lived = Callable[[str], RunFolder]
 ALIASES = {"fedgroup": "flexcfl", "fesem-mig": "fesem", "ifca": "ifca-mig"}
 PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES}
 PARAMETERS |= {alias: PARAMETERS[kind] | {"kind": alias} for alias, kind in ALIASES.items()}
-PARAMETERS |= {kind: {"kind": kind, **WORLD_STRATEGIES[kind]} for kind in ("fedbn", "fedper")}
+PARAMETERS |= {kind: {"kind": kind} | HASHED[kind] for kind in ("fedbn", "fedper", "hierfavg")}
 PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
 
 
@@ -143,8 +143,9 @@ def lived(made: Made, tmp_path: Path) -> Lived:
         }
         sections["drift"] = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 3}}
         del sections["checkpoint"]
-        if kind in MODELS:
-            sections["model"] = MODELS[kind]
+        sections |= OF_WORLDS.get(kind, {})
+        if kind == "hierfavg":
+            sections["world"] = {"processes": [{"kind": "edge-outage", "edge": 1, "every": "20 s", "lasts": "10 s"}]}
         return RunFolder(made(sections | {"name": kind}, tmp_path / kind))
 
     return run

@@ -20,6 +20,10 @@ SCENARIOS = [path for path in _FILES if path.name != _REAL and not {"base", "tab
 OUTAGE = {"kind": "link-outage", "link": "server up", "every": "1 h", "lasts": "2 min"}
 
 
+EDGES = {"kind": "tree", "cells": 4, "edge": {"latency": "30 ms"}}
+CRASH = {"kind": "edge-outage", "edge": 2, "every": "1 min", "lasts": "5 s"}
+
+
 def described(scenario: fedsim.Scenario) -> str:
     return words.describe(tomllib.loads(scenario.to_toml()))
 
@@ -75,6 +79,18 @@ def test_every_kind_is_known() -> None:
         (
             {"network": {"kind": "tree", "cells": 4, "cell": {"down": "5 Mbit/s"}}},
             "They are in 4 cells with 5 Mbit/s down each.",
+        ),
+        (
+            {"network": EDGES, "strategy": {"kind": "hierfavg", "clients_per_round": 6, "kappa2": 3}},
+            "HierFAVG asks 6 devices a round for 3 edge rounds of 1 local epoch, and waits for all of them.",
+        ),
+        (
+            {"network": EDGES, "world": {"processes": [CRASH, CRASH | {"random": False, "work": "waits"}]}},
+            "They are in 4 cells; there is an edge server in each cell, with 30 ms of latency from there to the server.",
+        ),
+        (
+            {"network": EDGES, "world": {"processes": [CRASH, CRASH | {"random": False, "work": "waits"}]}},
+            "server 2 crashes and is gone for 5 s, on average. Every 1 min edge server 2 is cut off for 5 s.",
         ),
         ({"network": {"kind": "star"}}, "Messages take no simulated time."),
         (

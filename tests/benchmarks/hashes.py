@@ -48,6 +48,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fesem-mig": _FORMS,
     "fl-hc": {"groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
     "flexcfl": _FORMS | {"alpha": 3, "eta_g": 0.1},
+    "hierfavg": {"clients_per_round": 9, "kappa2": 2, "deadline": "40 s"},
     "hypcluster": _FORMS,
     "ifca": _FORMS,
     "ifca-mig": _FORMS,
@@ -59,9 +60,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tifl": {"clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
 }
 """The parameters with which each is run; a strategy that is not named here has its defaults."""
-
-MODELS: dict[str, dict[str, Any]] = {"fedbn": {"kind": "module", "factory": "tests.benchmarks.hashes:normed"}}
-"""The models of those that need one of their own."""
 
 
 def normed() -> nn.Module:
@@ -148,15 +146,27 @@ WORLDS: dict[str, dict[str, Any]] = {
     },
 }
 
+_EDGES: dict[str, Any] = {
+    "kind": "tree",
+    "cells": 3,
+    "cell": {"down": "4 Mbit/s", "up": "2 Mbit/s"},
+    "server": {"down": "6 Mbit/s", "up": "3 Mbit/s"},
+    "edge": {"latency": "30 ms"},
+    "device": _DEVICE,
+}
+OF_WORLDS: dict[str, dict[str, Any]] = {
+    "fedbn": {"model": {"kind": "module", "factory": "tests.benchmarks.hashes:normed"}},
+    "hierfavg": {"network": _EDGES},
+}
+"""What a strategy needs of a world that others do without."""
+
 
 _STATED = ("rounds", "events", "events_sha256", "models_sha256", "bytes", "accuracy", "energy")
 
 
 def fingerprint(kind: str, world: str) -> dict[str, Any]:
     """What a strategy's run in a world comes to."""
-    sections = WORLDS[world] | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
-    if kind in MODELS:
-        sections |= {"model": MODELS[kind]}
+    sections = WORLDS[world] | OF_WORLDS.get(kind, {}) | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
     summary = asyncio.run(Job(fedsim.Scenario(**sections), None, Inline()).execute()).summary
     return {name: summary[name] for name in _STATED if name in summary}
 

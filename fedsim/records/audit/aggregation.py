@@ -10,7 +10,7 @@ from fedsim.records.audit.events import Events
 from fedsim.records.audit.evidence import Evidence
 
 _DUE_ALL, _DUE_BEFORE = -2, -3  # else: of one group
-_CONTINUED, _IDLE, _TRAINED, _DONE, _AGGREGATED, _ROUND = range(6)
+_CONTINUED, _IDLE, _TRAINED, _DONE, _AGGREGATED, _LOST, _ROUND = range(7)
 
 
 def aggregated_once(evidence: Evidence) -> Iterator[str]:
@@ -19,7 +19,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling), or
     that only prepared its device for the task that continues it, owes nothing. What was done after the last aggregation may
     still have been waiting for the next one; so may, without rounds, what was done in the same instant, and what was done for
-    another group than that of which an aggregation is.
+    another group than that of which an aggregation is. What a lost edge server took with it is not left out either.
     """
     events = evidence.events
     rounds = np.flatnonzero(events.are("round"))
@@ -66,6 +66,8 @@ def _turns(evidence: Evidence) -> _Turns:
     continued, by = _continued(events)
     parts.append((continued, np.full(len(continued), _CONTINUED), by))
     parts.append((named.tasks, np.full(len(named.tasks), _AGGREGATED), np.repeat(named.at, np.diff(named.begin))))
+    lost, by = events.lost_updates
+    parts.append((lost, np.full(len(lost), _LOST), by))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.lexsort((columns[2], columns[0]))
     return _Turns(*(column[order] for column in columns))
@@ -127,6 +129,9 @@ def _follow(turns: Iterable[tuple[int, float, int]], groups: Mapping[int, int]) 
                 owed[task] = done[task]
         elif what == _IDLE:
             idle.add(task)
+        elif what == _LOST:
+            done.pop(task, None)
+            owed.pop(task, None)
         elif what == _CONTINUED:
             trained.discard(task)
             owed.pop(task, None)

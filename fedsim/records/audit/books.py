@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.language.units import Bytes
-from fedsim.records.audit.columns import NO_WORD, NOTHING, Floats, Sequences, shown
+from fedsim.records.audit.columns import NOTHING, Floats, Sequences, shown
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.ledger import Ledger
 
@@ -41,14 +41,16 @@ def transfers_agree(evidence: Evidence) -> Iterator[str]:
 def _told(evidence: Evidence) -> dict[str, NDArray[Any]]:
     """The transfers' columns as the records have them; [messages] each."""
     events, messages, words = evidence.events, evidence.events.messages, evidence.words
-    own = messages.sender == NO_WORD  # what parts of the server's side send each other begins and ends in its record
-    download = events["step"][messages.at] == words["download"]
+    own, of_edge = (events.are(kind)[messages.at] for kind in ("step-end", "edge-transfer"))
+    at_once = ~(own | of_edge)  # what other parts of the server's side send each other begins and ends in its record
+    time = events["time"][messages.at]
+    down = np.where(own, events["step"][messages.at] == words["download"], of_edge & (messages.sender == words["server"]))
     return {
-        "start": np.where(own, _starts(evidence), events["time"][messages.at]),
-        "end": events["time"][messages.at],
+        "start": np.where(own, _starts(evidence), np.where(at_once, time, messages.start)),
+        "end": time,
         **{name: events[name][messages.at] for name in ("device", "round", "task")},
-        "direction": np.where(own & download, words["down"], words["up"]),
-        "outcome": np.where(own, events["outcome"][messages.at], words["done"]),
+        "direction": np.where(down, words["down"], words["up"]),
+        "outcome": np.where(at_once, words["done"], events["outcome"][messages.at]),
         **{name: getattr(messages, name) for name in (*_SIZES, "payloads", *_ENDS)},
     }
 
@@ -105,13 +107,14 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 
 
 def headers_counted(evidence: Evidence) -> Iterator[str]:
-    """What went over a device's link was as many bytes as its protocol makes of it; of an own protocol, no fewer."""
+    """What went over a link was as many bytes as its protocol makes of it; of an own protocol, no fewer."""
     from pydantic import TypeAdapter
 
     usual = {"kind": "fluid", "segment": "1 B", "header": "0 B"}  # what there was before there were others
     transfers, protocol = evidence.transfers, evidence.run.scenario["network"].get("protocol", usual)
     segment, header = (TypeAdapter[float](Bytes).validate_python(protocol[key]) for key in ("segment", "header"))
-    due = np.where(transfers["device"] != NOTHING, transfers["delivered"], 0.0) * (segment + header) / segment
+    on_links = (transfers["device"] != NOTHING) | (transfers.edge != NOTHING)
+    due = np.where(on_links, transfers["delivered"], 0.0) * (segment + header) / segment
     wire = transfers["wire_bytes"]
     right = wire >= due * (1 - _ROUNDING) if ":" in protocol["kind"] else np.isclose(wire, due, rtol=_ROUNDING, atol=0.0)
     for row in np.flatnonzero(~right).tolist():
@@ -158,14 +161,15 @@ def _ledger(evidence: Evidence) -> Ledger:
 
 
 def _wasted(evidence: Evidence) -> float:
-    """What was moved by tasks that ended otherwise than done, or trained without an epoch that counts; bytes."""
+    """What was moved by tasks that ended otherwise than done, trained for nothing, or were lost with an edge server; bytes."""
     events, transfers = evidence.events, evidence.transfers
     ends = np.flatnonzero(events.are("task-end"))
     lives = Sequences(events["task"][ends])
     final = ends[lives.order][lives.last]
     idle = np.isin(events["task"][final], events["task"][events.idle])
     in_vain = events["task"][final[idle | (events["outcome"][final] != evidence.words["done"])]]
-    return float(transfers["delivered"][np.isin(transfers["task"], in_vain[in_vain != NOTHING])].sum())
+    in_vain = np.concatenate([in_vain[in_vain != NOTHING], events.lost_updates[0]])
+    return float(transfers["delivered"][np.isin(transfers["task"], in_vain)].sum())
 
 
 def _until_last_round(evidence: Evidence, direction: str) -> float:

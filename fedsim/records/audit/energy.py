@@ -136,6 +136,7 @@ class _Account:
         tasks, start, end = self._lives
         is_wasted = self._events["outcome"][tasks] != self._evidence.words["done"]
         is_wasted |= np.isin(self._events["task"][tasks], self._events["task"][self._events.idle])
+        is_wasted |= np.isin(self._events["task"][tasks], self._events.lost_updates[0])
         idle = self._booked(tasks, "idle_w", start, end).joules[is_wasted].sum()
         names = self._events["task"][tasks[is_wasted]]
         return float(idle + sum(one.joules[np.isin(one.task, names)].sum() for one in list(self.phases.values())[1:]))
@@ -143,17 +144,20 @@ class _Account:
     def place(self, place: str) -> _Bookings:
         """What a place of the server's side has drawn."""
         events, messages, draws = self._events, self._events.messages, self.setting[place]
-        of_devices = messages.sender == NO_WORD
-        kept = of_devices | (place == "server")
+        of_devices, of_edges = (events.are(kind)[messages.at] for kind in ("step-end", "edge-transfer"))
+        near = of_devices & ((messages.sender != NO_WORD) | (messages.receiver != NO_WORD))
+        kept = ~near if place == "server" else of_devices | of_edges
         begun = np.full(events.count, np.nan)
         steps, _, start = self._steps
         begun[steps] = start
         end = events["time"][messages.at]
+        began = np.where(of_devices, begun[messages.at], np.where(of_edges, messages.start, end))
         named = events.aggregations
+        here = named.at_edge == (place == "edge")
         parts = [
             (np.array([draws["idle_w"] * self._end]), np.zeros(1), np.array([self._end])),
-            ((draws["j_byte"] * messages.delivered)[kept], np.where(of_devices, begun[messages.at], end)[kept], end[kept]),
-            (draws["update_j"] * np.diff(named.begin), events["time"][named.at], events["time"][named.at]),
+            ((draws["j_byte"] * messages.delivered)[kept], began[kept], end[kept]),
+            ((draws["update_j"] * np.diff(named.begin))[here], *([events["time"][named.at[here]]] * 2)),
         ]
         joules, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
         nobody = np.full(len(joules), -1)

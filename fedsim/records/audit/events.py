@@ -15,6 +15,7 @@ from fedsim.records.audit.transfers import PayloadKinds, number
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS as SCHEMA
+from fedsim.records.schema import edge_ends
 
 _WANTED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 
@@ -23,16 +24,18 @@ T = TypeVar("T")
 
 class Messages(NamedTuple):
     """What was sent, in the order in which the records tell of it: ends of downloads and uploads, and transfers at the server's
-    side, which alone have a sender and a receiver.
+    side, which have a sender and a receiver.
 
     Attributes:
         at: the number of the record; int64 [messages].
+        start: when it was sent, where the record says so (s); NaN elsewhere; float64 [messages].
         bytes, delivered, wire_bytes: float64 [messages].
         payloads: as ``PayloadKinds`` numbers them; int32 [messages].
         sender, receiver: as ``Words`` numbers them; int32 [messages].
     """
 
     at: Ints
+    start: Floats
     bytes: Floats
     delivered: Floats
     wire_bytes: Floats
@@ -49,12 +52,14 @@ class Aggregations(NamedTuple):
         tasks: all tasks that they name, one aggregation's after the other's; int64 [named].
         begin: the place in ``tasks`` of each one's first; int64 [aggregations + 1].
         rounds: whether the strategy has rounds (one without says how stale the updates are); bool [aggregations].
+        at_edge: whether it was at an edge server; bool [aggregations].
     """
 
     at: Ints
     tasks: Ints
     begin: Ints
     rounds: Mask
+    at_edge: Mask
 
 
 class Batteries(NamedTuple):
@@ -108,7 +113,9 @@ class Events(Columns):
         self._reasons: list[Any] = []
         self._link_rates: list[tuple[float, str, float]] = []
         self._sent: list[Messages] = []
-        self._named: list[tuple[int, NDArray[np.int64], bool]] = []
+        self._named: list[tuple[int, NDArray[np.int64], bool, bool]] = []
+        self._lost_edges: list[tuple[float, int]] = []
+        self._lost: list[tuple[int, NDArray[np.int64]]] = []
         self._said: list[tuple[int, float, float]] = []
         self._told: list[tuple[float, ...]] = []
         self._damage: dict[str, str] = {}
@@ -116,10 +123,13 @@ class Events(Columns):
         super().__init__(run, EVENTS, SCHEMA, _WANTED, words, "data")
         self._messages = _joined(self._sent)
         self._aggregations = _aggregations(self._named)
+        lost = [(task, at) for at, tasks in self._lost for task in tasks.tolist()]
+        tasks, at = np.array(lost, dtype=np.int64).reshape(len(lost), 2).T
+        self._lost_updates: tuple[Ints, Ints] = tasks, at
         self._limits = Limits(*(np.array(column) for column in zip(*self._said, strict=True))) if self._said else _NO_LIMITS
         told = np.array(self._told, dtype=np.float64).reshape(len(self._told), len(Batteries._fields)).T
         self._batteries = Batteries(told[0].astype(np.int64), told[1] > 0, *told[2:])
-        del self._sent, self._named, self._said, self._told
+        del self._sent, self._named, self._said, self._told, self._lost
 
     @property
     def idle(self) -> Mask:
@@ -134,12 +144,22 @@ class Events(Columns):
     @property
     def messages(self) -> Messages:
         """What was sent."""
-        return self._unless_damaged(self._messages, "step-end of download or upload", "server-transfer")
+        return self._unless_damaged(self._messages, "step-end of download or upload", "server-transfer", "edge-transfer")
 
     @property
     def aggregations(self) -> Aggregations:
         """What was aggregated."""
         return self._unless_damaged(self._aggregations, "aggregate")
+
+    @property
+    def lost_updates(self) -> tuple[Ints, Ints]:
+        """Tasks that edge servers have taken with them, and the number of the record that says so; two int64 [n]."""
+        return self._unless_damaged(self._lost_updates, "updates-lost")
+
+    @property
+    def lost_edges(self) -> list[tuple[float, int]]:
+        """When (s) which edge server was lost."""
+        return self._unless_damaged(self._lost_edges, "edge-off")
 
     @property
     def batteries(self) -> Batteries:
@@ -194,6 +214,9 @@ class Events(Columns):
             "task-start": (kind == words["task-start"], self._take_tasks),
             "step-end of download or upload": (ends & sent, partial(self._take_messages, _of_device)),
             "server-transfer": (of_server, partial(self._take_messages, _of_server)),
+            "edge-transfer": (kind == words["edge-transfer"], partial(self._take_messages, _of_edge)),
+            "edge-off": (kind == words["edge-off"], partial(self._take_lost_edges, piece["time"])),
+            "updates-lost": (kind == words["updates-lost"], self._take_lost),
             "aggregate": (kind == words["aggregate"], self._take_aggregations),
             "round-start": (kind == words["round-start"], self._take_limits),
             "round": (kind == words["round"], self._take_rounds),
@@ -217,14 +240,22 @@ class Events(Columns):
         found = texts.each(rows, lambda data: self._message(read(data)), _MESSAGE)
         self._sent.append(Messages(at + rows, *(found[name] for name in _MESSAGE.names or ())))
 
-    def _message(self, told: "_Told") -> tuple[float, float, float, int, int, int]:
-        size, delivered, wire, payloads, *ends = told
+    def _message(self, told: "_Told") -> tuple[float, float, float, float, int, int, int]:
+        start, size, delivered, wire, payloads, *ends = told
         sender, receiver = (NO_WORD if name is None else self._words[name] for name in ends)
-        return number(size), number(delivered), number(wire), self._kinds.of(payloads), sender, receiver
+        return start, number(size), number(delivered), number(wire), self._kinds.of(payloads), sender, receiver
 
     def _take_aggregations(self, at: int, rows: Ints, texts: Texts) -> None:
         for row in rows.tolist():
-            self._named.append((at + row, *texts.read(row, lambda data: (_whole(data["tasks"]), "staleness" not in data))))
+            self._named.append((at + row, *texts.read(row, _aggregation)))
+
+    def _take_lost(self, at: int, rows: Ints, texts: Texts) -> None:
+        for row in rows.tolist():
+            self._lost.append((at + row, texts.read(row, lambda data: _whole(data["tasks"]))))
+
+    def _take_lost_edges(self, times: Floats, at: int, rows: Ints, texts: Texts) -> None:
+        for row in rows.tolist():
+            self._lost_edges.append((times.item(row), texts.read(row, lambda data: int(data["edge"]))))
 
     def _take_limits(self, at: int, rows: Ints, texts: Texts) -> None:
         for row in rows.tolist():
@@ -245,9 +276,9 @@ class Events(Columns):
             self._link_rates.append((times.item(row), *texts.read(row, _link_rate)))
 
 
-_Told = tuple[Any, Any, Any, Any, str | None, str | None]
+_Told = tuple[float, Any, Any, Any, Any, str | None, str | None]
 _Read = Callable[[Data], _Told]
-_QUANTITIES = [(name, "f8") for name in ("bytes", "delivered", "wire_bytes")]
+_QUANTITIES = [(name, "f8") for name in ("start", "bytes", "delivered", "wire_bytes")]
 _MESSAGE = np.dtype([*_QUANTITIES, ("payloads", "i4"), ("sender", "i4"), ("receiver", "i4")])
 _NO_LIMITS = Limits(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
@@ -255,12 +286,24 @@ _NO_LIMITS = Limits(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 def _of_device(data: Data) -> _Told:
     """What was delivered is what was on the wire, unless told."""
     size, delivered = data["bytes"], data["delivered"]
-    return size, delivered, data.get("wire_bytes", delivered), data["payloads"], None, None
+    ends = data.get("sender"), data.get("receiver")
+    return math.nan, size, delivered, data.get("wire_bytes", delivered), data["payloads"], *ends
 
 
 def _of_server(data: Data) -> _Told:
     """All of it is of one purpose, arrives at once, and is on no link."""
-    return data["bytes"], data["bytes"], 0.0, [[data["purpose"], data["bytes"]]], data["sender"], data["receiver"]
+    size = data["bytes"]
+    return math.nan, size, size, 0.0, [[data["purpose"], size]], data["sender"], data["receiver"]
+
+
+def _of_edge(data: Data) -> _Told:
+    """Between the server and an edge server; it says itself when it began."""
+    ends = edge_ends(data["edge"], data["direction"])
+    return number(data["start"]), *_of_device(data)[1:5], *ends
+
+
+def _aggregation(data: Data) -> tuple[NDArray[np.int64], bool, bool]:
+    return _whole(data["tasks"]), "staleness" not in data, "edge" in data
 
 
 def _limits(data: Data) -> tuple[float, float]:
@@ -289,17 +332,17 @@ def _joined(pieces: list[Messages]) -> Messages:
     """All messages, in the order of their records."""
     columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
     if not columns:
-        return Messages(np.empty(0, dtype=np.int64), *(np.empty(0, dtype=_MESSAGE[place]) for place in range(6)))
+        return Messages(np.empty(0, dtype=np.int64), *(np.empty(0, dtype=_MESSAGE[place]) for place in range(7)))
     order = np.argsort(columns[0], kind="stable")
     return Messages(*(column[order] for column in columns))
 
 
-def _aggregations(found: list[tuple[int, NDArray[np.int64], bool]]) -> Aggregations:
-    sizes = np.array([0, *(len(tasks) for _, tasks, _ in found)], dtype=np.int64)
-    named = [tasks for _, tasks, _ in found]
+def _aggregations(found: list[tuple[int, NDArray[np.int64], bool, bool]]) -> Aggregations:
+    sizes = np.array([0, *(len(tasks) for _, tasks, *_ in found)], dtype=np.int64)
+    named = [tasks for _, tasks, *_ in found]
     return Aggregations(
-        np.array([at for at, _, _ in found], dtype=np.int64),
+        np.array([at for at, *_ in found], dtype=np.int64),
         np.concatenate([np.empty(0, dtype=np.int64), *named]),
         np.cumsum(sizes),
-        np.array([rounds for _, _, rounds in found], dtype=bool),
+        *(np.array([one[place] for one in found], dtype=bool) for place in (2, 3)),
     )

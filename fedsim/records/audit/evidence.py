@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fedsim.errors import RunFolderError
+from fedsim.files import read_json
 from fedsim.records import folder as files
 from fedsim.records.audit.columns import Columns, Words
 from fedsim.records.audit.events import Events
@@ -51,6 +52,23 @@ class Evidence:
     def rounds(self) -> Columns:
         """Of the rounds, what is added up over them."""
         return self._once(files.ROUNDS, lambda: Columns(self.run, files.ROUNDS, ROUNDS, _OF_ROUNDS, self.words))
+
+    @property
+    def network(self) -> dict[str, Any] | None:
+        """The links and routes that the run has left in the folder; None where it says none.
+
+        Raises:
+            RunFolderError: they are damaged.
+        """
+
+        def read() -> dict[str, Any] | None:
+            path = self.run.path / files.NETWORK
+            try:
+                return read_json(path) if self.run.has(files.NETWORK) else None
+            except (OSError, ValueError) as error:
+                raise RunFolderError(f"{files.NETWORK} of {str(self.run.path)!r} is damaged: {error}") from None
+
+        return self._once(files.NETWORK, read)
 
     @property
     def has_availability(self) -> bool:

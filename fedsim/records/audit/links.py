@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
-from fedsim.files import read_json
 from fedsim.language.units import BytesPerSecond
 from fedsim.records import folder as files
 from fedsim.records.audit.capacity import SLACK, Rate, overfull, slack_s
@@ -31,28 +30,34 @@ class Link(NamedTuple):
         name: what a finding calls it.
         key: its name in the records.
         rate: what it was built to carry, bytes/s.
-        users: direction and place of the messages that take it.
+        users: the messages that take it: direction, which part of the way, and place, or edge server.
     """
 
     name: str
     key: str
     rate: float
-    users: Sequence[tuple[str, int]]
+    users: Sequence[tuple[str, int, int]]
+
+
+_WHOLE, _BELOW, _ABOVE = range(3)  # between devices and the server, devices and edge servers, and these and the server
 
 
 class Layout(NamedTuple):
-    """What devices share; device i is at place i mod ``places``."""
+    """What devices share; device i is at place i mod ``places``. ``latency``: between edge servers and the server (s)."""
 
     places: int
     links: Sequence[Link]
+    latency: float = 0.0
 
 
 class _Messages(NamedTuple):
-    """What went over links of devices; what stays at the server's side takes none.
+    """What went over links; other parts of the server's side than edge servers have none.
 
     Attributes:
         number: of the transfer; int64 [n].
-        device: int32 [n].
+        device: ``NOTHING`` for a message between an edge server and the server; int32 [n].
+        part: which part of the way it took; int64 [n].
+        place: of the device, or the edge server; int64 [n].
         down: whether it went to the device; bool [n].
         begin, end: of its bytes, after the latency (s); float64 [n].
         size: bytes that it brought, with their headers; float64 [n].
@@ -60,6 +65,8 @@ class _Messages(NamedTuple):
 
     number: Ints
     device: NDArray[np.int32]
+    part: Ints
+    place: Ints
     down: NDArray[np.bool_]
     begin: Floats
     end: Floats
@@ -68,11 +75,11 @@ class _Messages(NamedTuple):
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Each device's own link each way, and each link that devices share."""
-    messages = _messages(evidence)
     changed = _changed(evidence)
     layout = _layout(evidence, changed)
+    messages = _messages(evidence, layout)
     yield from _own_links(evidence, messages, changed)
-    parts = _by_place(messages, layout.places)
+    parts = _by_place(messages)
     for link in layout.links:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(parts[user] for user in link.users if user in parts)])
         end = messages.end[rows]
@@ -97,25 +104,31 @@ def _rate(changed: dict[str, list[tuple[float, float]]], link: str, built: float
     return Rate(*np.array([(0.0, built), *changed[link]]).T) if link in changed else None
 
 
-def _messages(evidence: Evidence) -> _Messages:
+def _messages(evidence: Evidence, layout: Layout) -> _Messages:
     transfers, devices = evidence.transfers, evidence.devices
-    rows = np.flatnonzero(transfers["device"] != NOTHING)
-    device = transfers["device"][rows]
-    if len(rows) and not 0 <= device.min() <= device.max() < devices.count:
-        raise RunFolderError(f"there are messages of devices {device.min()} to {device.max()}, but {devices.count} devices")
+    rows = np.flatnonzero((transfers["device"] != NOTHING) | (transfers.edge != NOTHING))
+    device, edge = transfers["device"][rows], transfers.edge[rows]
+    own = device[device != NOTHING]
+    if len(own) and not 0 <= own.min() <= own.max() < devices.count:
+        raise RunFolderError(f"there are messages of devices {own.min()} to {own.max()}, but {devices.count} devices")
     if (devices["device"] != np.arange(devices.count)).any():
         raise RunFolderError("it is not known whose links are whose: the devices are not in their order")
     down, up = (transfers["direction"][rows] == evidence.words[way] for way in _WAYS)
     if not (down | up).all():
         raise RunFolderError("there are messages that went neither down nor up")
     start, end, size = (transfers[name][rows] for name in ("start", "end", "wire_bytes"))
-    begin = start + np.where(size > 0, devices["latency"][device], 0.0)
-    return _Messages(rows, device, down, begin, end, size)
+    part = np.where(edge == NOTHING, _WHOLE, np.where(device == NOTHING, _ABOVE, _BELOW))
+    latency = np.append(devices["latency"], layout.latency)[np.where(part == _ABOVE, devices.count, device)]
+    latency = latency - layout.latency * (part == _BELOW)
+    begin = start + np.where(size > 0, latency, 0.0)
+    place = np.where(part == _ABOVE, edge, device % layout.places).astype(np.int64)
+    return _Messages(rows, device, part, place, down, begin, end, size)
 
 
 def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
     """A device has its messages one after another, so each is looked at alone."""
-    number, device, down, begin, end, size = messages
+    mine = messages.part != _ABOVE
+    number, device, _, _, down, begin, end, size = (column[mine] for column in messages)
     rate = np.where(down, evidence.devices["link_down"][device], evidence.devices["link_up"][device])
     moving = end - begin
     with np.errstate(invalid="ignore"):  # a link of infinite rate, and a message that takes no time
@@ -134,27 +147,29 @@ def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[
         yield f"transfer {number[row]} {brought} over a link of {rate[row]:g} B/s"
 
 
-def _by_place(messages: _Messages, places: int) -> dict[tuple[str, int], Ints]:
-    """The rows of the messages of each direction and place."""
-    parts = {}
-    for way, rows in zip(_WAYS, (np.flatnonzero(messages.down), np.flatnonzero(~messages.down)), strict=True):
-        place = messages.device[rows] % places
-        order = np.argsort(place, kind="stable")
-        begins = np.flatnonzero(np.diff(place[order], prepend=-1))
-        for begin, part in zip(begins.tolist(), np.split(rows[order], begins[1:]), strict=False):
-            parts[way, place.item(order[begin])] = part
-    return parts
+def _by_place(messages: _Messages) -> dict[tuple[str, int, int], Ints]:
+    """The rows of the messages of each direction, part of the way and place."""
+    found = {}
+    for way, mine in zip(_WAYS, (messages.down, ~messages.down), strict=True):
+        for part in (_WHOLE, _BELOW, _ABOVE):
+            rows = np.flatnonzero(mine & (messages.part == part))
+            place = messages.place[rows]
+            order = np.argsort(place, kind="stable")
+            begins = np.flatnonzero(np.diff(place[order], prepend=-1))
+            for begin, own in zip(begins.tolist(), np.split(rows[order], begins[1:]), strict=False):
+                found[way, part, place.item(order[begin])] = own
+    return found
 
 
 def _layout(evidence: Evidence, changed: Collection[str]) -> Layout:
     """The links that devices share, but for those of infinite rate all the time."""
-    network = evidence.run.scenario["network"]
-    if network["kind"] == "graph":
-        places, links = _from_file(evidence)
+    network, latency = evidence.run.scenario["network"], 0.0
+    if network["kind"] == "graph" or "edge" in network:
+        places, links, latency = _from_file(evidence)
     else:
         places = network.get("cells", 1)
         links = _of_scenario(network, places)
-    return Layout(places, [link for link in links if link.rate < math.inf or link.key in changed])
+    return Layout(places, [link for link in links if link.rate < math.inf or link.key in changed], latency)
 
 
 def _of_scenario(network: dict[str, Any], places: int) -> list[Link]:
@@ -169,32 +184,37 @@ def _of_scenario(network: dict[str, Any], places: int) -> list[Link]:
                 f"the server's {way} link",
                 f"server {way}",
                 rate.validate_python(text),
-                [(way, place) for place in range(places)],
+                [(way, _WHOLE, place) for place in range(places)],
             )
         )
     for way, text in network.get("cell", {}).items():
         value = rate.validate_python(text)
         links += [
-            Link(f"the {way} link of cell {place}", f"cell {place} {way}", value, [(way, place)]) for place in range(places)
+            Link(f"the {way} link of cell {place}", f"cell {place} {way}", value, [(way, _WHOLE, place)])
+            for place in range(places)
         ]
     return links
 
 
-def _from_file(evidence: Evidence) -> tuple[int, list[Link]]:
-    """The links and routes that the run has left in the folder.
+def _from_file(evidence: Evidence) -> tuple[int, list[Link], float]:
+    """The places, links and latency of edge servers that the run has left in the folder.
 
     Raises:
         RunFolderError: they are missing or damaged.
     """
-    path = evidence.run.path / files.NETWORK
     try:
-        told = read_json(path)
-        users: dict[str, list[tuple[str, int]]] = {name: [] for name in told["links"]}
-        for way in _WAYS:
-            for place, route in enumerate(told["routes"][way]):
-                for name in route:
-                    users[name].append((way, place))
+        told = evidence.network
+        if told is None:
+            raise ValueError("there is no such file")
+        users: dict[str, list[tuple[str, int, int]]] = {name: [] for name in told["links"]}
+        edges = told.get("edges", {"below": {}, "above": {}, "latency": 0.0})
+        for part, routes in ((_WHOLE, told["routes"]), (_BELOW, edges["below"]), (_ABOVE, edges["above"])):
+            for way in _WAYS:
+                for place, route in enumerate(routes.get(way, ())):
+                    for name in route:
+                        users[name].append((way, part, place))
         rates = {name: math.inf if rate is None else float(rate) for name, rate in told["links"].items()}
-        return len(told["routes"]["down"]), [Link(f"the link {name!r}", name, rates[name], users[name]) for name in users]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        links = [Link(f"the link {name!r}", name, rates[name], users[name]) for name in users]
+        return len(told["routes"]["down"]), links, float(edges["latency"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None

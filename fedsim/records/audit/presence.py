@@ -56,7 +56,7 @@ def _losses(evidence: Evidence) -> Iterator[str]:
     gone = np.isin(events["outcome"], [evidence.words["lost"], evidence.words["battery"]])
     ends = np.flatnonzero(events.are("task-end") & gone & (events["device"] != NOTHING))
     state = _states(evidence, ends)
-    there = (state >= 0) & (table["on"][state] != 0) & ~_switched_off(evidence, ends)
+    there = (state >= 0) & (table["on"][state] != 0) & ~_switched_off(evidence, ends) & ~_edge_lost(evidence, ends)
     for place in np.flatnonzero(there).tolist():
         task, when = events.shown("task", ends[place]), events["time"].item(ends[place])
         yield f"task {task} was lost at {when!r} s, when its device was there"
@@ -87,3 +87,15 @@ def _switched_off(evidence: Evidence, rows: Ints) -> Mask:
     result = np.zeros(len(both), dtype=bool)
     result[order] = ((latest >= 0) & off[latest]) | ((switched >= 0) & (times[switched] == times))
     return result[len(acts) :]
+
+
+def _edge_lost(evidence: Evidence, rows: Ints) -> Mask:
+    """Whether the edge server of each record's device was lost at that instant; bool [rows]."""
+    lost, layout = evidence.events.lost_edges, evidence.network
+    result = np.zeros(len(rows), dtype=bool)
+    if lost and layout is not None and "edges" in layout:
+        of = np.array(layout["edges"]["of"])
+        edge = of[evidence.events["device"][rows] % len(of)]
+        for time, one in lost:
+            result |= (edge == one) & (evidence.events["time"][rows] == time)
+    return result

@@ -4,13 +4,15 @@ Of millions of messages, few have payloads unlike any other's, so each kind of p
 """
 
 import json
+import re
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
-from fedsim.records.audit.columns import Columns, Floats, Numbers, Words
+from fedsim.records.audit.columns import NO_WORD, NOTHING, Columns, Floats, Numbers, Words
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import TRANSFERS as SCHEMA
@@ -80,6 +82,17 @@ class Transfers(Columns):
         super().__init__(run, TRANSFERS, SCHEMA, _WANTED, words, "payloads")
         self._columns["payloads"] = np.concatenate(self._payloads)
         del self._payloads
+
+    @cached_property
+    def edge(self) -> Numbers:
+        """The edge server that sent or received each message, ``NOTHING`` for none; int32 [rows]."""
+        found = np.full(self.count, NOTHING, dtype=np.int32)
+        for ends in (self["sender"], self["receiver"]):
+            for word in np.unique(ends[ends != NO_WORD]).tolist():
+                named = re.fullmatch(r"edge (\d{1,9})", self._words.name(word) or "")
+                if named is not None:
+                    found[ends == word] = int(named[1])
+        return found
 
     def _take(self, at: int, piece: dict[str, NDArray[Any]], extra: Any) -> None:
         encoded = extra.dictionary_encode()

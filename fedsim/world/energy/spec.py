@@ -42,32 +42,24 @@ class PlaceSpec(Spec):
     Attributes:
         idle: drawn all the time, from the start of the run to its end.
         byte: of each byte that passes, both ways.
+        update: of each update that is aggregated there.
     """
 
     idle: Watts = 0.0
     byte: JoulesPerByte = 0.0
-
-    def coefficients(self, count: int) -> dict[str, float]:
-        """What all of ``count`` such places draw: W, J an update and J a byte."""
-        return {"idle_w": self.idle * count, "update_j": 0.0, "j_byte": self.byte}
-
-
-class ServerSpec(PlaceSpec):
-    """The server, all its machines together, and the way to it.
-
-    Attributes:
-        update: of each update that is aggregated.
-    """
-
     update: Joules = 0.0
 
     def coefficients(self, count: int) -> dict[str, float]:
-        """What it draws: W, J an update and J a byte."""
-        return super().coefficients(count) | {"update_j": self.update}
+        """What all of ``count`` such places draw: W, J an update and J a byte."""
+        return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte}
+
+
+class ServerSpec(PlaceSpec):
+    """The server, all its machines together, and the way to it."""
 
 
 class EdgeSpec(PlaceSpec):
-    """What stands at each cell of a tree, or at each node of a graph to which devices are attached."""
+    """What stands at each cell of a tree, or at each node of a graph to which devices are attached: edge servers, say."""
 
 
 def _preset(value: Any) -> Any:

@@ -35,18 +35,19 @@ class Flow:
 
     Attributes:
         id: the order of its start among all flows of the network.
-        device: whose it is.
+        device: whose it is; an edge server's have numbers after those of all devices.
         direction: ``"down"`` from the server to the device, ``"up"`` back.
         size: bytes to send.
         wire: bytes that they are on the links, headers included.
         weight: how much of a link it gets beside others.
         started: when ``Network.start`` was called (s).
+        near: whether it goes between a device and its edge server, not the server.
         ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
         sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
         done: what is called when the last byte is there.
     """
 
-    __slots__ = ("device", "direction", "done", "ended", "id", "sent", "size", "started", "weight", "wire")
+    __slots__ = ("device", "direction", "done", "ended", "id", "near", "sent", "size", "started", "weight", "wire")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Flow:
         *,
         wire: float,
         weight: float,
+        near: bool = False,
     ) -> None:
         self.id = flow_id
         self.device = device
@@ -66,6 +68,7 @@ class Flow:
         self.size = size
         self.wire = wire
         self.weight = weight
+        self.near = near
         self.started = started
         self.ended: float | None = None
         self.sent = 0.0
@@ -124,8 +127,13 @@ class Network(ABC):
         sharing: the rule that shares the links of each direction; the same object where both share links.
         shared: name -> capacity of each link that devices share, bytes/s.
         transport: the protocol.
+        edge_latency: of each edge server, one more endpoint, numbered on from the devices: what passes before the first byte
+            between it and the server (s). A device's message to the server pays that besides its own; float64 [edges].
+        edges: which is each device's, int64 [devices]; None where there are none.
 
     Attributes:
+        devices: how many there are.
+        edges: as given.
         limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
             said of rates and capacities, but for ``rate`` and ``load``, is of the links as they were built.
         overhead: bytes on the wire for a byte of payload.
@@ -144,12 +152,21 @@ class Network(ABC):
         sharing: Mapping[Direction, Sharing],
         shared: Mapping[str, float],
         transport: Transport = PLAIN,
+        edge_latency: NDArray[np.float64] | None = None,
+        edges: NDArray[np.int64] | None = None,
     ) -> None:
         _check_devices(down, up, latency)
         self._simulation = simulation
+        self.devices = len(latency)
+        self.edges = edges
+        near = latency
+        if edges is not None and edge_latency is not None:
+            free = np.full(len(edge_latency), np.inf)
+            down, up = np.concatenate([down, free]), np.concatenate([up, free])
+            latency = np.concatenate([latency + edge_latency[edges], edge_latency])
         self._access: dict[Direction, NDArray[np.float64]] = {"down": down, "up": up}
-        self._latency = np.rint(latency / TICK_S) * TICK_S
-        self._said_latency = latency  # weights depend on it, and a tick is much of a short one
+        self._latency, self._near_latency = (np.rint(each / TICK_S) * TICK_S for each in (latency, near))
+        self._said_latency = {False: latency, True: near}  # weights depend on it, and a tick is much of a short one
         self._sharing = sharing
         self._rules = list({id(rule): rule for rule in sharing.values()}.values())
         self._started = 0
@@ -199,23 +216,28 @@ class Network(ABC):
         """
         raise SimulationError(f"there is no cell {place}: a star has none")
 
-    def latency_s(self, device: int) -> float:
-        """What passes before a flow's first byte leaves, on the clock's grid (s)."""
-        return self._latency.item(device)
+    def _way(self, flow: Flow) -> tuple[tuple[str, float], ...]:
+        """The shared links that a flow takes: the name and the capacity (bytes/s) of each."""
+        return self.route(flow.device, flow.direction)
 
-    def round_trip_s(self, device: int) -> float:
+    def latency_s(self, device: int, *, near: bool = False) -> float:
+        """What passes before a flow's first byte leaves, on the clock's grid (s); ``near``: to or from its edge server."""
+        return (self._near_latency if near else self._latency).item(device)
+
+    def round_trip_s(self, device: int, *, near: bool = False) -> float:
         """From a packet to its acknowledgement on empty links, on the clock's grid (s)."""
-        return on_grid(2 * self._latency.item(device) + self._protocol.round_trip)
+        return on_grid(2 * self.latency_s(device, near=near) + self._protocol.round_trip)
 
-    def alone_s(self, device: int, direction: Direction, size: float) -> float:
+    def alone_s(self, device: int, direction: Direction, size: float, *, near: bool = False) -> float:
         """How long a message of ``size`` bytes takes if the device's own link is the only limit (s)."""
-        rate, round_trip = self.access_rate(device, direction), self.round_trip_s(device)
-        return self.latency_s(device) + float(self._protocol.sending_s(size, rate, round_trip))
+        rate, round_trip = self.access_rate(device, direction), self.round_trip_s(device, near=near)
+        return self.latency_s(device, near=near) + float(self._protocol.sending_s(size, rate, round_trip))
 
-    def all_alone_s(self, direction: Direction, size: float) -> NDArray[np.float64]:
+    def all_alone_s(self, direction: Direction, size: float, *, near: bool = False) -> NDArray[np.float64]:
         """How long a message of ``size`` bytes takes each device if it shares its way with no other (s), float64 [devices]."""
-        round_trip = 2 * self._latency + self._protocol.round_trip
-        return self._latency + self._protocol.sending_s(size, self.lone_rates(direction), round_trip)
+        latency = self._near_latency if near else self.latencies_s()
+        rates = self.access_rates(direction) if near else self.lone_rates(direction)
+        return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
 
     def access_rate(self, device: int, direction: Direction) -> float:
         """The rate of a device's own link (bytes/s)."""
@@ -227,15 +249,15 @@ class Network(ABC):
 
     def access_rates(self, direction: Direction) -> NDArray[np.float64]:
         """The rates of all devices' own links (bytes/s), float64 [devices]."""
-        return self._access[direction]
+        return self._access[direction][: self.devices]
 
     def lone_rates(self, direction: Direction) -> NDArray[np.float64]:
         """``lone_rate`` of all devices (bytes/s), float64 [devices]."""
-        return np.minimum(self._access[direction], self._narrowest(direction))
+        return np.minimum(self.access_rates(direction), self._narrowest(direction))
 
     def latencies_s(self) -> NDArray[np.float64]:
         """``latency_s`` of all devices (s), float64 [devices]."""
-        return self._latency
+        return self._latency[: self.devices]
 
     def _own_rate(self, device: int, direction: Direction) -> float:
         """What a device's own link carries now (bytes/s)."""
@@ -247,8 +269,8 @@ class Network(ABC):
         if flow.id in self._windows:
             return False
         if not self.limits:
-            return self.access_rate(device, direction) == math.inf and self.lone_rate(device, direction) == math.inf
-        shared = (self.limits.get(name, capacity) for name, capacity in self.route(device, direction))
+            return self.access_rate(device, direction) == math.inf and all(link[1] == math.inf for link in self._way(flow))
+        shared = (self.limits.get(name, capacity) for name, capacity in self._way(flow))
         return min(self._own_rate(device, direction), *shared, math.inf) == math.inf
 
     def _cap(self, flow: Flow) -> float:
@@ -258,10 +280,11 @@ class Network(ABC):
 
     # Changes. They are taken in at the end of the instant, all at once.
 
-    def start(self, device: int, direction: Direction, size: float, done: Callable[[], None]) -> Flow:
+    def start(self, device: int, direction: Direction, size: float, done: Callable[[], None], *, near: bool = False) -> Flow:
         """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
 
-        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone.
+        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone. ``near``: between the
+        device and its edge server.
 
         Raises:
             SimulationError: the device already sends or receives in this direction, or size is negative or not finite.
@@ -272,10 +295,10 @@ class Network(ABC):
         if not 0 <= size < math.inf:
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
-        wire, weight = size * self.overhead, self._weight(device, direction) if self._weighs else 1.0
-        flow = busy[device] = Flow(self._started, device, direction, size, now, done, wire=wire, weight=weight)
+        wire, weight = size * self.overhead, self._weight(device, direction, near) if self._weighs else 1.0
+        flow = busy[device] = Flow(self._started, device, direction, size, now, done, wire=wire, weight=weight, near=near)
         self._started += 1
-        latency = self._latency.item(device)
+        latency = self.latency_s(device, near=near)
         if latency > 0:
             self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
@@ -325,7 +348,7 @@ class Network(ABC):
         if link in self._shared:
             return self._shared[link]
         device, direction = self._owner(link)
-        if device is None or device >= len(self._latency):
+        if device is None or device >= self.devices:
             names = [*self._shared, *(f"device 0 {way}" for way in self._busy)]
             raise SimulationError(f"there is no link {link!r}; allowed are {', '.join(names)} and so on{nearest(link, names)}")
         return self.access_rate(device, direction)
@@ -387,10 +410,10 @@ class Network(ABC):
                 self._sharing[direction].recap(own.id, own.wire, self._cap(own), now)
         self._changed.clear()
 
-    def _weight(self, device: int, direction: Direction) -> float:
+    def _weight(self, device: int, direction: Direction, near: bool) -> float:
         """Of the transfer that the device begins now. It depends on how many it has begun before, on no size and no other."""
         count = self._transfers.get(device, 0)
-        round_trip = 2 * self._said_latency.item(device) + self._protocol.round_trip
+        round_trip = 2 * self._said_latency[near].item(device) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
         return weight
@@ -399,7 +422,7 @@ class Network(ABC):
 
     def _open_window(self, flow: Flow, now: float) -> None:
         """Begin with the first window, if it is a limit at all."""
-        round_trip = self.round_trip_s(flow.device)
+        round_trip = self.round_trip_s(flow.device, near=flow.near)
         if self._protocol.window < self._own_rate(flow.device, flow.direction) * round_trip:
             self._windows[flow.id] = self._protocol.window / round_trip
             heappush(self._round_trips, (now + round_trip, flow.id))
@@ -415,7 +438,7 @@ class Network(ABC):
             limits = rule.rate(flow_id) > window * (1 - _ROUNDING)
             if limits and 2 * window < self._own_rate(flow.device, flow.direction):
                 self._windows[flow_id] = 2 * window
-                heappush(self._round_trips, (now + self.round_trip_s(flow.device), flow_id))
+                heappush(self._round_trips, (now + self.round_trip_s(flow.device, near=flow.near), flow_id))
             rule.recap(flow_id, flow.wire, self._cap(flow), now)
 
     # Readings. They change nothing.
@@ -440,7 +463,7 @@ class Network(ABC):
             for flow in self._running.values():
                 if flow.direction == direction and flow.id in rates:
                     own = (f"device {flow.device} {direction}", self.access_rate(flow.device, direction))
-                    for name, capacity in (own, *self.route(flow.device, direction)):
+                    for name, capacity in (*((own,) if flow.device < self.devices else ()), *self._way(flow)):
                         used[name] = used.get(name, 0.0) + rates[flow.id]
                         capacities[name] = self.limits.get(name, capacity)
         return {name: (rate, capacities[name]) for name, rate in used.items()}

@@ -32,6 +32,8 @@ from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 if TYPE_CHECKING:
     import networkx
 
+    from fedsim.world.network.graph import EdgeServers, Routes
+
 DeviceRates = tuple[NDArray[np.float64], ...]
 """Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
 (s), which hold where the section says none; each float64 [devices]."""
@@ -49,6 +51,30 @@ class CellLinks(Spec):
 
     down: LinkRate = math.inf
     up: LinkRate = math.inf
+
+
+class EdgeLinks(Spec):
+    """Edge servers, at which what devices send can be combined: one at each cell.
+
+    Attributes:
+        receive, send: what each of them takes in and gives out, from and to its devices and the server together.
+        latency: what passes before the first byte between an edge server and the server. What a device sends to the server
+            itself, or gets from it, pays that too, besides the device's own latency.
+    """
+
+    receive: LinkRate = math.inf
+    send: LinkRate = math.inf
+    latency: Seconds = 0.0
+
+
+class EdgeNodesSpec(EdgeLinks):
+    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the server.
+
+    Attributes:
+        nodes: where they stand; None: at each node to which devices are attached.
+    """
+
+    nodes: list[str] | None = Field(default=None, min_length=1)
 
 
 class DeviceLinks(Spec):
@@ -102,6 +128,11 @@ class NetworkModel(Spec):
         """How many cells there are, or nodes to which devices are attached; None where there is nothing like it."""
         return None
 
+    @property
+    def edge_servers(self) -> int:
+        """How many edge servers there are."""
+        return 0
+
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
@@ -147,11 +178,17 @@ class TreeSpec(NetworkModel):
     cells: int = Field(ge=1, le=100_000)
     cell: CellLinks = CellLinks()
     server: ServerLinks = ServerLinks()
+    edge: EdgeLinks | None = None
 
     @property
     def places(self) -> int:
         """The cells."""
         return self.cells
+
+    @property
+    def edge_servers(self) -> int:
+        """One in each cell, if there are any."""
+        return 0 if self.edge is None else self.cells
 
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
@@ -166,7 +203,26 @@ class TreeSpec(NetworkModel):
         up = [[f"cell {cell} up", "server up"] for cell in range(self.cells)]
         sites = np.arange(devices) % self.cells
         columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
-        return Graph(simulation, *columns, links, {"down": down, "up": up}, sites, transport)
+        edges = None if self.edge is None else self._edges(self.edge, links, down, up)
+        return Graph(simulation, *columns, links, {"down": down, "up": up}, sites, transport, edges)
+
+    def _edges(self, own: EdgeLinks, links: dict[str, float], down: list[list[str]], up: list[list[str]]) -> "EdgeServers":
+        """An edge server in each cell: on its own side of the cell's link."""
+        from fedsim.world.network.graph import EdgeServers, edge_links
+
+        receive: list[str] = []
+        send: list[str] = []
+        for cell in range(self.cells):
+            named = edge_links(cell, own.receive, own.send)
+            links |= named
+            for way, name in zip((receive, send), named, strict=True):
+                way.append(name)
+        below: Routes = {"down": [[name] for name in send], "up": [[name] for name in receive]}
+        above: Routes = {
+            "down": [[*way, name] for way, name in zip(down, receive, strict=True)],
+            "up": [[name, *way] for way, name in zip(up, send, strict=True)],
+        }
+        return EdgeServers(np.arange(self.cells), below, above, own.latency)
 
 
 class GraphSpec(NetworkModel):
@@ -184,11 +240,22 @@ class GraphSpec(NetworkModel):
     file: str
     server: str
     attach: list[str] = Field(min_length=1)
+    edge: EdgeNodesSpec | None = None
 
     @property
     def places(self) -> int:
         """The nodes to which devices are attached."""
         return len(set(self.attach))
+
+    @property
+    def edge_nodes(self) -> list[str]:
+        """Where edge servers stand."""
+        return [] if self.edge is None else list(dict.fromkeys(self.edge.nodes or self.attach))
+
+    @property
+    def edge_servers(self) -> int:
+        """One at each of their nodes."""
+        return len(self.edge_nodes)
 
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
@@ -199,15 +266,19 @@ class GraphSpec(NetworkModel):
             ScenarioError: the file is missing or malformed, or a node is unknown or cannot be reached.
         """
         from fedsim.errors import SimulationError
-        from fedsim.world.network.graph import Graph
+        from fedsim.world.network.graph import EdgeNodes, Graph
 
         graph = read_graph((root or Path()) / self.file)
-        for key, node in (("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))):
+        named = [("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))]
+        named += [(f"edge.nodes.{place}", name) for place, name in enumerate(self.edge_nodes)]
+        for key, node in named:
             if node not in graph:
                 raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
         columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
+        edge = self.edge
+        edges = None if edge is None else EdgeNodes(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
-            return Graph.between(simulation, *columns, graph, self.server, self.attach, transport)
+            return Graph.between(simulation, *columns, graph, self.server, self.attach, transport, edges)
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
 

@@ -88,6 +88,7 @@ PROCESSES = _Processes(
     {
         "link-outage": (f"{_HERE}.link_outage:LinkOutage", "a link fails from time to time, or carries less"),
         "upload-slots": (f"{_HERE}.upload_slots:UploadSlots", "the server takes so many uploads at a time, the others queue"),
+        "edge-outage": (f"{_HERE}.edge_outage:EdgeOutage", "an edge server fails from time to time, or is cut off"),
     },
 )
 

@@ -19,6 +19,7 @@ import simpy
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.simulation import Environment, Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.world.edges import Edges
 from fedsim.world.network.base import Direction, Network
 from fedsim.world.workforce import Workforce
 
@@ -105,6 +106,16 @@ class World:
         """Devices cannot be reached meanwhile, whatever their availability; what they do now is lost."""
         return self._processes.hold("off", self._numbers(devices), 1.0)
 
+    def lose(self, edges: int | Iterable[int]) -> Hold:
+        """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
+        count = self._processes.edges.count
+        numbers = [edges] if isinstance(edges, int) else [int(edge) for edge in edges]
+        for edge in numbers:
+            if not 0 <= edge < count:
+                allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
+                raise SimulationError(f"there is no edge server {edge}; {allowed}")
+        return self._processes.hold("edge", numbers, 1.0)
+
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
         self._processes.queue(direction, slots)
@@ -133,7 +144,7 @@ class Processes:
 
     Args:
         specs: what they are.
-        simulation, streams, network, workforce: the world.
+        simulation, streams, network, workforce, edges: the world.
         on_switched_on: told of each device that is switched on again.
 
     Raises:
@@ -147,9 +158,10 @@ class Processes:
         streams: Streams,
         network: Network,
         workforce: Workforce,
+        edges: Edges,
         on_switched_on: Callable[[int], None],
     ) -> None:
-        self.simulation, self.streams, self.network = simulation, streams, network
+        self.simulation, self.streams, self.network, self.edges = simulation, streams, network, edges
         self._specs, self._workforce, self._on_switched_on = specs, workforce, on_switched_on
         self._held: dict[tuple[str, str | int], list[float]] = {}
         self._asleep: dict[int, simpy.Event] = {}
@@ -182,7 +194,9 @@ class Processes:
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
-        return not self._workforce.running and not self._workforce.off and set(self.simulation.expected()) <= {"process"}
+        gone = self._workforce.off or self.edges.off
+        busy = self._workforce.running or self.edges.hauls
+        return not busy and not gone and set(self.simulation.expected()) <= {"process"}
 
     def _end(self) -> None:
         self._silent = True
@@ -246,6 +260,14 @@ class Processes:
             if self._workforce.paces.get(device, 1.0) != (pace := math.prod(wanted)):
                 self._workforce.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
+        elif what == "edge":
+            if wanted and device not in self.edges.off:
+                self.emit("edge-off", edge=device)
+                self.edges.switch_off(device)
+                self._workforce.lose_edge(device)
+            elif not wanted:
+                self.emit("edge-on", edge=device)
+                self.edges.switch_on(device)
         elif wanted and device not in self._workforce.off:
             self.emit("switch-off", device=device)
             self._workforce.switch_off(device)
@@ -272,12 +294,13 @@ class Processes:
         for _ in self._start():
             self.simulation.env.step()  # its beginning, up to its first wait
         self._silent = False
-        held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}}
+        held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}, "edge": {}}
         for (what, key), values in self._held.items():
             value = min(values) if what == "link" else math.prod(values)
             if what != "pace" or value != 1.0:
                 held[what][key] = value
         there = {"link": self.network.limits, "pace": self._workforce.paces, "off": dict.fromkeys(self._workforce.off, 1.0)}
+        there["edge"] = dict.fromkeys(self.edges.off, 1.0)
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 

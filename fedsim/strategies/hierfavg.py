@@ -1,0 +1,234 @@
+"""HierFAVG: edge servers average their clients' models, and now and then the server averages theirs (Liu et al., 2020)."""
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import Order
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import Carried, TaskEnd
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation.private import Private
+from fedsim.strategies.parts.selection import QUESTION
+from fedsim.strategies.synchronous import CombiningParams, RoundParams, SelectingParams, SynchronousClient
+from fedsim.training import Training
+
+
+class HierFAVGParams(SelectingParams, CombiningParams):
+    """What HierFAVG takes, besides ``SelectingParams`` and ``CombiningParams``.
+
+    Attributes:
+        kappa1: SGD steps that a client makes in an edge round; None: ``local_epochs`` passes over its data.
+        kappa2: edge rounds in a round.
+        aggregation: how the updates of an edge server's clients become its model.
+        cloud_aggregation: how the models of edge servers become one; their samples are those of the last edge round.
+        deadline: of a whole round; at that time edge servers send what they have.
+        selection: one that goes by what clients say with their updates is refused: they say it to their edge server.
+    """
+
+    at_edges: ClassVar[bool] = True
+
+    kind: Literal["hierfavg"] = "hierfavg"
+    kappa1: int | None = Field(default=None, ge=1, le=1_000_000)
+    kappa2: int = Field(default=4, ge=1, le=10_000)
+    cloud_aggregation: AggregationSpec = Weighted()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.kappa1 is not None and self.local_epochs != 1:
+            raise ValueError("'kappa1' and 'local_epochs' both say how long clients train; give one of them")
+        if self.selection.talks and not self.selection.asks:
+            raise ValueError(
+                f"'selection' is {self.selection.kind!r}, which goes by what clients send with their updates, and these end at "
+                "edge servers; allowed are random, least-asked, least-available, fedcs, and power-of-choice that asks"
+            )
+        if isinstance(self.cloud_aggregation, Private):
+            raise ValueError(
+                "'cloud_aggregation' is 'private', which hides what an update says, and the server gets none; allowed is "
+                "'aggregation'"
+            )
+        return self
+
+    @property
+    def turns(self) -> int:
+        """Edge rounds."""
+        return self.kappa2
+
+    def check(self, devices: int) -> None:
+        """Privacy is accounted for draws of one server."""
+        super().check(devices)
+        if self.aggregation.spent(1, self.clients_per_round, devices):
+            raise ScenarioError(
+                "strategy.aggregation.account is true, which counts rounds that are drawn from all devices; edge servers have "
+                "rounds of their own, and allowed is false"
+            )
+
+
+class HierFAVGClient(SynchronousClient[HierFAVGParams]):
+    """Trains for kappa1 steps, or ``local_epochs``."""
+
+    def training(self, device: Device, order: Order) -> Training:
+        """Local SGD."""
+        return Training(order["model"], self.params.local_epochs, steps=self.params.kappa1)
+
+
+class HierFAVG(FedAvg[HierFAVGParams]):
+    """Hierarchical federated averaging.
+
+    Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC 2020), Algorithm 1; there all
+    clients take part, which ``clients_per_round`` = devices does.
+
+    In each round the server sends the global model (``edge-model``, d parameters) to the edge servers of K clients. Each of
+    them goes through kappa2 edge rounds, and waits for no other: it sends its model to its clients (``model``, d); each makes
+    kappa1 SGD steps and sends its model back (``update``, d); the edge server's model becomes their mean, weighted by samples.
+    Then it sends that to the server (``edge-update``, d), whose model becomes the mean of theirs, weighted by samples too. With
+    kappa2 = 1 that is FedAvg, the sums taken in two steps.
+
+    A client that is late or lost is out until the next round, one that cannot be reached when an edge round begins counts by
+    what it has done. When an edge server is lost, so is all that its clients have done for it in the round (record
+    ``updates-lost``), and nobody of them is asked until it is back. A newcomer is a client like any other. The record ``round``
+    counts clients by their last task; its training loss and discrepancies are those of last edge rounds. A device's group is
+    its edge server.
+
+    State besides FedAvg's:
+        edges: of each edge server at work in the round: ``clients`` (those who are in), ``model``, ``start`` (the model that it
+            was sent), ``left`` (edge rounds to come), ``open`` (tasks that run), ``updates`` of the open edge round, ``last``
+            (those of the last one to which some came), ``tasks`` (done in the round), ``lost`` (whether it is).
+        arrived: what edge servers have sent; ``cloud``: what their aggregation remembers.
+        valid: clients whose last task was done.
+        over: whether the deadline has passed.
+    """
+
+    Params: ClassVar[type[RoundParams]] = HierFAVGParams
+    Client = HierFAVGClient
+
+    def group_of(self, device: int) -> int | None:
+        """Its edge server."""
+        return self.server.edge_of(device)
+
+    def select(self) -> list[int]:
+        """Clients of edge servers that are there."""
+        server = self.server
+        if all(map(server.has_edge, range(server.edges))):
+            return super().select()
+        among = [device for device in range(server.devices) if server.has_edge(server.edge_of(device))]
+        return self.pick(self.params.asked_per_round, among=among)
+
+    async def before_asking(self) -> None:
+        """Sort the cohort by edge servers."""
+        edges: dict[int, dict[str, Any]] = {}
+        for device in self.state["cohort"]:
+            new = {"clients": [], "left": self.params.kappa2, "open": [], "updates": [], "last": [], "tasks": [], "lost": False}
+            edges.setdefault(self.server.edge_of(device), new)["clients"].append(device)
+        self.state |= {"edges": edges, "arrived": [], "valid": 0, "over": False}
+
+    def _ask(self, device: int) -> None:
+        """An edge server gets the model when its first client is to be asked."""
+        edge = self.server.edge_of(device)
+        if device == self.state["edges"][edge]["clients"][0]:
+            self.server.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
+
+    async def on_carried(self, message: Carried) -> None:
+        """An edge server has the model, or the server has that of one."""
+        state, edge = self.state, message.edge
+        own = state["edges"][edge]
+        if message.direction == "up" and message.outcome == "done":
+            entry = {"task": own["tasks"][0], "device": None, "group": edge, "contents": message.contents}
+            samples = sum(each["samples"] for each in own["last"])
+            state["arrived"].append(entry | {"update": message["edge-update"], "samples": samples, "start": own["start"]})
+            state["received"] += own["last"]
+            own["tasks"] = []
+            await self._leave(edge)
+        elif message.outcome == "done" and not own["lost"]:
+            own["model"] = own["start"] = message["edge-model"]
+            await self._edge_round(edge)
+        else:
+            await self._leave(edge)
+
+    async def on_edge_lost(self, edge: int) -> None:
+        """What is on its way there ends in this instant, and the last of that takes it out of the round."""
+        if edge in self.state.get("edges", {}):
+            self.state["edges"][edge]["lost"] = True
+
+    async def _edge_round(self, edge: int) -> None:
+        """Ask an edge server's clients."""
+        state, server, own = self.state, self.server, self.state["edges"][edge]
+        again = own["left"] < self.params.kappa2
+        own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.idle(device)]
+        for device in own["clients"]:
+            contents, about = {"model": own["model"]}, {"round": state["round"], "group": edge}
+            task = server.ask(device, contents, **about, continues=again, at_edge=True)
+            state["open"][task] = device
+            own["open"].append(task)
+            state["valid"] -= again
+        if not own["open"]:
+            await self._edge_through(edge)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        """Note what came back; the last one closes an edge round."""
+        if message.job == QUESTION:
+            await super().on_task_end(message)
+            return
+        state, edge = self.state, self.server.edge_of(message.device)
+        own = state["edges"][edge]
+        del state["open"][message.task]
+        own["open"].remove(message.task)
+        verdict = self.verdict(message)
+        if verdict == "valid":
+            own["updates"].append(self.entry(message))
+            own["tasks"].append(message.task)
+        else:
+            own["clients"].remove(message.device)
+        state[verdict] += 1
+        if verdict != "valid" or own["left"] == 1:
+            self.heard(message)
+        if not own["open"]:
+            await (self._leave(edge) if own["lost"] else self._edge_through(edge))
+
+    async def _edge_through(self, edge: int) -> None:
+        """An edge round is over: the next one, or off to the server."""
+        state, server, own = self.state, self.server, self.state["edges"][edge]
+        if own["updates"]:
+            how, own["last"] = self.params.aggregation, own["updates"]
+            weights = how.weights(own["last"])
+            self.record_aggregate(own["last"], weights, group=edge, edge=edge)
+            remembered = self.remembered("aggregation").setdefault(edge, {})
+            own["model"] = how.combine(server, remembered, own["last"], weights, own["model"])
+            own["updates"] = []
+        own["left"] -= 1
+        if own["left"] and own["clients"] and not state["over"]:
+            await self._edge_round(edge)
+        elif own["last"]:
+            server.carry(edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"])
+        else:
+            await self._leave(edge)
+
+    async def _leave(self, edge: int) -> None:
+        """An edge server has done its part, or has none any more; the last one closes the round."""
+        own = self.state["edges"].pop(edge)
+        if own["tasks"]:
+            self.server.emit("updates-lost", round=self.state["round"], edge=edge, tasks=own["tasks"])
+        if not self.state["edges"]:
+            await self._close_round()
+
+    def _end_open(self) -> None:
+        self.state["over"] = True
+        super()._end_open()
+
+    async def aggregate(self) -> None:
+        """The edge servers' models become one."""
+        state, how = self.state, self.params.cloud_aggregation
+        if not state["arrived"]:
+            return
+        weights, edges = how.weights(state["arrived"]), [entry["group"] for entry in state["arrived"]]
+        self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights)
+        combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
+        state["model"] = self.advance(state["model"], combined)
+
+    def counts(self) -> dict[str, int]:
+        """Clients, by how their last task ended."""
+        counts = {name: self.state[name] for name in ("valid", "slow", "disconnected")}
+        return {"selected": sum(counts.values())} | counts

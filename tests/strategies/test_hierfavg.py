@@ -1,0 +1,277 @@
+"""HierFAVG on edge servers against FedAvg, and against rounds and losses of edge servers worked out by hand."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import networkx
+import pytest
+
+import fedsim
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.testing import Sections, StrategyContract, assert_sound, quiet_world, run
+
+DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
+TREE = {
+    "kind": "tree",
+    "cells": 3,
+    "cell": {"down": "400 kbit/s", "up": "200 kbit/s"},
+    "server": {"down": "600 kbit/s", "up": "300 kbit/s"},
+    "edge": {"receive": "2 Mbit/s", "send": "3 Mbit/s", "latency": "30 ms"},
+    "device": DEVICE,
+}
+CRASHES = [{"kind": "edge-outage", "edge": 1, "every": "40 s", "lasts": "10 s"}]
+HIERFAVG = {"kind": "hierfavg", "clients_per_round": 9, "kappa2": 2, "deadline": "40 s"}
+
+
+class TestContract(StrategyContract):
+    strategy = HIERFAVG
+    sections: ClassVar[Sections] = {"network": TREE, "world": {"processes": CRASHES}}
+
+
+def with_cells(cells: int, strategy: dict[str, Any], rounds: int = 4) -> Sections:
+    network = copy.deepcopy(TREE) | {"cells": cells}
+    return quiet_world({"clients_per_round": 6} | strategy, rounds=rounds) | {"network": network}
+
+
+@pytest.mark.parametrize("cells", [24, 1])
+@pytest.mark.parametrize("server", [None, {"kind": "yogi", "lr": 0.05}])
+def test_with_one_edge_round_it_is_fedavg_to_the_bit(cells: int, server: dict[str, Any] | None) -> None:
+    """With a client an edge server the server sums what FedAvg sums; with one edge server that does."""
+    fedavg = run(with_cells(cells, {"kind": "fedavg", "server": server}))
+    one = run(with_cells(cells, {"kind": "hierfavg", "kappa2": 1, "server": server}))
+    assert one["models_sha256"] == fedavg["models_sha256"]
+    assert one["accuracy"] == fedavg["accuracy"]
+    two = run(with_cells(cells, {"kind": "hierfavg", "kappa2": 2, "server": server}))
+    assert two["models_sha256"] != fedavg["models_sha256"]
+
+
+@pytest.mark.parametrize("kappa2", [1, 2, 4])
+def test_so_many_edge_rounds_take_a_share_of_the_bytes_to_the_server(kappa2: int) -> None:
+    fedavg = run(with_cells(24, {"kind": "fedavg"}))["bytes"]["by_purpose"]
+    found = run(with_cells(24, {"kind": "hierfavg", "kappa2": kappa2}, rounds=4 // kappa2))["bytes"]["by_purpose"]
+    assert found["update"] == fedavg["update"]
+    assert found["model"] == fedavg["model"]
+    assert found["edge-update"] == fedavg["update"] / kappa2
+    assert found["edge-model"] == fedavg["model"] / kappa2
+
+
+def test_edge_servers_sum_many_clients_and_the_server_edge_servers(tmp_path: Path) -> None:
+    """Several clients an edge server: not to the bit, as sums are in another order."""
+    runs = []
+    for kind in ("fedavg", "hierfavg"):
+        sections = with_cells(3, {"kind": kind} | ({"kappa2": 1} if kind == "hierfavg" else {}))
+        run(sections, tmp_path / kind)
+        runs.append(assert_sound(tmp_path / kind).models()["global"])
+    for name, values in runs[0].items():
+        assert values == pytest.approx(runs[1][name], abs=1e-6)
+
+
+def test_a_step_count_stands_for_epochs() -> None:
+    """Eight samples a batch: four steps are a pass over all 20, and 8 more."""
+    sections = by_hand({"kappa1": 4}) | {"training": {"batch_size": 8}}
+    assert run(sections)["simulated_s"] == pytest.approx(2.25 + 2 * (1.1 + 2.8 + 2.1) + 1.25)
+
+
+# Two devices of 20 samples at 10 samples/s, each at an edge server of its own; models of 1000 bytes.
+
+
+def by_hand(strategy: dict[str, Any] | None = None, rounds: int = 1, **others: Any) -> Sections:
+    return {
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "1000 B"},
+        "population": {"devices": 2, "samples": [20, 20], "speed": "10 samples/s"},
+        "network": {
+            "kind": "tree",
+            "cells": 2,
+            "cell": {"down": "2000 B/s", "up": "1000 B/s"},
+            "server": {"down": "1000 B/s"},
+            "edge": {"latency": "250 ms"},
+            "device": {"down": "1000 B/s", "up": "500 B/s", "latency": "100 ms"},
+        },
+        "strategy": {"kind": "hierfavg", "clients_per_round": 2, "kappa2": 2} | (strategy or {}),
+        "stop": {"rounds": rounds},
+    } | others
+
+
+def outage(every: float, lasts: float, work: str = "wasted") -> dict[str, Any]:
+    how = {"every": f"{every} s", "lasts": f"{lasts} s", "random": False, "work": work}
+    return {"world": {"processes": [{"kind": "edge-outage", "edge": 0} | how]}}
+
+
+def edge_transfers(folder: RunFolder) -> list[tuple[str, str, float, float, str, float]]:
+    rows = [row for row in folder.transfers if row["device"] is None]
+    return [(row["sender"], row["receiver"], row["start"], row["end"], row["outcome"], row["delivered"]) for row in rows]
+
+
+def updates_lost(folder: RunFolder) -> list[list[int]]:
+    return [event["data"]["tasks"] for event in folder.events if event["kind"] == "updates-lost"]
+
+
+def tasks_of(folder: RunFolder, device: int) -> list[int]:
+    return [event["task"] for event in folder.events if event["kind"] == "task-start" and event["device"] == device]
+
+
+def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
+    """Both models go down at 500 B/s after 0.25 s. An edge round takes 1.1 + 2 + 2.1 s; 0.25 + 1 s up over the cell's link."""
+    run(by_hand(), tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    down, up = pytest.approx(2.25), pytest.approx(2.25 + 2 * 5.2)
+    end = pytest.approx(13.9)
+    told = edge_transfers(folder)
+    assert sorted(told[:2]) == [("server", f"edge {edge}", 0.0, down, "done", 1000) for edge in (0, 1)]
+    assert sorted(told[2:]) == [(f"edge {edge}", "server", up, end, "done", 1000) for edge in (0, 1)]
+    (row,) = folder.rounds
+    assert (row["time"], row["selected"], row["valid"]) == (end, 2, 2)
+    assert (row["bytes_down"], row["bytes_up"]) == (2000 + 4000, 4000 + 2000)
+    assert [row["selected"] for row in folder.devices] == [1, 1]
+    assert [row["latency"] for row in folder.devices] == [pytest.approx(0.35)] * 2
+    near = [(row["device"], row["sender"], row["receiver"]) for row in folder.transfers if row["device"] is not None]
+    ways = [(device, *ends) for device in (0, 1) for ends in ((f"edge {device}", None), (None, f"edge {device}"))]
+    assert sorted(near, key=str) == sorted(2 * ways, key=str)
+
+
+def test_the_server_itself_is_farther_than_an_edge_server() -> None:
+    """FedAvg in the same network: 0.35 s each way; the models share 1000 B/s down, and go up at 500 B/s."""
+    strategy = {"kind": "fedavg", "clients_per_round": 2}
+    assert run(by_hand() | {"strategy": strategy})["simulated_s"] == pytest.approx(0.35 + 2 + 2 + 0.35 + 2)
+
+
+def test_an_edge_server_that_crashes_during_an_upload(tmp_path: Path) -> None:
+    """From 6 s on: device 0 has sent from 5.45 s on. The other one's round goes on, and is not longer for it."""
+    summary = run(by_hand(**outage(6, 4)), tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    (row,) = folder.rounds
+    assert (row["time"], row["selected"], row["valid"], row["disconnected"]) == (pytest.approx(13.9), 2, 1, 1)
+    assert summary["bytes"]["wasted"] == pytest.approx(1000 + 0.55 * 500)
+    assert updates_lost(folder) == []
+    assert [event["data"]["edges"] for event in folder.events if event["kind"] == "edges-combined"] == [[1]]
+
+
+def test_a_crash_takes_what_the_edge_server_had(tmp_path: Path) -> None:
+    """At 9 s the first edge round is in its model, and its device trains again: all of the round is wasted there."""
+    energy = {"compute": "1 W", "idle": "2 W", "tail": "1 W", "tail_lasts": "1 s"}
+    summary = run(by_hand(**outage(9, 4), energy=energy), tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    assert updates_lost(folder) == [tasks_of(folder, 0)[:1]]
+    assert summary["bytes"]["wasted"] == pytest.approx(2000 + 1000)
+    # From 2.25 s to 9 s idle; it trained for 2 + 0.45 s; its radio was awake for 1 s after each download.
+    assert summary["energy"]["wasted"] == pytest.approx(2 * 6.75 + 2.45 + 2 * 1)
+    assert folder.rounds[0]["valid"] == 1
+
+
+def test_a_crash_on_the_way_to_the_server_and_a_return(tmp_path: Path) -> None:
+    """At 13 s the edge's model is on its way; it is back at 23 s, but the next round has begun with the other device alone."""
+    run(by_hand(**outage(13, 10), rounds=3), tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    assert ("edge 0", "server", pytest.approx(12.65), 13.0, "lost", pytest.approx(100)) in edge_transfers(folder)
+    assert [row["valid"] for row in folder.rounds] == [2, 1, 1]  # at 36 s it is lost again
+    assert [row["selected"] for row in folder.rounds] == [2, 1, 2]
+    # Alone the second model comes down at 1000 B/s.
+    assert folder.rounds[1]["time"] == pytest.approx(13.9 + 1.25 + 10.4 + 1.25)
+    assert updates_lost(folder)[0] == tasks_of(folder, 0)[:2]
+
+
+def test_work_waits_for_an_edge_server_that_is_cut_off(tmp_path: Path) -> None:
+    """From 6 to 10 s and from 16 to 20 s nothing comes to it: both uploads stand still so long, and nothing is lost."""
+    summary = run(by_hand(**outage(6, 4, "waits")), tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    ends = [row["end"] for row in folder.transfers if row["device"] == 0 and row["direction"] == "up"]
+    assert ends == [pytest.approx(7.45 + 4), pytest.approx(7.45 + 4 + 5.2 + 4)]
+    assert summary["simulated_s"] == pytest.approx(7.45 + 4 + 5.2 + 4 + 1.25)
+    assert summary["bytes"]["wasted"] == 0
+
+
+def test_at_the_deadline_edge_servers_send_what_they_have(tmp_path: Path) -> None:
+    """At 10 s the second edge round is open: the model of the first goes up."""
+    run(by_hand({"deadline": "10 s"}), tmp_path / "run")
+    (row,) = assert_sound(tmp_path / "run").rounds
+    assert (row["time"], row["valid"], row["slow"]) == (pytest.approx(11.25), 0, 2)
+
+
+def test_what_edge_servers_draw(tmp_path: Path) -> None:
+    """8 messages of devices and 4 of edge servers pass these, the latter the server too; 4 updates are combined there."""
+    energy = {"edge": {"idle": "1 W", "byte": "1 J/B", "update": "5 J"}, "server": {"byte": "1 J/B", "update": "7 J"}}
+    summary = run(by_hand(energy=energy), tmp_path / "run")
+    assert_sound(tmp_path / "run")
+    assert summary["energy"]["by_phase"]["edge"] == pytest.approx(2 * 13.9 + 12_000 + 4 * 5)
+    assert summary["energy"]["by_phase"]["server"] == pytest.approx(4000)
+
+
+def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
+    """Two places behind one edge server: what is below it and above it has links of its own."""
+    graph: networkx.Graph[str] = networkx.Graph()
+    graph.add_edge("s", "m", capacity="1000 B/s")
+    graph.add_edges_from([("m", "a"), ("m", "b")], capacity="250 B/s")
+    (tmp_path / "net.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+    network = {"kind": "graph", "file": "net.json", "server": "s", "attach": ["a", "b"], "edge": {"nodes": ["m"]}}
+    sections = by_hand({"kappa2": 1}, network=network) | {"data": {"root": str(tmp_path)}}
+    run(sections, tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    assert folder.rounds[0]["time"] == pytest.approx(1 + 4 + 2 + 4 + 1)
+    layout = json.loads((tmp_path / "run" / "network.json").read_text())["edges"]
+    assert layout["of"] == [0, 0]
+    assert layout["below"]["up"] == [["a -> m", "edge 0 receive"], ["b -> m", "edge 0 receive"]]
+    assert layout["above"] == {"down": [["s -> m", "edge 0 receive"]], "up": [["edge 0 send", "m -> s"]]}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "float16"}},
+        {"strategy": {"aggregation": "median", "cloud_aggregation": "mean"}},
+        {"strategy": {"aggregation": {"kind": "private", "account": False}, "selection": {"kind": "fedcs", "time": "30 s"}}},
+        {"strategy": {"selection": {"kind": "power-of-choice", "candidates": 8}}},
+    ],
+    ids=["codecs", "robust", "private", "questions"],
+)
+def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> None:
+    sections = with_cells(3, HIERFAVG | others.get("strategy", {}), rounds=2) | {"messages": others.get("messages", {})}
+    run(sections | {"world": {"processes": CRASHES}}, tmp_path / "run")
+    transfers = assert_sound(tmp_path / "run").transfers
+    sizes = [{row["bytes"] for row in transfers if row["purpose"] == purpose} for purpose in ("update", "edge-update")]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == 1
+
+
+def test_a_codec_at_an_edge_server_remembers_what_it_has_not_sent() -> None:
+    """What arrives of top-k is the largest changes alone: with one client an edge server they are the same once more."""
+    sections = with_cells(24, {"kind": "hierfavg", "kappa2": 1}, rounds=1)
+    sections["messages"] = {"up": {"kind": "top-k", "share": 0.1}}
+    fedavg = run(sections | {"strategy": {"kind": "fedavg", "clients_per_round": 6}})
+    assert run(sections)["models_sha256"] == fedavg["models_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
+        ({"network": {"kind": "tree", "cells": 2}}, "network.edge"),
+        ({"strategy": HIERFAVG | {"selection": {"kind": "oort", "pacer_step": "20 s"}}}, "'selection' is 'oort'"),
+        ({"strategy": HIERFAVG | {"cloud_aggregation": {"kind": "private", "account": False}}}, "'cloud_aggregation' is"),
+        ({"strategy": HIERFAVG | {"kappa1": 5, "local_epochs": 2}}, "'kappa1' and 'local_epochs' both say"),
+        ({"strategy": HIERFAVG | {"over_selection": 1.5}}, "over_selection"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    sections = with_cells(3, HIERFAVG)
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        fedsim.Scenario(**sections | change)
+
+
+def test_an_outage_of_no_edge_server_is_refused() -> None:
+    process = {"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}
+    with pytest.raises(fedsim.ScenarioError, match="there is no link 'edge 3 receive'"):
+        run(with_cells(3, HIERFAVG) | {"world": {"processes": [process]}})
+
+
+def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
+    run(by_hand(), tmp_path / "run")
+    path = tmp_path / "run" / "network.json"
+    told = json.loads(path.read_text())
+    told["links"]["edge 0 send"] = 300.0
+    path.write_text(json.dumps(told))
+    (found,) = audit(tmp_path / "run")["no link carried more than it can"]
+    assert found.startswith("the link 'edge 0 send' of 300 B/s carried 1000 bytes")
