@@ -4,12 +4,15 @@ Neither knows what a model is: ``start``, ``anchor`` and ``linear`` are refs tha
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.errors import SimulationError
 
 Places = tuple[tuple[int, int], ...]
 """Where some tensors stand in a flat model: begins and ends, in order."""
+
+Penalised = Literal["kernels", "dense"]
+"""What the L2 penalty is on: all kernels, or those of dense layers alone."""
 
 
 @dataclass(frozen=True, slots=True)

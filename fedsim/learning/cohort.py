@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
-from fedsim.learning.solvers import Penalised, batches
+from fedsim.learning.solvers import batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
 from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
-from fedsim.training import Places
+from fedsim.training import Penalised, Places
 
 _MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
 _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory

@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from fedsim.language.spec import Spec
-from fedsim.learning.solvers import Choice, Penalised
+from fedsim.learning.solvers import Choice
+from fedsim.training import Penalised
 
 
 class TrainingSpec(Spec):

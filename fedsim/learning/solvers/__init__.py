@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
 Choice = Literal["fast", "reference"]
 
-Penalised = Literal["kernels", "dense"]
-"""What the L2 penalty is on: all kernels, or those of dense layers alone."""
-
 
 def pick(model: "Architecture | nn.Module", device: "torch.device", choice: Choice) -> "Solver":
     """The solver of a model on a device: the fastest that there is for it, or the plain reference."""

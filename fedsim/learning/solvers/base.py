@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.batches import Batches
-from fedsim.training import Places
+from fedsim.training import Penalised, Places
 
 
 @dataclass(frozen=True)

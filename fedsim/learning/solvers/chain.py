@@ -8,10 +8,11 @@ from torch import Tensor
 
 from fedsim.learning import architecture as described
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers import Penalised, layers
+from fedsim.learning.solvers import layers
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, kernel_norm
 from fedsim.learning.solvers.dropout import step_key
 from fedsim.learning.solvers.winograd import Winograd
+from fedsim.training import Penalised
 
 _TRAINED = (layers.Linear, Winograd, layers.Conv2d)
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, sum_of_squares
 from fedsim.learning.solvers.batches import Batches
 from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
+from fedsim.training import Penalised
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers import Penalised
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, Step, kernel_norm
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
+from fedsim.training import Penalised
 
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
 _ALIGNED = 16  # samples: any number of these begins where a cache line does
