@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,10 +11,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
+from fedsim.analysis.activity import read_activity
 from fedsim.analysis.series import Series, each_alone
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
+_CUT = 0.02  # an axis that begins higher says so
+_EVEN = 0.03  # share of the whole by which panels may differ that are taken for the same
+_TICK: dict[str, Any] = {"linestyle": "", "markersize": 5}
+_MARKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deadline": ("a round ends at its deadline", _TICK | {"marker": "|", "color": style.VERMILLION}),
+    "shift": ("data shift", _TICK | {"marker": "o", "color": style.BLACK, "markerfacecolor": "white"}),
+    "arrival": ("a device arrives", _TICK | {"marker": ">", "color": style.BLACK}),
+    "departure": ("a device leaves for good", _TICK | {"marker": "<", "color": style.BLACK}),
+}
 _MARKED = 30  # with more evaluations than this the points run into a line
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do not fit on one linear axis
 
@@ -21,6 +32,9 @@ _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do n
 @style.styled
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
+
+    Of one run, in which these grow in step, there is one panel. Below its line stand shifts of data, devices that come and go,
+    and deadlines that were reached.
 
     Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
     called after their folders, unless ``series`` has one for each, with its name and look.
@@ -36,18 +50,56 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     time = style.time_unit(max(curve["time"].max() for curve in curves if len(curve)))
     size = style.bytes_unit(max(curve["bytes"].max() for curve in curves if len(curve)))
 
+    axes = {"rounds": (1.0, "rounds aggregated"), "time": (time.size, f"simulated time ({time.name})")}
+    axes["bytes"] = (size.size, f"moved, down and up ({size.name})")
+    if len(runs) == 1 and _in_step(curves[0]):
+        last = curves[0].iloc[-1]
+        ends = f"{int(last['rounds']):,} rounds and {last['bytes'] / size.size:.3g} {size.name}"
+        axes = {"time": (time.size, f"{axes['time'][1]}; rounds and bytes grow in step with it, to {ends}")}
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
-    panels = figure.subplots(1, 3, sharey=True)
-    _plot(panels[0], curves, looks, "rounds", 1.0, "rounds aggregated")
-    _plot(panels[1], curves, looks, "time", time.size, f"simulated time ({time.name})")
-    _plot(panels[2], curves, looks, "bytes", size.size, f"moved, down and up ({size.name})")
-    _stretch_rounds(panels[0], curves)
-    panels[0].set_ylabel("test accuracy (0 to 1)")
-    if len(runs) == 1:
-        figure.suptitle(style.headline(runs[0]))
-    else:
+    panels = dict(zip(axes, figure.subplots(1, len(axes), sharey=True, squeeze=False)[0], strict=True))
+    for name, panel in panels.items():
+        _plot(panel, curves, looks, name, *axes[name])
+    if "rounds" in panels:
+        _stretch_rounds(panels["rounds"], curves)
+    first = next(iter(panels.values()))
+    cut = f"; the axis begins at {low:.2g}" if (low := first.get_ylim()[0]) > _CUT else ""
+    first.set_ylabel(f"test accuracy (0 to 1{cut})")
+    figure.suptitle(style.headline_of(runs))
+    marks = _mark(panels, runs[0], axes) if len(runs) == 1 else []
+    if len(runs) > 1:
         _name_lines(figure, series, curves)
+    elif marks:
+        style.legend_below(figure, marks, [str(mark.get_label()) for mark in marks])
     return figure
+
+
+def _in_step(curve: pd.DataFrame) -> bool:
+    """Whether time and bytes grow with the rounds so evenly that all panels would be the same."""
+    shares = curve[["rounds", "time", "bytes"]] / curve[["rounds", "time", "bytes"]].iloc[-1]
+    return bool((shares.sub(shares["rounds"], axis=0).abs() < _EVEN).all(axis=None))
+
+
+def _mark(panels: dict[str, Axes], run: RunFolder, axes: dict[str, tuple[float, str]]) -> list[Line2D]:
+    """Ticks below the line where data shift, devices come and go, and deadlines are reached; returns what they mean."""
+    times: dict[str, list[float]] = {}
+    for kind, time in run.events_of(("shift", "arrival", "departure"), ("kind", "time")):
+        times.setdefault(kind, []).append(time)
+    rounds = read_activity(run).rounds
+    times["deadline"] = rounds["end"][rounds["deadline"] <= rounds["end"]].tolist()
+    table = run.table(ROUNDS).to_pandas()
+    course = {"rounds": table["round"] + 1, "time": table["time"], "bytes": (table["bytes_down"] + table["bytes_up"]).cumsum()}
+    found = []
+    for level, (kind, (words, look)) in enumerate(_MARKS.items()):
+        if kind not in times or not times[kind]:
+            continue
+        at = np.unique(times[kind])
+        for name, panel in panels.items():
+            x = np.interp(at, [0.0, *course["time"]], [0.0, *course[name]]) / axes[name][0]
+            y = np.full(len(x), 0.015 + 0.028 * level)
+            panel.plot(x, y, transform=panel.get_xaxis_transform(), gid=kind, clip_on=False, **look)
+        found.append(Line2D([], [], label=words, **look))
+    return found
 
 
 def read_curve(run: RunFolder) -> pd.DataFrame:

@@ -65,7 +65,7 @@ def _steps(events: pd.DataFrame, tasks: pd.DataFrame, last: float) -> pd.DataFra
     ended = (~starts.shift(-1, fill_value=True)) & (rows["task"].shift(-1) == rows["task"])
     end = rows["time"].shift(-1).where(ended, last)  # a run that was cut off leaves its last steps open
     begun = rows[starts]
-    outcome = begun["task"].astype(int).map(tasks.set_index("task")["outcome"]).fillna("stopped")
+    outcome = begun["task"].astype(int).map(tasks.set_index("task")["outcome"]).astype(object).fillna("stopped")
     return pd.DataFrame(
         {
             "device": begun["device"].astype(int),

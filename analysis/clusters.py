@@ -168,8 +168,8 @@ def _bar_edges(*groupings: Grouping) -> style.Floats:
     most = max(float(grouping.sizes.max()) for grouping in groupings)
     count = len(first.members)
     theta = (first.high - first.low) / count
-    if not theta:
-        return np.linspace(least, max(most, least + 1), _BARS + 1)
+    if not theta:  # all have the same size, or nearly all: bars around whole numbers
+        return np.arange(least, most + 2, max(1, np.ceil((most - least) / _BARS))) - 0.5
     width = theta / max(1, min(round(_BARS / count), int(theta)))
     width *= max(1, np.ceil((most - least) / width / _MOST_BARS))
     below, above = np.ceil((first.low - least) / width), np.ceil((most - first.low) / width)
@@ -178,7 +178,8 @@ def _bar_edges(*groupings: Grouping) -> style.Floats:
 
 def _count(grouping: Grouping, bars: style.Floats, chosen: Any = True) -> style.Floats:
     """How many of the chosen sizes each bar has; the largest that is no outlier stands before its border, not behind it."""
-    inside = np.where(grouping.sizes == grouping.high, grouping.high - 0.5, grouping.sizes)
+    last = grouping.high - 0.5 * (grouping.high > grouping.low)
+    inside = np.where(grouping.sizes == grouping.high, last, grouping.sizes)
     counts, _ = np.histogram(inside[np.broadcast_to(chosen, inside.shape)], bars)
     return counts.astype(np.float64)
 
@@ -203,6 +204,7 @@ def _draw_sizes(panel: Axes, grouping: Grouping, samples: Any, bars: style.Float
     panel.set_xlim(bars[0] - (bars[1] - bars[0]), bars[-1] + (bars[1] - bars[0]))
     panel.set_ylim(0, top)
     panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     panel.set_ylabel("devices")
     panel.vlines(grouping.edges, 0, 1, transform=panel.get_xaxis_transform(), gid="borders", **_BORDER)
     far = np.unique(grouping.sizes[grouping.outliers])

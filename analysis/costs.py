@@ -73,6 +73,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     for panel, (column, unit, label) in zip(panels, (*axes, ("rounds", 1.0, "rounds aggregated")), strict=True):
         _plot(panel, curves, [one.number for one in series], column, unit, label)
     panels[0].set_ylabel("test accuracy (0 to 1)")
+    figure.suptitle(style.headline_of([run for one in series for run in one.runs]))
     _name_series(figure, series, curves)
     return figure
 
@@ -127,7 +128,11 @@ def _one_by_one(
             panel.set_visible(False)
         block.supxlabel(f"{label}, log scale" if is_log else label, fontsize=11)
         block.supylabel("test accuracy (0 to 1)", fontsize=11)
-    figure.suptitle("each line the mean of its seeds, its band from the lowest to the highest; grey: all others", fontsize=11)
+    every = [run for one in series for run in one.runs]
+    figure.suptitle(
+        f"{style.headline_of(every)}\nlines are means of seeds, bands go from the lowest to the highest; grey: all others",
+        fontsize=11,
+    )
     return figure
 
 

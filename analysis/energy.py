@@ -54,7 +54,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     if any(table[[*PLACES]].to_numpy().any() for table in tables):
         views["drawn in all, with the server's side"] = (*PHASES, *PLACES)
     unit = _unit(max(book["joules"] for own in books for book in own))
-    figure = Figure(figsize=(style.WIDTH_IN, 1.9 + 0.55 * len(books)))
+    figure = Figure(figsize=(style.WIDTH_IN, 2.3 + 0.55 * len(books)))
     panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
     for panel, (what, phases) in zip(panels, views.items(), strict=True):
         for place, (table, own) in enumerate(zip(tables, books, strict=True)):
@@ -68,6 +68,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
         panel.xaxis.set_major_formatter("{x:,g}")
     panels[0].set_yticks(range(len(labels)), labels)
     panels[0].set_ylim(len(labels) - 0.5, -0.5)
+    figure.suptitle(style.headline_of(runs))
     shown = [phase for phase in _COLOURS if any(table[phase].any() for table in tables)]
     style.legend_below(figure, [Patch(facecolor=_COLOURS[phase]) for phase in shown], shown)
     return figure

@@ -92,6 +92,7 @@ _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are 
 _GROUPS = 12  # more clusters than this do not get a bar each
 _AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # of a line, in points
+_NARROW = 7  # bars have room for at least so many beside each other
 _APART = 1.8  # points between lines that would lie on one another
 
 
@@ -124,8 +125,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     devices, groups = below.subplots(1, 2)
     _draw_devices(devices, counts, looks, figure.dpi_scale_trans)
     _draw_groups(groups, runs, looks)
-    if len(runs) == 1:
-        figure.suptitle(style.headline(runs[0]))
+    figure.suptitle(style.headline_of(runs))
     _draw_legend(figure, series)
     return figure
 
@@ -198,7 +198,8 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder], looks: Sequence[int]) -
     else:
         panel.set_xticks(range(len(keys)), ["none" if key is None else str(key) for key in keys])
         panel.set(title="selections by group", xlabel="group, cluster or tier of the device at that time", ylabel="selections")
-    panel.set_xlim(-0.6, len(keys) - 0.4)
+    side = 0.6 if keys != [None] else 0.5 * max(1.2, _NARROW / len(runs))  # a single bar does not fill the panel
+    panel.set_xlim(-side, len(keys) - 1 + side)
     panel.margins(y=0.05)
     panel.set_ylim(bottom=0)
 

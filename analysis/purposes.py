@@ -42,7 +42,7 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
     colours = _colours(means)
     most = max(float(seeds.sum(axis=1).max()) for seeds in table)
     unit, model = style.bytes_unit(most), _model_bytes(runs)
-    figure = Figure(figsize=(style.WIDTH_IN, 2.2 + 0.5 * len(series)))
+    figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
     for panel, view in zip(panels, _VIEWS, strict=True):
         kept = [purpose for purpose in colours if view == "strict" or purpose not in NOT_IN_PAPER]
@@ -60,6 +60,7 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
     panels[0].set_yticks(range(len(series)), [one.label for one in series])
     panels[0].set_ylim(len(series) - 0.5, -0.5)
     panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
+    figure.suptitle(style.headline_of(runs))
     shown = dict.fromkeys(colours.values())
     named = {colour: [purpose for purpose, own in colours.items() if own == colour] for colour in shown}
     labels = [

@@ -114,7 +114,7 @@ def read_splits(run: RunFolder) -> SplitTree:
 _LEAF_IN, _LEAST_IN, _MOST_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
 _ACCURACY_IN, _FRAME_IN = 2.0, 1.6
 _CROWDED = 12  # with more leaves there is no room for words about each split
-_COLUMNS, _LINE_IN = 3, 0.24  # of these words: columns, and a line's height
+_COLUMNS, _LINE_IN = 2, 0.24  # of these words: columns, and a line's height
 _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 _SPLIT: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (4, 3))}
 

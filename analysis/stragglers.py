@@ -1,7 +1,8 @@
 """The straggler timeline: a panel a round, a bar a selected device made of its epochs, against the deadline that it had.
 
-Time counts from the end of each device's own download, as CATA-Fed's T does, so that all bars begin at one line. A round's
-deadline, which is one instant for all, then stands a little differently in each lane, as much as the downloads differ.
+Time counts from the start of the round. A round's deadline is one instant for all; CATA-Fed's T, which counts from the end of
+each device's own download, stands a little differently in each lane. Rounds of more devices than there is room for are drawn
+as a distribution: how many do what at each time.
 """
 
 import json
@@ -28,7 +29,7 @@ OUTCOMES = ("valid", "slow", "late", "lost", "stopped")
 _OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost", "battery": "lost", "memory": "late"}
 _FACTS = (
     *("task", "round", "device", "group", "outcome", "samples", "epoch_s", "part", "parts", "splits"),
-    *("epoch_ends", "epochs", "asked", "train_end", "sends", "answered", "limit", "deadline"),
+    *("epoch_ends", "epochs", "asked", "train_end", "sends", "answered", "cut", "limit", "deadline", "begun", "ended"),
 )
 
 
@@ -46,7 +47,8 @@ def trained_rounds(run: RunFolder) -> list[int]:
 def read_attempts(run: RunFolder, rounds: Sequence[int]) -> pd.DataFrame:
     """One row a selected device of these rounds, in the order of their tasks.
 
-    Times are simulated seconds since the end of the device's own download; NaN where it did not come so far.
+    Times are simulated seconds since the end of the device's own download, but for ``begun`` and ``ended``; NaN where it did
+    not come so far.
 
     Columns:
         task, round, device, group: whose; ``group`` is NaN where the device was in none.
@@ -58,7 +60,9 @@ def read_attempts(run: RunFolder, rounds: Sequence[int]) -> pd.DataFrame:
         splits: whether it split its data after this.
         epoch_ends, epochs, asked: when epochs ended (a list), how many counted for the device, and how many were asked for.
         train_end, sends, answered: the end of its training, and begin and end of its upload.
+        cut: the end of an upload that was not done.
         limit, deadline: the end of the time to train, and of the round; NaN where there is none.
+        begun, ended: the end of its own download, and of its task, since the start of the round.
 
     Raises:
         RunFolderError: a table is missing or damaged.
@@ -66,29 +70,40 @@ def read_attempts(run: RunFolder, rounds: Sequence[int]) -> pd.DataFrame:
     events = run.table(EVENTS).to_pandas()
     events = events[events["round"].isin(list(rounds))]
     population = run.table(DEVICES).to_pandas().set_index("device")
-    starts = {int(row["round"]): _data(row["data"]) for row in events[events["kind"] == "round-start"].to_dict("records")}
+    opened = {int(row["round"]): row for row in events[events["kind"] == "round-start"].to_dict("records")}
     splits = {(row["round"], row["device"]) for row in events[events["kind"] == "split"].to_dict("records")}
     rows = []
     for task, records in events[events["task"].notna()].groupby("task", sort=True):
         first = records.iloc[0]
-        limits = starts.get(int(first["round"]), {})
+        start = opened.get(int(first["round"]), {"data": None, "time": first["time"]})
+        limits = _data(start["data"])
         row = {"task": int(task), "round": int(first["round"]), "device": int(first["device"]), "group": first["group"]}
         row |= {"samples": int(population["samples"][row["device"]]), "splits": (first["round"], first["device"]) in splits}
-        row |= _course(records, limits.get("training_limit"), limits.get("deadline"))
+        row |= _course(records, start["time"], limits.get("training_limit"), limits.get("deadline"))
         rows.append(row | {"epoch_s": row["samples"] / population["speed"][row["device"]]})
     return pd.DataFrame(rows, columns=list(_FACTS))
 
 
-def _course(records: pd.DataFrame, limit: float | None, deadline: float | None) -> dict[str, Any]:
+def _course(records: pd.DataFrame, start: float, limit: float | None, deadline: float | None) -> dict[str, Any]:
     """What the records of one task say of its training."""
     nan = float("nan")
     course: dict[str, Any] = {"part": 0, "parts": 1, "epoch_ends": [], "epochs": 0, "asked": 0}
-    course |= {"train_end": nan, "sends": nan, "answered": nan, "limit": nan if limit is None else limit, "deadline": nan}
+    course |= {
+        "train_end": nan,
+        "sends": nan,
+        "answered": nan,
+        "cut": nan,
+        "begun": nan,
+        "ended": nan,
+        "limit": nan if limit is None else limit,
+        "deadline": nan,
+    }
     course["outcome"] = "stopped"
     begun, idle = nan, False
     for row in records.to_dict("records"):
         if row["kind"] == "step-start" and row["step"] == "train":
             begun = row["time"]
+            course["begun"] = begun - start
             course["deadline"] = nan if deadline is None else deadline - begun
         elif row["kind"] == "step-end" and row["step"] == "train":
             data = _data(row["data"])
@@ -99,9 +114,10 @@ def _course(records: pd.DataFrame, limit: float | None, deadline: float | None) 
             idle = not data["epochs"]
         elif row["kind"] == "step-start" and row["step"] == "upload":
             course["sends"] = row["time"] - begun
-        elif row["kind"] == "step-end" and row["step"] == "upload" and row["outcome"] == "done":
-            course["answered"] = row["time"] - begun
+        elif row["kind"] == "step-end" and row["step"] == "upload":
+            course["answered" if row["outcome"] == "done" else "cut"] = row["time"] - begun
         elif row["kind"] == "task-end":
+            course["ended"] = row["time"] - start
             course["outcome"] = _OF_TASK.get(row["outcome"], "stopped")
     if course["outcome"] == "valid" and idle:
         course["outcome"] = "slow"
@@ -120,8 +136,10 @@ MOST_PANELS = 8
 _COLUMNS = 4
 _LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
 _FEW_LANES, _MANY_LANES = 16, 60  # up to here lanes are high; with more there is no room to name each
+_MOST_LANES, _MOMENTS = 120, 300  # with more lanes how many do what is drawn, at so many times
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
 _COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
+_COLOURS_OF_MANY = _COLOURS | {"valid": style.OUTCOMES["done"]}  # whose training is green
 _MEANING = {
     "valid": "valid",
     "slow": "slow: a straggler, answered untrained",
@@ -131,6 +149,7 @@ _MEANING = {
 }
 _LIMIT: dict[str, Any] = {"color": style.BLUE, "linewidth": 1.6}
 _DEADLINE: dict[str, Any] = {"color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))}
+_NO_DOWNLOAD: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "markersize": 5, "linestyle": ""}
 _PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
 
 
@@ -152,7 +171,7 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
     if order not in SORTS:
         raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
     shown = _window(run, rounds)
-    attempts = read_attempts(run, shown)
+    attempts = _since_start(read_attempts(run, shown))
     if attempts[["limit", "deadline"]].isna().all(axis=None):
         raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
     attempts = attempts.sort_values(
@@ -162,25 +181,33 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
     lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
     columns = min(_COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
-    height = 1.9 + lines * (max(min(most, _MANY_LANES), 4) * lane + 0.6)
+    height = 1.9 + lines * (max(min(most, _MANY_LANES), 4) * lane + 0.6 if most <= _MOST_LANES else 3.0)
     room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
     figure = Figure(figsize=(style.WIDTH_IN, height), layout=room)
     grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
-    end = np.nanmax(attempts[["train_end", "answered", "limit", "deadline"]].to_numpy(float))
+    end = np.nanmax(attempts[["train_end", "answered", "cut", "limit", "deadline", "ended"]].to_numpy(float))
     unit = style.time_unit(end)
     counted = bool(((attempts["epochs"] == attempts["asked"]) & (attempts["asked"] > 0)).any())
     for panel, number in zip(grid.flat, shown, strict=False):
         panel.set_xlim(0, end * 1.02 / unit.size)
         lanes = attempts[attempts["round"] == number].reset_index(drop=True)
-        _draw_round(panel, lanes, unit.size, most)
-        _label(panel, lanes, order, counted)
+        if most > _MOST_LANES:
+            _draw_many(panel, lanes, unit.size, end)
+        else:
+            _draw_round(panel, lanes, unit.size, most)
+            _label(panel, lanes, order, counted)
         panel.set_title(_heading(run, number, lanes), fontsize=10)
     for panel in grid.flat[len(shown) :]:
         panel.set_visible(False)
-    _name_axes(figure, grid, len(shown), order, unit.name)
-    title = f"{style.headline(run)}\nepochs of each selected device against its deadline; at the right "
-    figure.suptitle(title + ("how many it finished, of those asked for" if counted else "how many it finished"), fontsize=12)
-    handles = _handles(attempts)
+    _name_axes(figure, grid, len(shown), order, unit.name, most > _MOST_LANES)
+    title = f"{style.headline(run)}\n{_excerpt(run, shown)}; "
+    if most > _MOST_LANES:
+        title += "what the selected devices do at each time"
+    else:
+        title += "epochs of each selected device against its deadline; at the right how many it finished"
+        title += ", of those asked for" if counted else ""
+    figure.suptitle(title, fontsize=12)
+    handles = _handles_of_many(attempts) if most > _MOST_LANES else _handles(attempts)
     style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
     return figure
 
@@ -197,6 +224,67 @@ def _window(run: RunFolder, rounds: tuple[int, int] | None) -> list[int]:
     return inside[:MOST_PANELS]
 
 
+def _excerpt(run: RunFolder, shown: list[int]) -> str:
+    """Which of the rounds are drawn."""
+    every = len(trained_rounds(run))
+    which = f"rounds {shown[0]} to {shown[-1]}" if len(shown) > 1 else f"round {shown[0]}"
+    return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
+
+
+def _since_start(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The attempts with all times since the start of their round; who did not train has ``begun`` 0."""
+    begun = attempts["begun"].fillna(0.0)
+    moved = {name: attempts[name] + begun for name in ("train_end", "sends", "answered", "cut", "limit", "deadline")}
+    ends = [[end + by for end in own] for own, by in zip(attempts["epoch_ends"], begun, strict=True)]
+    return attempts.assign(**moved, begun=begun, epoch_ends=pd.Series(ends, attempts.index, dtype=object))
+
+
+def _draw_many(panel: Axes, lanes: pd.DataFrame, unit: float, end: float) -> None:
+    """How many devices do what at each time, one on the other; at the bottom those that have answered."""
+    at, base = np.linspace(0.0, end, _MOMENTS), np.zeros(_MOMENTS)
+    for _, colour, begins, ends in _doings(lanes):
+        begin, over = np.sort(begins[~np.isnan(begins)]), np.sort(ends[~np.isnan(ends)])
+        count = np.searchsorted(begin, at, side="right") - np.searchsorted(over, at, side="right")
+        panel.fill_between(at / unit, base, base + count, color=colour, linewidth=0, step="post", gid="doing")
+        base = base + count
+    for column, look in (("limit", _LIMIT), ("deadline", _DEADLINE)):
+        for value in lanes[column].dropna().quantile([0.0, 1.0]).unique():
+            panel.axvline(value / unit, gid=column, **look)
+    panel.set_ylim(0, len(lanes))
+
+
+def _doings(lanes: pd.DataFrame) -> list[tuple[str, str, style.Floats, style.Floats]]:
+    """What devices do: in words, a colour, and when each begins and ends it (s; NaN where it does not); arrays [n]."""
+    nothing = np.full(len(lanes), np.nan)
+    ended, begun = lanes["ended"].to_numpy(float), lanes["begun"].to_numpy(float)
+    trained, sends = lanes["train_end"].to_numpy(float), lanes["sends"].to_numpy(float)
+    sent = lanes["answered"].fillna(lanes["cut"]).to_numpy(float)
+    trains = np.where(begun > 0, begun, np.nan)
+    over = [(lanes["outcome"] == outcome).to_numpy() for outcome in OUTCOMES]
+    found = [
+        (_MEANING[o], _COLOURS_OF_MANY[o], np.where(own, ended, np.nan), nothing) for o, own in zip(OUTCOMES, over, strict=True)
+    ]
+    found.insert(1, ("upload", style.STEPS["upload"], sends, np.where(np.isnan(sends), np.nan, np.fmin(sent, ended))))
+    found.insert(
+        1, ("queue", style.STEPS["queue"], np.where(sends > trained, trained, np.nan), np.where(sends > trained, sends, np.nan))
+    )
+    found.insert(1, ("train", style.STEPS["train"], trains, np.where(np.isnan(trains), np.nan, np.fmin(trained, ended))))
+    found.insert(1, ("download", style.STEPS["download"], np.zeros(len(lanes)), np.fmin(np.fmin(trains, ended), np.inf)))
+    return found
+
+
+def _handles_of_many(attempts: pd.DataFrame) -> list[Artist]:
+    there = [(words, colour) for words, colour, begins, _ in _doings(attempts) if not np.isnan(begins).all()]
+    handles: list[Artist] = [Patch(facecolor=colour, label=words) for words, colour in there]
+    for column, look, words in (
+        ("limit", _LIMIT, "T, the deadline of training"),
+        ("deadline", _DEADLINE, "the round's deadline"),
+    ):
+        if attempts[column].notna().any():
+            handles.append(Line2D([], [], label=words, **look))
+    return handles
+
+
 def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, most: int) -> None:
     panel.set_ylim(most - 0.5, -0.5)
     for outcome, colour in _COLOURS.items():
@@ -204,15 +292,16 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, most: int) -> Non
         _draw_epochs(panel, rows, unit, colour)
         _draw_tails(panel, rows, unit, colour)
         never = rows[rows["train_end"].isna()]
-        _mark(panel, np.zeros(len(never)), never.index, marker="x", color=colour, markersize=5, linestyle="", gid="no-download")
+        where = never["ended"].fillna(0.0).to_numpy() / unit
+        _mark(panel, where, never.index, color=colour, markeredgecolor=colour, gid="no-download", **_NO_DOWNLOAD)
     for column, look in (("limit", _LIMIT), ("deadline", _DEADLINE)):
         reached = lanes[lanes[column].notna()]
         if len(reached):
             panel.vlines(reached[column] / unit, reached.index - 0.5, reached.index + 0.5, zorder=3, gid=column, **look)
     size = 5.0 if most <= _FEW_LANES else 3.2
     parts, splits = lanes.index[lanes["part"] > 0], lanes.index[lanes["splits"]]
-    _mark(panel, np.zeros(len(parts)), parts, markersize=size, gid="part", **_PART)
-    middle = (lanes.loc[splits, "train_end"] / 2 / unit).to_numpy()
+    _mark(panel, (lanes.loc[parts, "begun"] / unit).to_numpy(), parts, markersize=size, gid="part", **_PART)
+    middle = ((lanes.loc[splits, "begun"] + lanes.loc[splits, "train_end"]) / 2 / unit).to_numpy()
     _mark(panel, middle, splits, markersize=size, markerfacecolor="white", gid="splits", **_PART)
 
 
@@ -225,17 +314,19 @@ def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
     """A bar an epoch, with gaps between them; where epochs are too short for that, one bar of them all."""
     least = panel.get_xlim()[1] * unit * _LEAST_EPOCH
     spans = []
-    for lane, ends in zip(rows.index, rows["epoch_ends"], strict=True):
-        if ends and ends[-1] / len(ends) < least:
-            spans.append((0.0, ends[-1], lane))
+    for lane, begun, ends in zip(rows.index, rows["begun"], rows["epoch_ends"], strict=True):
+        if ends and (ends[-1] - begun) / len(ends) < least:
+            spans.append((begun, ends[-1], lane))
         else:
-            spans += [(start, end, lane) for start, end in zip([0.0, *ends], ends, strict=False)]
+            spans += [(start, end, lane) for start, end in zip([begun, *ends], ends, strict=False)]
     _draw_bars(panel, spans, unit, 0.38, facecolor=colour, edgecolor="white", linewidth=0.9, gid="epochs")
 
 
 def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """After the epochs: one that was begun and not finished, the wait in a queue, and the upload."""
-    done = [ends[-1] if ends else 0.0 for ends in rows["epoch_ends"]]
+    """Before the epochs the download; after them one that was not finished, the wait in a queue, and the upload, cut or not."""
+    got = rows[rows["begun"] > 0]
+    _draw_bars(panel, ((0.0, end, at) for at, end in got["begun"].items()), unit, 0.12, facecolor=style.STEPS["download"])
+    done = [ends[-1] if ends else begun for ends, begun in zip(rows["epoch_ends"], rows["begun"], strict=True)]
     tails = rows.assign(done=done).dropna(subset="train_end")
     begun = tails[tails["train_end"] > tails["done"]]
     pale = {"facecolor": style.lighten(colour, 0.75), "edgecolor": colour, "hatch": "//////", "linewidth": 0.0}
@@ -244,6 +335,9 @@ def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> No
     waited = sent[sent["sends"] > sent["train_end"]]
     for step, begin, end in (("queue", waited["train_end"], waited["sends"]), ("upload", sent["sends"], sent["answered"])):
         _draw_bars(panel, zip(begin, end, end.index, strict=True), unit, 0.12, facecolor=style.STEPS[step], gid=step)
+    cut = tails.dropna(subset=["sends", "cut"])
+    look = {"facecolor": style.lighten(style.STEPS["upload"], 0.6), "edgecolor": colour, "hatch": "//////"}
+    _draw_bars(panel, zip(cut["sends"], cut["cut"], cut.index, strict=True), unit, 0.3, gid="cut-upload", **look)
 
 
 def _draw_bars(panel: Axes, spans: Any, unit: float, half: float, **look: Any) -> None:
@@ -280,15 +374,15 @@ def _heading(run: RunFolder, number: int, lanes: pd.DataFrame) -> str:
     return f"round {number}{group}\n" + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
 
 
-def _name_axes(figure: Figure, grid: Any, shown: int, order: str, unit: str) -> None:
+def _name_axes(figure: Figure, grid: Any, shown: int, order: str, unit: str, many: bool) -> None:
     what = "samples it trains on" if order == "size" else "nominal epoch (s)"
     for panel in grid[:, 0]:
-        panel.set_ylabel(f"device · {what}", fontsize=9)
+        panel.set_ylabel("devices" if many else f"device · {what}", fontsize=9)
     for place, panel in enumerate(grid.flat[:shown]):
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         if place + grid.shape[1] >= shown:
             panel.tick_params(axis="x", labelbottom=True)
-            panel.set_xlabel(f"since its download ({unit})", fontsize=9)
+            panel.set_xlabel(f"since the round began ({unit})", fontsize=9)
 
 
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
@@ -298,13 +392,23 @@ def _handles(attempts: pd.DataFrame) -> list[Artist]:
         if (attempts["outcome"] == outcome).any()
     ]
     hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
-    finished = attempts["epoch_ends"].map(lambda ends: ends[-1] if ends else 0.0)
-    if (attempts["train_end"] > finished).any():
+    last = zip(attempts["epoch_ends"], attempts["begun"], strict=True)
+    if (attempts["train_end"] > [ends[-1] if ends else begun for ends, begun in last]).any():
         handles.append(Patch(label="epoch begun, not finished", **hatched))
     if attempts["train_end"].isna().any():
-        handles.append(Line2D([], [], marker="x", color=style.BLACK, linestyle="", label="ended during its download"))
+        look = _NO_DOWNLOAD | {"markeredgecolor": style.BLACK}
+        handles.append(Line2D([], [], label="ended during its download", **look))
+    if (attempts["begun"] > 0).any():
+        handles.append(Patch(facecolor=style.STEPS["download"], label="download"))
     if attempts["answered"].notna().any():
         handles.append(Patch(facecolor=style.STEPS["upload"], label="upload"))
+    if attempts["cut"].notna().any():
+        cut: dict[str, Any] = {
+            "facecolor": style.lighten(style.STEPS["upload"], 0.6),
+            "edgecolor": style.GREY,
+            "hatch": "//////",
+        }
+        handles.append(Patch(label="upload that was cut short", **cut))
     if (attempts["sends"] > attempts["train_end"]).any():
         handles.append(Patch(facecolor=style.STEPS["queue"], label="queue"))
     if attempts["limit"].notna().any():

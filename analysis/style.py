@@ -37,7 +37,8 @@ OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE
 OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 FORMATS = ("png", "svg")
-GROUPS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, "#332288", YELLOW, "#882255", "#999933")  # the last from Tol's muted
+# No phase has any of these; the first five stay apart for every eye (CIE76 distances above 25).
+GROUPS = ("#542788", "#B35806", "#A6DBA0", "#994455", "#C2A5CF", "#661100", "#EECC66", "#AA4499", "#AA8866", "#7F3B08")
 SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 WIDTH_IN, DPI = 13.0, 120
@@ -243,6 +244,15 @@ def headline(run: RunFolder) -> str:
     """What a picture of one run says first: the scenario, the strategy and the seed."""
     summary = run.summary
     return f"{short(str(summary['name']), 70)}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+
+
+def headline_of(runs: Sequence[RunFolder]) -> str:
+    """What a picture of one run or of several says first."""
+    if len(runs) == 1:
+        return headline(runs[0])
+    names = list(dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs))
+    others = f" and {counted(len(names) - 1, 'other scenario')}" if len(names) > 1 else ""
+    return f"{names[0]}{others}   ({len(runs)} runs)"
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
         raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
     unit = style.bytes_unit(max(totals))
     ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
-    figure = Figure(figsize=(style.WIDTH_IN, 1.6 + 0.55 * len(runs)))
+    figure = Figure(figsize=(style.WIDTH_IN, 2.0 + 0.55 * len(runs)))
     panel = figure.subplots()
     for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
         useful = parts[~parts["wasted"]].groupby("direction")["bytes"].sum()
@@ -103,6 +103,7 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     panel.set_ylim(len(runs) - 0.5, -0.5)
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
+    figure.suptitle(style.headline_of(runs))
     handles = [*(Patch(facecolor=_HUES[way][0]) for way in ways), Patch(**_WASTED)]
     style.legend_below(figure, handles, [*(_way(way) for way in ways), _WASTED_MEANING])
     return figure

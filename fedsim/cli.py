@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -27,6 +27,7 @@ _Handler = Callable[..., object]
 
 
 _explained = explained("fedsim")
+_WATCHED_S = 2.0  # of real time, between two pictures of a run that is watched
 
 
 class _Group(click.Group):
@@ -81,6 +82,8 @@ _allow_code = click.option(
 _address = click.option(
     "--address", metavar="HOST:PORT", help="The Ray cluster to use, or 'auto'; by default Ray is started here."
 )
+_watch = click.option("--watch", is_flag=True, help="Serve the report on this machine alone, and renew it while runs go on.")
+_port = click.option("--port", type=click.IntRange(0, 65535), default=0, help="For --watch; by default any that is free.")
 _run_folder = click.argument("run", type=click.Path(path_type=Path))
 
 
@@ -109,6 +112,8 @@ def main() -> None:
 @_address
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
 @_allow_code
+@_watch
+@_port
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_explained
 def run_command(
@@ -121,6 +126,8 @@ def run_command(
     address: str | None,
     resume: bool,
     allow_code: bool,
+    watch: bool,
+    port: int,
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
@@ -128,18 +135,19 @@ def run_command(
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
     from fedsim.running.interruption import end_at_once, end_soon
+    from fedsim.running.live import EVERY_S
     from fedsim.running.runner import Job, make_executor
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell(quiet))
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
-        job = Job(read, out, where, resume=resume)
+        job = Job(read, out, where, resume=resume, live_every_s=_WATCHED_S if watch else EVERY_S)
         if not quiet:
             say(*read.stop.notes, err=True)
             progress = RunProgress(read.stop, Console(stderr=True))
             job.simulation.listen(progress.take, progress.close)
             job.on_saved(progress.saved)
-        with _InterruptOnce(partial(end_soon, job), again=end_at_once):
+        with _watched(out, port) if watch else nullcontext(), _InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
@@ -152,6 +160,12 @@ def run_command(
 
 def _tell(quiet: bool = False) -> Callable[[str], object]:
     return (lambda _: None) if quiet else lambda line: say(f"fedsim: {line}", err=True)
+
+
+def _watched(out: Path, port: int) -> AbstractContextManager[None]:
+    from fedsim.analysis.watch import watching  # loads what draws
+
+    return watching(out, port)
 
 
 class _InterruptOnce:
@@ -473,13 +487,24 @@ def calibrate_command(
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The HTML file; by default FOLDER.report.html beside the first folder."
 )
+@_watch
+@_port
 @_explained
-def report_command(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline."""
-    from fedsim.analysis.report import write_report
+def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: int) -> None:
+    """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline.
 
-    path = write_report(runs, out)
-    say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
+    They may still go on. With --watch nothing is written; Ctrl-C ends it.
+    """
+    from fedsim.analysis.report import write_report
+    from fedsim.analysis.watch import watch as serve
+
+    if watch:
+        if out is not None:
+            raise ScenarioError(f"--out is {str(out)!r}, but --watch writes no file")
+        serve(runs, lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True), threading.Event(), port)
+    else:
+        path = write_report(runs, out)
+        say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
 
 
 _exported = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))

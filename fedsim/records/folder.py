@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json, regular
+from fedsim.records import live
 from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
@@ -81,6 +82,7 @@ def reopen(path: Path, parts: Collection[Path]) -> None:
     names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, ENERGY, ENERGY_SETTING)
     closed = [path / name for name in names]
     others = [part for part in path.glob("*.part-*") if is_part(part.name) and part not in parts]
+    live.remove(path)
     for left in (*closed, *others, *path.rglob("*" + WRITING)):  # which follows no link
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)

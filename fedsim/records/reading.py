@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.files import read_json, read_toml, regular
 from fedsim.records import folder as files
+from fedsim.records.live import LIVE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +93,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 
 
 class RunFolder:
-    """A run folder that was written before.
+    """A run folder that was written before, or, of a run that goes on, what it has written by now.
 
     Args:
         path: the folder.
@@ -103,16 +104,18 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not (self.path / files.SUMMARY).is_file():
+        self._tables = next((place for place in (self.path, self.path / LIVE) if (place / files.SUMMARY).is_file()), self.path)
+        if not (self._tables / files.SUMMARY).is_file():
             lacks = f"it holds no {files.SUMMARY}" if self.path.is_dir() else "it is no folder" if self.path.exists() else ""
             lacks = f"is not a run folder: {lacks}" if lacks else "does not exist"
-            raise RunFolderError(f"{str(self.path)!r} {lacks}")
+            begun = "; a run that goes on can be read after some seconds" if (self.path / files.SCENARIO).is_file() else ""
+            raise RunFolderError(f"{str(self.path)!r} {lacks}{begun}")
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """``summary.json``."""
         try:
-            value = read_json(self.path / files.SUMMARY)
+            value = read_json(self._tables / files.SUMMARY)
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{files.SUMMARY} of {str(self.path)!r} is damaged: {error}") from None
         if not isinstance(value, dict):
@@ -134,7 +137,7 @@ class RunFolder:
         from fedsim.records import schema
 
         # ``read_table`` is half as fast on small ones.
-        with self._reading(name), pq.ParquetFile(regular(self.path / name)) as file:
+        with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
             tables = {files.EVENTS: schema.EVENTS, files.TRANSFERS: schema.TRANSFERS}
             tables |= {files.ROUNDS: schema.ROUNDS, files.DEVICES: schema.DEVICES, files.AVAILABILITY: schema.AVAILABILITY}
             tables |= {files.ENERGY: schema.ENERGY}
@@ -150,14 +153,14 @@ class RunFolder:
 
     def has(self, name: str) -> bool:
         """Whether the folder has such a file; one of an older fedsim may lack it."""
-        return (self.path / name).exists()
+        return (self._tables / name).exists()
 
     def size(self, name: str) -> int:
         """How many rows a Parquet table of the folder has."""
         import pyarrow.parquet as pq
 
         with self._reading(name):
-            return pq.read_metadata(regular(self.path / name)).num_rows  # type: ignore[no-any-return]
+            return pq.read_metadata(regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
 
     def batches(self, name: str, columns: Any, rows: int = 65_536) -> Iterator[Any]:
         """A Parquet table of the folder piece by piece: for tables that are never to be in memory as a whole.
@@ -176,7 +179,7 @@ class RunFolder:
         from fedsim.records import schema
 
         with self._reading(name):
-            file = pq.ParquetFile(regular(self.path / name))
+            file = pq.ParquetFile(regular(self._tables / name))
         with file:
             stand_ins = [schema.LATER[column] for column in columns.names if schema.LATER.get(column)]
             pieces = file.iter_batches(rows, columns=list(dict.fromkeys([*columns.names, *stand_ins])))

@@ -77,6 +77,12 @@ class Recorder:
         for table in self._tables.values():
             table.close()
 
+    def copy_to(self, folder: Path) -> None:
+        """Write the tables as they are so far to another folder."""
+        self._settle()
+        for name, table in self._tables.items():
+            table.copy_to(folder / name)
+
     @property
     def parts(self) -> list[Path]:
         """The files of the tables' finished parts."""

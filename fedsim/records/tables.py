@@ -82,7 +82,11 @@ class TableWriter:
 
     def close(self) -> None:
         """Join everything into the table's file. The parts stay: a run that is killed now can go on."""
-        with replacing(self._path) as beside, pq.ParquetWriter(beside, self._schema, **self._how) as writer:
+        self.copy_to(self._path)
+
+    def copy_to(self, path: Path) -> None:
+        """Write the table as it is so far."""
+        with replacing(path) as beside, pq.ParquetWriter(beside, self._schema, **self._how) as writer:
             waiting = self._plain.empty_table()
             for table in self._tables():
                 waiting = pa.concat_tables([waiting, table])

@@ -22,12 +22,15 @@ from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
+from fedsim.records import live
 from fedsim.records.digest import models_digest
 from fedsim.records.energy import EnergyLedger
+from fedsim.records.live import RUNNING
 from fedsim.records.lock import locked
 from fedsim.records.reading import as_frame
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ROUNDS
+from fedsim.running.live import EVERY_S, Live
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 
@@ -115,6 +118,7 @@ class Job:
         out: the run folder to make, or None to keep nothing on disk.
         executor: where real work runs; the job closes it.
         resume: go on with the run in ``out`` where its newest checkpoint left it.
+        live_every_s: how often what there is of the run becomes readable while it goes on (s of real time).
 
     Attributes:
         over: whether it has ended, however it did, and its books are closed.
@@ -124,7 +128,15 @@ class Job:
         CheckpointError: there is nothing to resume; what is there is as it was.
     """
 
-    def __init__(self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        scenario: "Scenario",
+        out: Path | None,
+        executor: Executor,
+        *,
+        resume: bool = False,
+        live_every_s: float = EVERY_S,
+    ) -> None:
         self._started = time.perf_counter()
         self.over = False
         self.scenario, self.out = scenario, out
@@ -161,6 +173,8 @@ class Job:
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch)
+            if out is not None:
+                self.simulation.listen(Live(self, live_every_s).watch)
             self._held = held.pop_all()
 
     def on_saved(self, tell: Callable[[int, float], None]) -> None:
@@ -192,7 +206,7 @@ class Job:
     async def _close(self, status: str) -> Result:
         self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
-        summary = self._summary(status, models_digest(tensors))
+        summary = self.summary(status, models_digest(tensors))
         if status != "failed" and summary["accuracy"]["final"] is None:
             summary["no_accuracy"] = self.run.why_no_accuracy(summary["rounds"])
         summary |= self._not_finite(tensors)
@@ -200,8 +214,9 @@ class Job:
             summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
         if self.out is not None:
             files.write_models(self.out, tensors)
-            self._write_devices(self.out)
+            self.write_devices(self.out)
             files.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
+            live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
             for part in not_needed:  # only now: until there was a summary, a killed run could have gone on
@@ -213,7 +228,8 @@ class Job:
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
         return {"not_finite": f"{', '.join(wrong)}{home_of(type(self.run.strategy))}"} if wrong else {}
 
-    def _write_devices(self, out: Path) -> None:
+    def write_devices(self, out: Path) -> None:
+        """Write the devices as they are, and their energy where that is counted."""
         energy, columns = self.recorder.energy, self.run.device_columns()
         if energy is not None:
             drawn = energy.of_devices()
@@ -221,7 +237,8 @@ class Job:
             files.write_energy(out, {**energy.columns, **drawn}, energy.setting)
         files.write_devices(out, columns)
 
-    def _summary(self, status: str, models_sha256: str) -> dict[str, Any]:
+    def summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
+        """What ``summary.json`` says of the run by now, but for the fingerprints of files."""
         recorder = self.recorder
         accuracies = [row["accuracy"] for row in recorder.rounds if row["accuracy"] is not None]
         return {
@@ -230,7 +247,7 @@ class Job:
             "seed": self.scenario.seed,
             "strategy": self.scenario.strategy.kind,
             "status": status,
-            "stopped": self.simulation.stopped or "nothing left to happen",
+            "stopped": "it goes on" if status == RUNNING else self.simulation.stopped or "nothing left to happen",
             "rounds": len(recorder.rounds),
             "simulated_s": recorder.last_time,
             "accuracy": {

@@ -1,0 +1,179 @@
+"""Looking at runs and studies while they go on: their report, made anew as they grow, served on the loopback address.
+
+The page around it asks every other second what there is, and takes the new report unless the reader is in the middle of it.
+Nobody but this machine is answered, and nothing but these two pages and their state is to be had.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedsim.analysis.report.gather import gather
+from fedsim.analysis.report.page import build
+from fedsim.errors import FedsimError
+from fedsim.output.harmless import say
+from fedsim.records.folder import SUMMARY
+from fedsim.records.live import LIVE
+
+HOST = "127.0.0.1"
+_LOOK_S = 1.0  # between two looks at the folders
+_LAST_S = 5.0  # open pages ask every two seconds
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+class Growing:
+    """The newest report of some folders.
+
+    Args:
+        paths: folders of runs or studies; they may not be there yet.
+
+    Attributes:
+        page: the report as HTML; empty as long as there is nothing to report.
+        state: what the page around it is told: ``version`` of the report, and ``says``, a line for people.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._seen: tuple[Any, ...] = ()
+        self.page = ""
+        self.state: dict[str, Any] = {"version": 0, "says": "nothing to show yet: the first figures come after some seconds"}
+
+    def look(self) -> bool:
+        """Make the report anew if something has changed; answers whether it was."""
+        now = self._stamps()
+        if not now or now == self._seen:
+            return False
+        try:
+            subject = gather(self._paths)
+            self.page = build(subject)
+        except (FedsimError, OSError) as error:  # a run was just replacing or removing what was read: look again
+            self.state = self.state | {"says": str(error)}
+            return False
+        self._seen = now
+        runs = subject.runs
+        status = runs[0].summary if len(runs) == 1 else {"status": f"{len(runs)} runs"}
+        rounds = f", {status['rounds']:,} rounds" if "rounds" in status else ""
+        self.state = {"version": self.state["version"] + 1, "says": f"{status['status']}{rounds}"}
+        return True
+
+    def _stamps(self) -> tuple[Any, ...]:
+        """When each run last wrote its summary, and what they are."""
+        found = []
+        for path in self._paths:
+            for pattern in (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}"):
+                for summary in sorted(path.glob(pattern)):
+                    try:
+                        found.append((str(summary), summary.stat().st_mtime_ns))
+                    except OSError:  # it was removed meanwhile
+                        continue
+        return tuple(found)
+
+
+def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the growing report on the loopback address; ``serve_forever`` starts it.
+
+    Args:
+        growing: the report.
+        port: 0 for any that is free.
+
+    Raises:
+        FedsimError: the port cannot be had.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers with the page around the report, the report, and its state."""
+
+        def do_GET(self) -> None:
+            """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
+            own = {f"{name}:{made.server_port}" for name in (HOST, "localhost")}
+            answers: dict[str, tuple[str, Callable[[], str]]] = {
+                "/": ("text/html; charset=utf-8", _frame),
+                "/report": ("text/html; charset=utf-8", lambda: growing.page),
+                "/state": ("application/json", lambda: json.dumps(growing.state)),
+            }
+            if self.headers.get("Host") not in own:
+                return self._answer(403, "text/plain", "only 127.0.0.1 and localhost are answered\n")
+            if self.path not in answers:
+                return self._answer(404, "text/plain", "there is nothing here\n")
+            kind, content = answers[self.path]
+            return self._answer(200, kind, content())
+
+        def _answer(self, status: int, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing of requests."""
+
+    try:
+        made = ThreadingHTTPServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise FedsimError(f"no page can be served at {HOST}:{port}: {error}") from None
+    return made
+
+
+def _frame() -> str:
+    return resources.files("fedsim.analysis.report").joinpath("assets", "watch.html").read_text(encoding="utf-8")
+
+
+def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0) -> None:
+    """Serve the growing report until it is ``over``, and then a little longer, so that open pages get what was last.
+
+    Args:
+        paths: folders of runs or studies.
+        told: is told the address.
+        over: set by whoever wants it to end.
+        port: 0 for any that is free.
+
+    Raises:
+        FedsimError: the port cannot be had.
+    """
+    growing = Growing(paths)
+    with server_of(growing, port) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        told(f"http://{HOST}:{server.server_port}/")
+        while not over.wait(_LOOK_S):
+            growing.look()
+        if growing.look():
+            time.sleep(_LAST_S)
+        server.shutdown()
+
+
+@contextmanager
+def watching(path: Path, port: int = 0) -> Iterator[None]:
+    """Another process serves the report of a run that this one does; it ends with this one, however that ends."""
+    command = [sys.executable, "-c", "from fedsim.analysis.watch import main; main()", str(path), str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None
+        try:
+            yield
+        finally:
+            process.stdin.close()
+
+
+def main() -> None:
+    """What ``watching`` starts: it serves the report of a run folder at a port until its standard input ends."""
+    path, port = sys.argv[1:]
+    over = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        over.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        watch([Path(path)], lambda address: say(f"watch the run at {address}", err=True), over, int(port))
+    except FedsimError as error:
+        say(f"fedsim: {error}", err=True)
