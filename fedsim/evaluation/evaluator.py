@@ -36,6 +36,9 @@ class EvaluationSpec(Spec):
             counts from when each has been selected once.
         score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies), or
             the strategy's own way when not given.
+        train_loss: a client's training loss is that of its ``last`` local epoch, or of its ``first`` (as in the published code
+            of FlexCFL, whose figures it lifts), which is computed again for it. Of an update that the strategy itself has
+            looked at, or that is none of plain epochs, it is the last in any case.
         fine_tune_epochs: when all is done, every device trains its model for so many epochs on its own data and is tested once
             more: what personalisation would add (``accuracy.fine_tuned`` in the summary). 0: not measured.
     """
@@ -43,6 +46,7 @@ class EvaluationSpec(Spec):
     every: int = Field(default=1, ge=1)
     from_round: int = Field(default=0, ge=0)
     score: Literal["pooled", "device-mean"] | None = None
+    train_loss: Literal["last", "first"] = "last"
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
 
@@ -142,13 +146,16 @@ class Evaluator:
 
     async def _learn(self, row: Row, models: Served, updates: Sequence[Measured], usual_score: str) -> None:
         learner = self._learner
+        trained = [(entry.update, entry.weight) for entry in updates]
+        if self._spec.train_loss == "first":  # before they are computed: how, is forgotten then
+            trained = [(learner.first_epoch(update), weight) for update, weight in trained]
         evaluation = await learner.evaluate(self._here(models))
         if evaluation is None:
             return
         self.last = evaluation
         row["accuracy"], row["loss"] = evaluation.score(self._spec.score or usual_score)
         if updates:
-            row["train_loss"] = await learner.train_loss([(entry.update, entry.weight) for entry in updates])
+            row["train_loss"] = await learner.train_loss(trained)
             pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
             starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
             row["discrepancy"] = await learner.discrepancy(pairs) if pairs else None

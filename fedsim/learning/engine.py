@@ -9,6 +9,7 @@ Handlers run one at a time, and so do the requests here.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -160,6 +161,14 @@ class Learning(Learner):
             judged = judge_each(self._solver, tested, [outputs[at] for at in tested], [tests[at][2] for at in tested])
             correct[tested], loss[tested] = judged.correct, judged.loss_sum
         return Evaluation(devices, correct, np.array([len(y) for _, _, y in tests], dtype=np.int64), loss)
+
+    def first_epoch(self, update: Ref) -> Ref:
+        """See ``Learner``."""
+        recipe = update.recipe
+        if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
+            return update
+        once = replace(recipe.training, epochs=1)
+        return self.train(once, recipe.device, key=recipe.key, round=recipe.round, version=recipe.version)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         """See ``Learner``."""

@@ -59,6 +59,10 @@ class Learner:
         """
         return self._name("update", Trained(training, device, version, key, round), device)
 
+    def first_epoch(self, update: Ref) -> Ref:
+        """What the first local epoch of an update made; itself where that cannot be told any more, or it has no other."""
+        return update
+
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
         """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
 

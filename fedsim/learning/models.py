@@ -5,6 +5,7 @@ at the start (even inputs, stride 2), shapes and counts are the same and the val
 """
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -188,6 +189,20 @@ class LcflCifarCNN(_TwoConvolutions):
     hidden: ClassVar[tuple[int, ...]] = (256,)
 
 
+class CflCNN(_Convolutional):
+    """As many layers as CFL's CNN has: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
+
+    The paper says no more of it than that there are five; their widths are our choice.
+    """
+
+    kind: Literal["cfl-cnn"] = "cfl-cnn"
+    hidden: ClassVar[tuple[int, ...]] = (128,)
+
+    def _front(self, channels: int) -> tuple[Layer, ...]:
+        widths = (channels, 32, 64, 64)
+        return tuple(layer for below, above in pairwise(widths) for layer in (*_conv(below, above, 3), MaxPool2d(2)))
+
+
 class CataCNN(_Convolutional):
     """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
 
@@ -296,6 +311,7 @@ ModelSpec = Annotated[
     | FashionCNN
     | LcflCNN
     | LcflCifarCNN
+    | CflCNN
     | CataCNN
     | CNN5
     | ModuleModel

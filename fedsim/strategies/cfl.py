@@ -45,6 +45,9 @@ class CFLParams(GroupedParams):
         min_cluster_size: a cluster is split only in a round in which so many of its clients sent an update. The published code
             has 3.
         first_split_round: no split before this round (from 0). The published code has 20.
+        order: all clusters advance in the same rounds (``together``, as in the published code), or one after the other is
+            trained to its end, its parts before the next (``recursive``, as in Algorithm 2). Then the run is over when each has
+            converged and is congruent. It goes by the criteria, not by ``split_rounds``.
     """
 
     kind: Literal["cfl"] = "cfl"
@@ -60,6 +63,13 @@ class CFLParams(GroupedParams):
     split_step: Literal["children", "parent"] = "children"
     min_cluster_size: int = Field(default=2, ge=2)
     first_split_round: int = Field(default=0, ge=0)
+    order: Literal["together", "recursive"] = "together"
+
+    @model_validator(mode="after")
+    def _recursion_goes_by_the_criteria(self) -> Self:
+        if self.order == "recursive" and (self.split_rounds is not None or self.sweep):
+            raise ValueError("'order' is 'recursive', which goes by the criteria alone, without 'split_rounds' and 'sweep'")
+        return self
 
     @model_validator(mode="after")
     def _schedule_ascends(self) -> Self:
@@ -209,7 +219,7 @@ class CFL(Grouped[CFLParams]):
     cluster's model moves by the mean of its updates, weighted by training samples. When that mean has become shorter than
     ``eps1`` while some client's update is still at least ``eps2`` long, the cluster is cut in two such that the largest cosine
     of updates across the cut is as small as possible (Eq. 6), and both parts go on from its model. The paper trains one
-    cluster after another to its end; here, as in the published code, all of them advance in the same rounds.
+    cluster after another to its end (``order = "recursive"``); by default, as in the published code, all advance together.
 
     The paper has every client take part in every round. Else, both criteria and the cut are about the updates of the round:
     an old one says nothing of where the model stands now, and one that resembles no other would be cut off alone. A client of
@@ -236,6 +246,7 @@ class CFL(Grouped[CFLParams]):
         last: what each client sent last to the cluster that it is in, device -> (update, the model from which it trained).
         scale: mean length of the updates of the first round; None before.
         scheduled: how many splits of ``split_rounds`` are done.
+        waiting: with ``order = "recursive"``, leaves that are not at their end, the one to train last.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -244,6 +255,7 @@ class CFL(Grouped[CFLParams]):
     def __init__(self, params: CFLParams, server: Server) -> None:
         super().__init__(params, server)
         self.state |= {"children": [None], "pulls": [[]], "down": {}, "last": {}, "scale": None, "scheduled": 0}
+        self.state["waiting"] = [0]
 
     async def on_start(self) -> None:
         """Begin with one cluster."""
@@ -252,9 +264,18 @@ class CFL(Grouped[CFLParams]):
 
     def select(self) -> list[int]:
         """All clients that can be had, or some drawn at random."""
+        among = None
+        if self.params.order == "recursive":  # of a leaf of which nobody is there nothing can be learnt now
+            online = {leaf: self._there(leaf) for leaf in self.state["waiting"]}
+            among = next((there for there in reversed(online.values()) if there), [])
         if self.params.clients_per_round is not None:
-            return super().select()
-        return self.server.online()
+            return super().select() if among is None else self.pick(self.params.asked_per_round, among=among)
+        return self.server.online() if among is None else among
+
+    def _there(self, leaf: int) -> list[int]:
+        """Whom a round can ask of a leaf; of the root also those who are in no cluster yet."""
+        of_leaf = (leaf, -1) if leaf == 0 else (leaf,)
+        return [device for device in self.server.online() if self.state["group"][device] in of_leaf]
 
     async def before_asking(self) -> None:
         """Who is new joins the root while it is whole."""
@@ -291,12 +312,24 @@ class CFL(Grouped[CFLParams]):
         for cluster in clusters:
             self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.norms, **limits)
         found = self._to_split(clusters) if may_split else []
+        if self.params.order == "recursive":
+            split = {cluster.group for cluster in found}
+            self._finish([cluster for cluster in clusters if cluster.group not in split])
         if schedule is not None:
             state["scheduled"] += len(found)
         for cluster in found:
             self.server.compute("products", len(cluster.updates), self.setting.parameters)
             self.server.compute("linkage", len(cluster.updates))
         return [bisect(cluster, params.split) for cluster in found]
+
+    def _finish(self, clusters: Sequence[Cluster]) -> None:
+        """Those that have converged are done; the run is, when all are."""
+        waiting = self.state["waiting"]
+        for cluster in clusters:
+            if cluster.lengths is not None and cluster.lengths.mean < self._thresholds.eps1 and cluster.group in waiting:
+                waiting.remove(cluster.group)
+        if not waiting:
+            self.server.stop("every cluster has converged")
 
     def _is_due(self, schedule: list[int]) -> bool:
         """Whether fewer splits are done than should be by now: one that was impossible is made up for."""
@@ -381,6 +414,9 @@ class CFL(Grouped[CFLParams]):
             state["models"].append(state["models"][parent])
             state["children"].append(None)
         state["children"][parent] = children
+        if parent in state["waiting"]:
+            at = state["waiting"].index(parent)
+            state["waiting"][at : at + 1] = reversed(children)
         return children
 
     async def _sides(self, cut: Cut, children: Sequence[int]) -> dict[int, int]:

@@ -8,6 +8,7 @@ import pytest
 
 import fedsim
 from fedsim.output.progress import summary_lines
+from fedsim.records.reading import RunFolder
 from fedsim.strategies.fedavg import FedAvg
 
 
@@ -37,6 +38,19 @@ def test_devices_train_the_model_of_their_own_group(small: dict[str, Any], kind:
 def test_without_learning_there_is_none(small: dict[str, Any]) -> None:
     small["learning"] = "off"
     assert fedsim.run(skewed(small, fine_tune_epochs=1)).summary["accuracy"]["fine_tuned"] is None
+
+
+def test_the_training_loss_of_the_first_epoch_is_that_of_a_run_of_one_epoch(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}}
+    losses, models = {}, {}
+    for name, epochs, which in (("once", 1, "last"), ("first", 4, "first"), ("last", 4, "last")):
+        small |= {"strategy": {"kind": "fedavg", "clients_per_round": 5, "local_epochs": epochs}, "stop": {"rounds": 2}}
+        summary = fedsim.run(fedsim.Scenario(**small, evaluation={"train_loss": which}), tmp_path / name).summary
+        losses[name] = [row["train_loss"] for row in RunFolder(tmp_path / name).rounds]
+        models[name] = summary["models_sha256"]
+    assert losses["first"][0] == losses["once"][0]
+    assert losses["first"][0] > losses["last"][0]
+    assert models["first"] == models["last"]
 
 
 class Modelless(FedAvg):

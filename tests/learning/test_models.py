@@ -8,6 +8,7 @@ from fedsim.errors import ScenarioError
 from fedsim.learning.models import (
     CNN5,
     CataCNN,
+    CflCNN,
     FashionCNN,
     FemnistCNN,
     FemnistPerceptron,
@@ -34,6 +35,7 @@ PUBLISHED = [
     (FashionCNN(), MNIST, 3_274_634),
     (LcflCNN(), MNIST, 417_482),
     (LcflCifarCNN(), CIFAR, 610_142),
+    (CflCNN(), CIFAR, 32 * 28 + 64 * 289 + 64 * 577 + 128 * 1025 + 10 * 129),
     (CataCNN(), CIFAR, 3_043_882),
     (CataCNN(), MNIST, 2_125_802),
     (CNN5(), MNIST, 454_922),

@@ -172,6 +172,39 @@ def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Pa
     assert max(len(repr(entry)) for entry in similarity.ravel().tolist()) <= len("-0.123456")
 
 
+def test_one_cluster_after_the_other_is_trained_to_its_end(tmp_path: Path) -> None:
+    """Algorithm 2: as many rounds as there are clusters' turns, each cluster without a gap, and none when all are done."""
+    centres = [A, A, -A, -A]
+    sections = quadratics(centres, tmp_path / "data", 200, eps1=0.01, eps2=0.5, order="recursive")
+    run = ran(sections, tmp_path / "run")
+    assert run.summary["stopped"] == "every cluster has converged"
+    asked: dict[int, set[int]] = {}
+    for event in of_kind(run, "task-start"):
+        asked.setdefault(event["round"], set()).add(event["device"])
+    turns = [sorted(asked[number]) for number in sorted(asked)]
+    assert [turn for at, turn in enumerate(turns) if not at or turns[at - 1] != turn] == [[0, 1, 2, 3], [0, 1], [2, 3]]
+    found = run.models()["group"]
+    assert found["1/w"] == pytest.approx(A, abs=0.03)
+    assert found["2/w"] == pytest.approx(-A, abs=0.03)
+    assert len(turns) < 40
+
+
+def test_the_federated_xor_of_the_papers_first_figure(tmp_path: Path) -> None:
+    """Four points, two a client, which a line parts for each client, but none for both: three of four are right at most."""
+    above, below = ([[-1, 1], [1, 1]], [0, 1]), ([[-1, -1], [1, -1]], [1, 0])
+    shards = [(np.array(x, dtype=np.float32), y) for x, y in (above, above, below, below)]
+    data = file_data(tmp_path / "data", shards, tests=shards)
+    strategy = {"kind": "cfl", "local_epochs": 1, "eps1": 0.01, "eps2": 0.1}
+    sections = world(data, 4, strategy, 60, training={"lr": 0.5, "batch_size": 2})
+    run = ran(sections, tmp_path / "run")
+    (split,) = splits(run)
+    assert split["members"] == [[0, 1], [2, 3]]
+    assert split["similarity"] == pytest.approx(-1, abs=0.02)  # Eq. 4
+    assert run.rounds[-1]["accuracy"] == 1.0
+    fedavg = ran(sections | {"strategy": {"kind": "fedavg", "clients_per_round": 4}}, tmp_path / "fedavg")
+    assert max(row["accuracy"] for row in fedavg.rounds) <= 0.75
+
+
 def test_samples_weigh_unless_the_plain_mean_is_asked_for(tmp_path: Path) -> None:
     """With 9 samples against 1 the common minimum is at 0.8 a, and the small client pulls 9 times as hard (Eq. 3)."""
     for aggregation, ratio, where in (("weighted", 9.0, 0.8), ("mean", 1.0, 0.0)):

@@ -15,8 +15,8 @@ HERE = Path(__file__).resolve().parents[2] / "scenarios"
 PAPERS = sorted(path.parent.name for path in HERE.glob("*/published.toml"))
 RUNS = {  # of one seed: each scenario once, however many tables show it
     "ccs": {"small": 26, "full": 16},
-    "cfl": {"small": 8, "full": 4},
-    "flexcfl": {"small": 116, "full": 20},
+    "cfl": {"small": 10, "full": 5},
+    "flexcfl": {"small": 121, "full": 22},
     "lcfl": {"small": 31, "full": 16},
     "stragglers": {"small": 113, "full": 105},
 }
