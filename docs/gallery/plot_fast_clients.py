@@ -52,8 +52,8 @@ fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for shift, slow in ((-0.2, False), (0.2, True)):
     places = [place + shift for place in range(len(ways))]
     left.bar(places, [accuracy[name][slow] for name in ways], width=0.4, label="slow devices" if slow else "fast devices")
-left.set(xticks=range(len(ways)), xticklabels=ways, ylabel="accuracy on their data (%)", ylim=(0, 100))
-left.legend()
+left.set(xticks=range(len(ways)), xticklabels=ways, ylabel="accuracy on their data (%)", ylim=(0, 125))
+left.legend(loc="upper center", ncols=2)
 right.bar(list(ways), list(a_round.values()), color="tab:grey")
 right.set(ylabel="seconds a round")
 

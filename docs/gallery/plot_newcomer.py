@@ -65,7 +65,7 @@ for axis, waits, title in ((left, first, "until its first task"), (right, throug
 left.set_ylabel("minutes since it joined")
 
 # %%
-plt.figure(runs["least asked first"].figure("timeline"))
+plt.figure(runs["least asked first"].figure("timeline", window=(0, 600), devices=40, order="number"))
 
 # %%
 # The answer
