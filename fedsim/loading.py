@@ -12,6 +12,7 @@ from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
 from fedsim.records.study_folder import TRIALS, read_index
+from fedsim.records.targets import costs_to
 from fedsim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -125,6 +126,10 @@ class LoadedRun:
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
         """Every model file's tensors, by file name without its ending and tensor name."""
         return self.folder.models()
+
+    def costs_to(self, accuracy: float) -> dict[str, float]:
+        """What it took until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
+        return costs_to(self.folder.rounds, accuracy)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
         """A picture of the run.

@@ -24,6 +24,18 @@ def test_run_works_where_an_event_loop_runs(small: dict[str, Any], tmp_path: Pat
         assert inside.summary[key] == outside.summary[key]
 
 
+def test_what_an_accuracy_took(small: dict[str, Any], tmp_path: Path) -> None:
+    result = fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
+    rounds = result.rounds
+    middle = sorted(rounds["accuracy"])[4]
+    place = int((rounds["accuracy"] >= middle).idxmax())
+    took = result.costs_to(middle)
+    assert (took["rounds"], took["time"]) == (place + 1, rounds["time"][place])
+    assert took["bytes"] == rounds[["bytes_down", "bytes_up"]][: place + 1].to_numpy().sum()
+    assert fedsim.load_run(tmp_path / "run").costs_to(middle)["bytes"] == took["bytes"]
+    assert all(value != value for value in result.costs_to(1.1).values())
+
+
 def test_mistakes_reach_the_cell(small: dict[str, Any]) -> None:
     async def cell() -> None:
         fedsim.run(fedsim.Scenario(**small), executor="inlin")

@@ -11,6 +11,7 @@ from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import Preset
 from fedsim.records.reading import RunFolder
+from fedsim.records.targets import until
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
@@ -114,7 +115,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "str
     try:
         values = _of_run(run, ledger)
         for target in targets:
-            values |= until(run, target)
+            values |= costs_until(run, target)
     except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not what a run writes
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
@@ -149,20 +150,6 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
     }
 
 
-def until(run: RunFolder, target: float) -> Values:
-    """What it took until a test first showed the target accuracy; Nones where none did."""
-    names = [measure.name for measure in _of_target(target)]
-    moved = 0.0
-    for row in run.rounds:
-        moved += row["bytes_down"] + row["bytes_up"]
-        if row["accuracy"] is not None and row["accuracy"] >= target:
-            drawn = (_sum_until(run, row["round"], name) for name in ("joules", "grams"))
-            return dict(zip(names, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
-    return dict.fromkeys(names)
-
-
-def _sum_until(run: RunFolder, last: int, name: str) -> float | None:
-    """The sum of a column up to a round; None where it has none, or the run is older than it."""
-    values = [row.get(name) for row in run.rounds if row["round"] <= last]
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None
+def costs_until(run: RunFolder, target: float) -> Values:
+    """What it took until a test first showed the target accuracy, by the measures' names; Nones where none did."""
+    return dict(zip((one.name for one in _of_target(target)), until(run.rounds, target).values(), strict=True))

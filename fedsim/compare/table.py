@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fedsim.compare.answer import TARGETED, Answer, answers, usual_target
 from fedsim.compare.lines import Line, Lines, short_key, shown
-from fedsim.compare.measures import FINAL, TIME, TRAFFIC, WASTED_COMPUTE, Best, Measure, cost_of, measure, measures, until
+from fedsim.compare.measures import FINAL, TIME, TRAFFIC, WASTED_COMPUTE, Best, Measure, cost_of, costs_until, measure, measures
 from fedsim.compare.paired import Difference, mean_of, paired_difference
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import Preset
@@ -105,7 +105,7 @@ class Comparison:
             self._targets = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
                 for run, values in zip(line.runs, own, strict=True):
-                    values |= until(run, usual)
+                    values |= costs_until(run, usual)
 
     def tables(self) -> list[Table]:
         """``side_by_side``; for studies with a baseline the ``differences`` from it follow."""

@@ -30,6 +30,7 @@ from fedsim.records.lock import locked
 from fedsim.records.reading import as_frame
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ROUNDS
+from fedsim.records.targets import costs_to
 from fedsim.running.live import EVERY_S, Live
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
@@ -69,6 +70,10 @@ class Result:
         import pyarrow as pa
 
         return as_frame(pa.Table.from_pylist(self.rows, schema=ROUNDS))
+
+    def costs_to(self, accuracy: float) -> dict[str, float]:
+        """What it took until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
+        return costs_to(self.rows, accuracy)
 
     def __repr__(self) -> str:
         return as_line("result", facts_of(self.summary))

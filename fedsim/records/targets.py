@@ -1,0 +1,35 @@
+"""What it took until a test first showed an accuracy."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COSTS = ("rounds", "time", "bytes", "joules", "grams")
+
+
+def until(rows: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, float | int | None]:
+    """Rounds, simulated time (s), bytes moved, joules and grams until a test first showed the accuracy; None where none did.
+
+    Args:
+        rows: those of ``rounds.parquet``.
+        accuracy: 0..1.
+    """
+    moved = 0.0
+    for row in rows:
+        moved += row["bytes_down"] + row["bytes_up"]
+        if row["accuracy"] is not None and row["accuracy"] >= accuracy:
+            drawn = (_sum_until(rows, row["round"], name) for name in ("joules", "grams"))
+            return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
+    return dict.fromkeys(COSTS)
+
+
+def costs_to(rows: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, float]:
+    """The same for notebooks: what was not reached, or not counted, is not a number, so that it can be drawn."""
+    return {name: math.nan if value is None else value for name, value in until(rows, accuracy).items()}
+
+
+def _sum_until(rows: Sequence[Mapping[str, Any]], last: int, name: str) -> float | None:
+    """The sum of a column up to a round; None where it has none, or the run is older than it."""
+    values = [row.get(name) for row in rows if row["round"] <= last]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None
