@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest
@@ -28,6 +28,25 @@ from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import PROCESSES
 
 Entries = list[tuple[str, str]]
+
+
+class Key(NamedTuple):
+    """What a table takes under one name.
+
+    Attributes:
+        name: the key.
+        default: as TOML says it; empty for none.
+        required: whether it must be given.
+        allowed: its type, unit and bounds, in words.
+        told: what it means; empty where nothing is said.
+    """
+
+    name: str
+    default: str
+    required: bool
+    allowed: str
+    told: str
+
 
 _FAMILIES = {
     "strategies": STRATEGIES,
@@ -62,7 +81,7 @@ def catalogue() -> dict[str, Entries]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
         **{title: [(name, about) for name, (_, about) in family.kinds.items()] for title, family in _FAMILIES.items()},
-        **{title: [(name, told_of(spec)[""]) for name, spec in _specs(title).items()] for title in _UNIONS},
+        **{title: [(name, told_of(spec)[""]) for name, spec in specs_titled(title).items()] for title in _UNIONS},
         "kinds of devices": list(kinds_of_devices().items()),
         "energy presets": list(TITLES.items()),
         "scenarios": shipped_titles(studies=False),
@@ -72,7 +91,8 @@ def catalogue() -> dict[str, Entries]:
     }
 
 
-def _specs(title: str) -> dict[str, type[Spec]]:
+def specs_titled(title: str) -> dict[str, type[Spec]]:
+    """The tables of the kinds under a title of the catalogue, by kind; none for a title of mere names."""
     family: Family | None = _FAMILIES.get(title)
     if family is not None:
         return {kind: family.spec(kind) for kind in family}
@@ -95,7 +115,7 @@ def about(name: str) -> list[str]:
         for kind, line in entries:
             if kind == name:
                 lines += [f"{name}, one of the {title}: {line}"]
-                lines += _key_lines(_specs(title)[name]) if name in _specs(title) else []
+                lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
     paths = [*_paths(Scenario)]
     for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
         if "" in (specs := specs_of(owner.model_fields[key])):
@@ -132,17 +152,29 @@ def _kind(spec: type[Spec]) -> str:
     return str(spec.model_fields["kind"].default) if "kind" in spec.model_fields else ""
 
 
-def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
-    """Two lines a key: its default and what may be said, and what it means."""
+def keys_of(spec: type[Spec]) -> list[Key]:
+    """The keys that a table takes, its ``kind`` included where it has one."""
     schema = spec.model_json_schema()
     schema = schema["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
+    return [
+        Key(
+            name,
+            _toml(said["default"]) if "default" in said else "",
+            name in schema.get("required", ()),
+            _in_words(said, schema.get("$defs", {})),
+            said.get("description", ""),
+        )
+        for name, said in schema["properties"].items()
+    ]
+
+
+def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
+    """Two lines a key: its default and what may be said, and what it means."""
     lines = []
-    for key, said in schema["properties"].items():
-        if key == (only or key) and (only or key != "kind"):
-            required = "required" if key in schema.get("required", ()) else "not given"
-            usual = f"{key} = {_toml(said['default'])}" if "default" in said else f"{key} ({required})"
-            lines.append(f"  {usual}  # {_in_words(said, schema.get('$defs', {}))}")
-            lines += [f"      {said['description']}"] if "description" in said else []
+    for key in keys_of(spec):
+        if key.name == only or (not only and key.name != "kind"):
+            usual = f"= {key.default}" if key.default else "(required)" if key.required else "(not given)"
+            lines += [f"  {key.name} {usual}  # {key.allowed}", *([f"      {key.told}"] if key.told else [])]
     return lines or ["  it takes no keys"]
 
 

@@ -47,11 +47,21 @@ class Scenario(Spec):
         name: for people; it goes into reports, never into a path or a command.
         seed: one seed gives every strategy the same world.
         learning: ``on``, or ``off`` for time and bytes only.
+        data: which samples there are, and who holds which.
+        model: what is trained.
+        training: how a client trains: steps, batches, solver.
+        population: how many devices, how fast, and when they can be reached.
+        network: the links between the server and the devices.
+        world: what befalls links and devices besides.
+        energy: what devices draw, and from what; None: not counted, and nobody has a battery.
         drift: how data change while the run goes on; None: they don't.
         malicious: devices that attack the learning; None: there are none.
-        energy: what devices draw, and from what; None: not counted, and nobody has a battery.
-        data, model, training, population, network, world, messages, server, strategy, evaluation, stop, checkpoint: the other
-            sections.
+        messages: how models are written on the wire.
+        server: how long its own computing takes, and when it gives up who is lost.
+        strategy: the federated learning algorithm, and what it takes.
+        evaluation: when and how accuracy is measured.
+        stop: when the run ends.
+        checkpoint: when the run is saved on the way.
     """
 
     name: str = Field(default="unnamed", max_length=200)

@@ -1,14 +1,16 @@
-"""The examples of README and docs: each runs, or says beside it why it cannot.
+"""The examples of README and docs: a page is a story, and each of its blocks runs in turn, in an empty folder, or says why not.
 
 A comment above a fenced block, ``<!-- not run: WHY -->``, is the one way to have it left out; the files and the parts of
-studies that it names must be there nevertheless. A Python block that begins with the name of a file is that file. Scenarios
-are run with two rounds, studies with one strategy, and one picture is drawn.
+studies that it names must be there nevertheless. A block that begins with the name of a file, as in ``# mine.py``, is it.
+Other TOML is what a scenario may say, and is run as a change of the quickstart. What ships with fedsim is run with two rounds,
+studies of it with one strategy and one seed, and one picture is drawn.
 """
 
 import pkgutil
 import re
 import shlex
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +21,16 @@ import tomli_w
 from click.testing import CliRunner
 
 import fedsim
+from fedsim import shipped
 from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main, study_command
 from fedsim.study.plan import read_study
 from fedsim.tables import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-README = PAGES[0].read_text()
+GENERATED = ROOT / "docs" / "generated"
+DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS]
 
 SET_UP = (["python3", "-m", "venv"], [".venv/bin/python", "-m", "pip"], [".venv/bin/python", "-m", "pytest"])
 """How commands begin that CI itself calls before the tests, or to run them."""
@@ -35,31 +39,35 @@ SET_UP = (["python3", "-m", "venv"], [".venv/bin/python", "-m", "pip"], [".venv/
 class Block(NamedTuple):
     """A fenced block: where it stands, the comment above it, its language, and what it says."""
 
-    place: str
+    page: Path
+    line: int
     comment: str
     language: str
     text: str
 
     @property
+    def place(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
     def runs(self) -> bool:
         return not self.comment.startswith("not run: ")
 
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text()
-        for found in re.finditer(r"^(?:<!-- (.*) -->\n)?```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
-            line = text.count("\n", 0, found.start(3))
-            yield Block(f"{page.name}:{line}", found[1] or "", found[2], found[3])
+    @property
+    def file(self) -> str | None:
+        named = re.match(r"# ([\w-]+\.\w+)\n", self.text)
+        return named and named[1]
 
 
-BLOCKS = list(blocks())
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = re.finditer(r"^(?:<!-- (.*) -->\n)?```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
+    read = [Block(page, text.count("\n", 0, one.start(3)), one[1] or "", one[2], one[3]) for one in found]
+    assert len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(read), f"{page.name}: a block is not read"
+    return [block for block in read if not block.language.startswith("{")]
 
 
-def of(*languages: str, runs: bool = True) -> Any:
-    """The blocks in one of these languages, as the parameter ``block``."""
-    chosen = [block for block in BLOCKS if block.language in languages and block.runs is runs]
-    return pytest.mark.parametrize("block", chosen, ids=[block.place for block in chosen])
+BLOCKS = {page: blocks(page) for page in PAGES}
 
 
 def commands(block: Block) -> Iterator[list[str]]:
@@ -71,48 +79,109 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: small copies of the scenarios, none of whose runs takes a second."""
-    for path in [*(ROOT / "scenarios").glob("*.toml"), *(ROOT / "scenarios").glob("*/communication*.toml")]:
-        tables = read_toml(path, "scenario")
-        if "variants" in tables:
-            tables |= {"variants": {"fedavg": tables["variants"]["fedavg"]}, "seeds": [1], "references": []}
-        elif "rounds" in tables["stop"]:
-            tables["stop"] |= {"rounds": 2}
-        copy = tmp_path / path.relative_to(ROOT)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory; what ships is small there, by path as in a clone and by name."""
+    folder = tmp_path / "clone" / "scenarios"
+    for path in sorted((ROOT / "scenarios").rglob("*.toml")):
+        copy = folder / path.relative_to(ROOT / "scenarios")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(tomli_w.dumps(tables))
-    shutil.copytree(ROOT / "scenarios" / "validation" / "logs", tmp_path / "scenarios" / "validation" / "logs")
-    for block in BLOCKS:
-        if named := re.match(r"# (\w+\.py)\n", block.text):
-            (tmp_path / named[1]).write_text(block.text)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        copy.write_text(tomli_w.dumps(small(read_toml(path, "scenario"))))
+    shutil.copytree(ROOT / "scenarios" / "validation" / "logs", folder / "validation" / "logs")
+    monkeypatch.setattr(shipped, "_HERE", folder)
+    shipped.shipped.cache_clear()
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "scenarios").symlink_to(folder)
+    monkeypatch.chdir(work)
+    modules, way = {*sys.modules}, [*sys.path]
+    yield work
+    shipped.shipped.cache_clear()
+    sys.path[:] = way
+    for name in {*sys.modules} - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
-def test_no_block_is_left_out() -> None:
-    fences = sum(len(re.findall(r"^\s*(?:```|~~~)", page.read_text(), re.MULTILINE)) for page in PAGES)
-    assert fences == 2 * len(BLOCKS)
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "toml"}
-    assert sum(not block.runs for block in BLOCKS) <= 4
+def small(tables: dict[str, Any]) -> dict[str, Any]:
+    if "fedavg" in tables.get("variants", {}):
+        return tables | {"variants": {"fedavg": tables["variants"]["fedavg"]}, "seeds": [1], "references": []}
+    if "rounds" in tables.get("stop", {}):
+        tables["stop"] |= {"rounds": 2}
+    return tables
 
 
-def test_commands_run_one_after_another(place: Path) -> None:
-    for block in BLOCKS:
-        if block.language != "sh" or not block.runs:
+DONE: dict[tuple[str, ...], Path] = {}
+"""Studies and reports whose command several pages have: each is made once, and where a study lies."""
+
+
+FEW = ("--workers", "1", "--seeds", "1")
+"""What every study is given besides."""
+
+
+def carry_out(words: list[str], place: str) -> None:
+    if words[:3] in SET_UP:
+        return
+    if words[0] in ("python", ".venv/bin/python") and words[1] == "-m" and words[2].endswith("analysis"):
+        result = CliRunner().invoke(draw, [*words[3:], "--only", "accuracy"])
+        assert result.exit_code == 0, f"{place}: {words}: {result.output}"
+        return
+    assert words[0] in ("fedsim", ".venv/bin/fedsim"), f"{place}: what is {words}?"
+    said = (*words[1:],)
+    out = Path(said[said.index("--out") + 1]) if "--out" in said else Path()
+    if said in DONE:
+        if said[0] == "study":
+            shutil.copytree(DONE[said], out)
+        return
+    result = CliRunner().invoke(main, [*said, *FEW] if said[0] == "study" else said)
+    assert result.exit_code == 0, f"{place}: {words}: {result.output}"
+    if said[0] in ("study", "report") and "--dry-run" not in said:
+        DONE[said] = out.absolute()
+
+
+def run_as_change(block: Block) -> None:
+    """A table or two of a scenario, laid over the quickstart."""
+    said = tomllib.loads(block.text)
+    devices = range(fedsim.Scenario(**said).population.devices)
+    tables = {  # those of the user's own that the blocks name
+        "devices.csv": ["speed,zone,rtt", *(f"{100 + device},Europe/Berlin,20" for device in devices)],
+        "on.csv": ["device,start,end", *(f"{device},0 s,1 week" for device in devices)],
+        "grid.csv": ["intensity", *(["300 g/kWh"] * 24)],
+    }
+    for name, lines in tables.items():
+        Path(name).write_text("\n".join(lines))
+    assert fedsim.run(fedsim.Scenario(**read_toml("scenarios/quickstart.toml", "") | said)).summary["status"] == "done"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_a_story(page: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [block for block in BLOCKS[page] if block.file]
+    for block in files:
+        assert block.file
+        Path(block.file).write_text(block.text)
+    said: dict[str, Any] = {"__name__": "__main__"}
+    for block in BLOCKS[page]:
+        if not block.runs or block in files:
             continue
-        for words in commands(block):
-            if words[:3] in SET_UP:
-                continue
-            if words[:3] == [".venv/bin/python", "-m", "analysis"]:
-                result = CliRunner().invoke(draw, [*words[3:], "--only", "accuracy"])
-            else:
-                assert words[0] == ".venv/bin/fedsim", f"{block.place}: what is {words}?"
-                result = CliRunner().invoke(main, words[1:])
-            assert result.exit_code == 0, f"{block.place}: {words}: {result.output}"
+        if block.language == "sh":
+            for words in commands(block):
+                carry_out(words, block.place)
+        elif block.language == "python":
+            capsys.readouterr()
+            exec(compile(block.text, block.place, "exec"), said)
+            assert "print" not in block.text or re.search(r"\d", capsys.readouterr().out), block.place
+        elif block.language == "toml":
+            run_as_change(block)
 
 
-@of("sh", runs=False)
+def test_few_blocks_are_left_out() -> None:
+    known = [block for page in PAGES for block in BLOCKS[page]]
+    assert {block.language for block in known} <= {"sh", "python", "toml", "text"}
+    assert sum(not block.runs for block in known) <= 10
+
+
+@pytest.mark.parametrize(
+    "block", [b for p in PAGES for b in BLOCKS[p] if not b.runs and b.language == "sh"], ids=lambda block: block.place
+)
 def test_what_is_not_run_names_what_there_is(block: Block) -> None:
     for words in commands(block):
         for word in words:
@@ -122,35 +191,25 @@ def test_what_is_not_run_names_what_there_is(block: Block) -> None:
             assert read_study(told["study"], seeds=told["seeds"]).only(told["only"])
 
 
-@of("python")
-def test_python_runs(block: Block, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block.text, block.place, "exec"), {"__name__": "__main__"})
-    if "print" in block.text:
-        assert re.search(r"\d\.\d", capsys.readouterr().out)
-
-
-@of("toml")
-def test_tables_run(block: Block, place: Path) -> None:
-    devices = range(fedsim.Scenario(**tomllib.loads(block.text)).population.devices)
-    tables = {  # those of the user's own that the blocks name
-        "devices.csv": ["speed,zone,rtt", *(f"{100 + device},Europe/Berlin,20" for device in devices)],
-        "on.csv": ["device,start,end", *(f"{device},0 s,1 week" for device in devices)],
-        "grid.csv": ["intensity", *(["300 g/kWh"] * 24)],
-    }
-    for name, lines in tables.items():
-        (place / name).write_text("\n".join(lines))
-    scenario = tomllib.loads((place / "scenarios/quickstart.toml").read_text()) | tomllib.loads(block.text)
-    assert fedsim.run(fedsim.Scenario(**scenario)).summary["status"] == "done"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
     text = page.read_text()
-    for path in re.findall(r"`((?:scenarios|fedsim|tests|analysis)/[\w/.]+\.(?:py|toml))`", text):
+    for path in re.findall(r"`((?:scenarios|fedsim|tests|analysis|docs)/[\w/.]+\.(?:py|toml|md))`", text):
         assert (ROOT / path).exists(), path
-    for module in re.findall(r"python -m (tests\.benchmarks\.\w+)", text):
+    for module in re.findall(r"python -m (tests\.[\w.]+)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
     for name in re.findall(r"`(fedsim\.[\w.]+)", text):
         assert pkgutil.resolve_name(name), name
     for verb in re.findall(r"`fedsim ([a-z]+)", text):
         assert verb in main.commands, verb
+    for link in re.findall(r"\]\(((?!http|#)[^)#\s]+)", text):
+        there = (ROOT / "docs" / link[1:]) if link.startswith("/") else page.parent / link
+        assert there.exists() or GENERATED in there.parents, f"{page.name}: {link}"
+
+
+def test_the_readme_is_short_and_shows_pictures() -> None:
+    text = PAGES[0].read_text()
+    assert len(text.splitlines()) < 150
+    pictures = re.findall(r"!\[[^\]]{20,}\]\((docs/pictures/[\w-]+\.\w+)\)", text)
+    assert len(pictures) == 2
+    assert sum((ROOT / picture).stat().st_size for picture in pictures) < 400_000

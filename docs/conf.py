@@ -1,0 +1,63 @@
+"""How the docs are built: ``python -m sphinx -W docs build/docs`` (docs/README.md says more)."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generate import write_all
+
+from fedsim.version import __version__
+
+project, author, copyright = "fedsim", "the fedsim authors", "the fedsim authors"  # noqa: A001 - Sphinx's names
+release = version = __version__
+HERE = Path(__file__).parent
+GALLERY = [*(HERE / "gallery").glob("plot_*.py")]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", *(["sphinx_gallery.gen_gallery"] if GALLERY else [])]
+exclude_patterns = ["README.md", "gallery", "notebooks", "sg_execution_times.rst"]
+language = "en"
+
+myst_enable_extensions = ["deflist", "attrs_inline"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"exclude-members": "Client, Params, model_config, model_post_init"}
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("State", "Attributes")]
+
+html_theme = "furo"
+html_title = f"fedsim {__version__}"
+html_static_path = ["static"]
+html_css_files = ["fedsim.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "generated/gallery",
+    "plot_gallery": "False",  # pictures only with -D plot_gallery=1: that runs every script
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 1e9,
+    "within_subsection_order": "FileNameSortKey",
+    "remove_config_comments": True,
+}
+
+write_all()
+
+
+def setup(app: Any) -> None:
+    """Docstrings are plain text with ``code``: a star or a bar in them is no markup."""
+    app.connect("autodoc-process-docstring", _as_plain_text, priority=100)  # before napoleon reads its sections
+
+
+def _as_plain_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    parts = "\n".join(lines).split("``")
+    parts[::2] = [re.sub(r"([*|])|(?<=\w)_(?=\W|$)", r"\\\g<0>", part) for part in parts[::2]]
+    lines[:] = "``".join(parts).split("\n")
