@@ -123,15 +123,18 @@ def _definition(key: Key, anchor: str, see: str) -> str:
     return f"({anchor})=\n`{key.name}`\n: {quoted(key.allowed)}; {usual}.{see}{told}"
 
 
-def _table(spec: type[Spec], path: str, seen: set[type[Spec]], level: int = 2) -> Iterator[str]:
-    """The keys of a table, then the tables and kinds within, each in a section of its own; none of ``seen``, which grows."""
+def _table(spec: type[Spec], path: str, seen: set[type[Spec]], level: int = 2, within: str = "") -> Iterator[str]:
+    """The keys of a table, then the tables and kinds within, each in a section of its own; none of ``seen``, which grows.
+
+    Anchors say the kinds ``within`` which a table stands, too: two kinds may have tables of one name.
+    """
     keys = [key for key in keys_of(spec) if key.name != "kind" and key.name in spec.takes()]
     inner = {key.name: specs_of(spec.model_fields[key.name]) for key in keys}
     family = {name: _elsewhere(specs) for name, specs in inner.items()}
     kind = f".{spec.model_fields['kind'].default}" if "kind" in spec.model_fields else ""
     for key in keys:
         see = f" Its kinds: {family[key.name]}." if family[key.name] else ""
-        yield _definition(key, _anchor(f"key-{path}{kind}-{key.name}"), see)
+        yield _definition(key, _anchor(f"key-{within or path}{kind}-{key.name}"), see)
     if not keys:
         yield "It takes no keys."
     for key in keys:
@@ -142,7 +145,7 @@ def _table(spec: type[Spec], path: str, seen: set[type[Spec]], level: int = 2) -
             where = f"{path}.{key.name}".strip(".")
             yield f"{'#' * min(level, 5)} `{where}`" + (f" = `{name}`" if name else "")
             yield _told(one)
-            yield from _table(one, where, seen, level + 1)
+            yield from _table(one, where, seen, level + 1, f"{within or path}{kind}.{key.name}")
 
 
 def _anchor(text: str) -> str:
