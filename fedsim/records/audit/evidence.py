@@ -66,7 +66,7 @@ class Evidence:
             try:
                 return read_json(path) if self.run.has(files.NETWORK) else None
             except (OSError, ValueError) as error:
-                raise RunFolderError(f"{files.NETWORK} of {str(self.run.path)!r} is damaged: {error}") from None
+                raise RunFolderError(f"{files.NETWORK} of {str(self.run.path)!r} is missing or damaged: {error}") from None
 
         return self._once(files.NETWORK, read)
 
