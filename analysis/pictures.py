@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from fedsim.analysis.accuracy import draw_accuracy
 from fedsim.analysis.clusters import draw_clusters
 from fedsim.analysis.costs import draw_costs
+from fedsim.analysis.edges import draw_edges
 from fedsim.analysis.embedding import draw_embedding
 from fedsim.analysis.energy import draw_batteries, draw_energy
 from fedsim.analysis.fairness import draw_fairness
@@ -70,6 +71,11 @@ OF_ONE = {
         draw_split_tree,
         "How clusters were split",
         "A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.",
+    ),
+    "edges": Kind(
+        draw_edges,
+        "Edge servers",
+        "A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses.",
     ),
     "traffic": Kind(
         draw_traffic,

@@ -60,7 +60,7 @@ DRAWN: dict[str, tuple[str, ...]] = {
     "fesem-mig": ("stragglers", "membership"),
     "fl-hc": ("membership", "similarity"),
     "flexcfl": ("stragglers", "membership", "similarity", "embedding"),
-    "hierfavg": ("stragglers",),
+    "hierfavg": ("stragglers", "edges"),
     "hypcluster": ("stragglers", "membership"),
     "ifca": ("stragglers", "membership"),
     "ifca-mig": ("stragglers", "membership"),
