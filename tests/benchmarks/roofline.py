@@ -4,8 +4,11 @@
     python -m tests.benchmarks.roofline --seconds 5        # longer, where others work on the machine
 
 What a batch costs in any case is measured on a layer of one number. Two numbers are fitted, on four of the models (those that
-are marked): the FLOP/s and the bytes/s that this core reaches. The other six are predicted. Times are those of the thread's
-processor, the least of many steps. Exit status 1 if the mean error of the ten, or of the six, is above 25 %.
+are marked): the FLOP/s and the bytes/s that this core reaches. The other six are predicted. Which four are fitted matters, so
+all others are tried as well. Times are those of the thread's processor, the least of many steps in three passes. Exit
+status 1 if the mean error of the ten, or of the six, is above 25 %.
+
+A third number, what each operation costs in any case, was tried and makes it worse: four models do not tell the three apart.
 
 An LSTM is predicted too, and counts for nothing: torch makes one operation of its layer, where the profile counts every step.
 """
@@ -13,7 +16,7 @@ An LSTM is predicted too, and counts for nothing: torch makes one operation of i
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import torch
@@ -106,6 +109,7 @@ MODELS: dict[str, Model] = {
     "transformer": (transformer, (32, 16)),
 }
 FITTED = ("mlp-1024", "cnn-16-32", "resnet-8", "transformer")
+PASSES = 3
 ASIDE: dict[str, Model] = {"lstm": (lambda: LastOfSequence(nn.LSTM(128, 128, batch_first=True), 16, 128), (40, 16))}
 
 
@@ -148,8 +152,13 @@ def main() -> int:
     torch.set_num_threads(1)
     everything = MODELS | ASIDE
     costs = {name: profile(make(), shape, CLASSES) for name, (make, shape) in everything.items()}
-    fixed = measured_s(nn.Linear(1, CLASSES), (1,), options.seconds)
-    times = {name: measured_s(make(), shape, options.seconds) for name, (make, shape) in everything.items()}
+    rows = everything | {"": (lambda: nn.Linear(1, CLASSES), (1,))}
+    passes = [
+        {name: measured_s(make(), shape, options.seconds / PASSES) for name, (make, shape) in rows.items()}
+        for _ in range(PASSES)
+    ]
+    times = {name: min(each[name] for each in passes) for name in rows}
+    fixed = times.pop("")
     flops, bandwidth = fit(costs, {name: times[name] for name in FITTED}, fixed)
     print(f"a batch costs {fixed * 1e6:.0f} us in any case; fitted: {flops / 1e9:.1f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
     errors = {}
@@ -158,10 +167,16 @@ def main() -> int:
         errors[name] = told / times[name] - 1
         mark = "fitted" if name in FITTED else "counts for nothing" if name in ASIDE else ""
         print(f"{name:12} {times[name] * 1e3:9.3f} ms measured {told * 1e3:9.3f} ms predicted {errors[name]:+7.1%}  {mark}")
-    ten = float(np.mean([abs(errors[name]) for name in MODELS]))
-    six = float(np.mean([abs(errors[name]) for name in MODELS if name not in FITTED]))
-    print(f"mean error: {ten:.1%} of the ten, {six:.1%} of the six that were not fitted; allowed are {MOST_ERROR:.0%}")
-    return 1 if max(ten, six) > MOST_ERROR else 0
+    ten, six = ([abs(errors[name]) for name in MODELS if name not in left_out] for left_out in ((), FITTED))
+    means = float(np.mean(ten)), float(np.mean(six))
+    print(f"mean error: {means[0]:.1%} of the ten, {means[1]:.1%} of the six that were not fitted; worst: {max(ten):.1%}")
+    worst = []
+    for four in combinations(MODELS, 4):
+        numbers = fit(costs, {name: times[name] for name in four}, fixed)
+        worst.append(max(abs(batch_s(costs[name], *numbers, fixed) / times[name] - 1) for name in MODELS))
+    within = np.mean(np.array(worst) <= 0.25)
+    print(f"fitted to any four, the worst of the ten is {np.median(worst):.1%} off on the median; {within:.0%} are within 25 %")
+    return 1 if max(means) > MOST_ERROR else 0
 
 
 if __name__ == "__main__":

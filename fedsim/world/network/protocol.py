@@ -29,13 +29,14 @@ PROTOCOLS = Family(
         "tcp": (f"{_HERE}:Tcp", "headers, slow start, and shares that differ by chance"),
     },
 )
+_QUEUE_S = 1e-3  # what of a connection is in its machine's queue
 _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
 
 
-def _above_zero(value: float) -> float:
-    if not value > 0:
-        raise ValueError("it must be above 0")
-    return value
+def _above_zero(size: float) -> float:
+    if not size > 0:
+        raise ValueError("a segment must carry something: its size must be above 0")
+    return size
 
 
 class Protocol(Spec):
@@ -51,10 +52,9 @@ class Protocol(Spec):
         round_trip: what a round trip takes beside twice the device's latency.
         weight_spread: how unlike flows share a link by chance: a transfer's weight is lognormal with median 1, and this is the
             factor of one standard deviation; 1 for all alike.
-        turns: how much of each download the server's machine has in its own queue at a time; None: weights of downloads are as
-            those of uploads. What one machine sends takes turns in that queue, so that shares are alike where round trips are
-            longer: of R s, the logarithm of a download's weight by chance is 1 / (1 + R / ``turns``) of what it would be.
-            Uploads come from different machines, and meet behind them.
+        turns: whether downloads take turns. What one machine sends waits in its own queue, of which each connection has about
+            1 ms (Linux's TCP small queues), so that shares are alike where round trips are longer: of R s, the logarithm of a
+            download's weight by chance is 1 / (1 + R / 1 ms) of what it would be. Uploads come from different machines.
         weight_by_round_trip: the power of its round trip by which a flow's weight falls: 0 for none, 1 for shares as 1 / round
             trip (as TCP Reno's are). A round trip counts as 1 ms at least.
     """
@@ -66,7 +66,7 @@ class Protocol(Spec):
     initial_window: int = Field(default=10, ge=1, le=1_000_000)
     round_trip: Seconds = 0.0
     weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
-    turns: Annotated[Seconds, AfterValidator(_above_zero)] | None = None
+    turns: bool = False
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
 
     @cached_property
@@ -87,8 +87,8 @@ class Protocol(Spec):
     def weight(self, streams: Streams, device: int, count: int, round_trip: float, direction: Literal["down", "up"]) -> float:
         """The weight of a device's transfer of this number (from 0), with this round trip (s), in this direction; above 0."""
         power: float = streams.normal("world/flow-weight", device, count)
-        if direction == "down" and self.turns is not None:
-            power /= 1 + round_trip / self.turns
+        if direction == "down" and self.turns:
+            power /= 1 + round_trip / _QUEUE_S
         by_chance: float = self.weight_spread**power
         by_distance: float = (_USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)) ** self.weight_by_round_trip
         return by_chance * by_distance
@@ -121,16 +121,13 @@ class Fluid(Protocol):
 
 
 class Tcp(Protocol):
-    """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for 1,448 of payload, slow start.
-
-    Linux lets a connection have about 1 ms of its bytes in its machine's queue (TCP small queues, kernel 3.6 on).
-    """
+    """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for 1,448 of payload, slow start."""
 
     kind: Literal["tcp"] = "tcp"
     header: Bytes = 66.0
     slow_start: bool = True
     weight_spread: float = Field(default=1.15, ge=1.0, le=10.0)
-    turns: Annotated[Seconds, AfterValidator(_above_zero)] | None = 1e-3
+    turns: bool = True
 
 
 ProtocolSpec = Annotated[SerializeAsAny[Protocol], PROTOCOLS.validator]
