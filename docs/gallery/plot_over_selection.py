@@ -34,7 +34,7 @@ fig, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
 axis.plot([one["time"] / 60 for one in took.values()], [one["bytes"] / 1e6 for one in took.values()], marker="o")
 for factor, one in took.items():
     axis.annotate(f"  {20 * factor:.0f} asked", (one["time"] / 60, one["bytes"] / 1e6))
-axis.margins(0.2)
+axis.margins(0.3)
 axis.set(xlabel=f"minutes to {TARGET:.0%}", ylabel=f"MB to {TARGET:.0%}", xlim=0, ylim=0)
 
 # %%

@@ -37,6 +37,9 @@ in the grid have names. Runs of the same scenario are one run::
     extends = "deadline"                      # that part, with what is said here merged into it
     changes = { "strategy.deadline" = "20 s" }
 
+A study can also search: ``[search]`` names keys with ranges or lists of values, and each variant is tried at so many points of
+them, one after another, each told what those before came to (``search``, ``trials``).
+
 ``spec`` is what such a file may say, ``references`` the lines to compare with, and ``plan`` puts them together into the runs of
 a study. ``pool`` carries runs out in ``worker`` processes, ``cluster`` on Ray; ``folder`` is what a study leaves on disk,
 ``conduct`` does all of it in order, and ``progress`` shows how far it is.

@@ -147,7 +147,8 @@ class Conductor:
         self.executor, self.address, self.workers = executor, address, workers
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
         self._look()
-        for run in _firsts([run for run, state in self.wanted_runs if state != "done"]):
+        left = [run for run, state in self.wanted_runs if state != "done" and not run.variant.is_trial]
+        for run in _firsts(left):
             try_to_build(run)
         self._pool: Pool | Cluster | None = None
         self._interrupted: int | None = None

@@ -50,6 +50,11 @@ class Variant:
         return replace(self, point=(*self.point, *values.items()))
 
     @property
+    def is_trial(self) -> bool:
+        """Whether it is a trial of a search."""
+        return TRIAL in dict(self.point)
+
+    @property
     def folder(self) -> str:
         """A name fit for a folder, and different for each variant of a study."""
         return safe_name(self.label)
@@ -258,9 +263,21 @@ class Draft:
         self._variants += new
         for seed in seeds:
             for variant, said in zip(variants, tables, strict=True):
-                scenario = scenario_of(variant, {**said, "seed": seed})
-                run = PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
-                self._runs_of.setdefault(variant.folder, []).append(self._first.setdefault(scenario.to_toml(), run))
+                run = _planned(variant, said, seed)
+                self._runs_of.setdefault(variant.folder, []).append(self._first.setdefault(run.scenario.to_toml(), run))
+
+    def planned(self, variant: Variant, seed: int) -> PlannedRun:
+        """The run that would be added, unless one of the same scenario is there.
+
+        Raises:
+            ScenarioError: it cannot be run; the message names the variant.
+        """
+        return _planned(variant, tables_of(variant, self._spec), seed)
+
+
+def _planned(variant: Variant, tables: Mapping[str, Any], seed: int) -> PlannedRun:
+    scenario = scenario_of(variant, {**tables, "seed": seed})
+    return PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
 
 
 def variants_of(spec: StudySpec) -> tuple[Variant, ...]:

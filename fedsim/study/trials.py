@@ -19,7 +19,7 @@ from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
-from fedsim.study.plan import Draft, PlannedRun, Study, Variant, scenario_of, searched, tables_of
+from fedsim.study.plan import Draft, PlannedRun, Study, Variant, searched
 from fedsim.study.search import METRICS, Search, Told
 from fedsim.study.spec import TRIAL
 
@@ -128,7 +128,7 @@ class Trials:
             try_to_build: refuses a run that cannot be carried out.
 
         Raises:
-            ScenarioError: no trial of a first batch can be run.
+            ScenarioError: no trial of a variant can be run.
         """
         while not self.is_over and self._told(path):
             if not self._batch:
@@ -183,9 +183,8 @@ class Trials:
         """Plan the runs of this rung; trials that cannot be run are refused."""
         for trial in trials:
             try:
-                if self._rung == 0:
-                    tables = {**tables_of(trial.variant, self._spec), "seed": self._rungs[0][0]}
-                    run = PlannedRun(trial.variant, scenario_of(trial.variant, tables), path)
+                run = self._draft.planned(trial.variant, self._rungs[self._rung][0])
+                if self._rung == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
                 trial.state, trial.error = "refused", str(error)
@@ -193,7 +192,8 @@ class Trials:
 
     def _refuse_if_none(self) -> None:
         for line in self.lines:
-            if all(trial.state == "refused" for trial in line.trials):
+            states = [trial.state for trial in line.trials]
+            if states == ["refused"] * self.search.trials:
                 raise ScenarioError(f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}")
 
     def _prune(self) -> None:

@@ -311,6 +311,11 @@ def test_points_that_make_no_scenario_are_refused_one_by_one(searched: dict[str,
         assert trial.state == ("refused" if too_many else "done")
         assert bool(trial.error) == too_many
     assert {trial.state for trial in trials.lines[0].trials} == {"refused", "done"}
+    searched["search"]["space"] = {"population.devices": [2, 3], "strategy.clients_per_round": [4, 12]}
+    searched["base"]["population"]["devices"] = 12
+    done = call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
+    assert done.exit_code == 2
+    assert "no trial of 'fedavg' can be run: variant 'fedavg, trial=5, devices=" in done.output
 
 
 def test_a_killed_search_goes_on(searched: dict[str, Any], tmp_path: Path) -> None:
