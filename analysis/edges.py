@@ -1,6 +1,7 @@
 """What edge servers did: a lane each, with what came from the server and went to it, its devices at work, and its losses."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,7 +76,7 @@ def read_messages(run: RunFolder) -> pd.DataFrame:
     Raises:
         RunFolderError: the transfers are missing or damaged.
     """
-    rows = run.table(TRANSFERS).to_pandas()
+    rows: pd.DataFrame = run.table(TRANSFERS).to_pandas()
     rows = rows[rows["device"].isna()]
     down = (rows["direction"] == "down").to_numpy()
     names = np.where(down, rows["receiver"].astype(str), rows["sender"].astype(str))
@@ -120,6 +121,6 @@ def _draw_losses(panel: Axes, run: RunFolder, end: float, lane: "pd.Series[float
     if not rows:
         return []
     row, start_, stop_ = np.array(rows).T
-    look = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "//////", "linewidth": 0.8}
+    look: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "//////", "linewidth": 0.8}
     panel.add_collection(style.rectangles(start_, stop_, row - 0.45, row + 0.45, **look), autolim=False)
     return [Patch(**look, label="lost")]
