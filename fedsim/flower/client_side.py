@@ -75,10 +75,12 @@ def carry_out(job: Job) -> Outcome:
     """
     replace_all()
     called = f"the ClientApp of device {job.device}"
-    return carried_out(lambda: _work(job, called), job.patience_s, job.app.folder, called)
+    with Generators(job.seed).in_use():
+        app = _app(job)
+    return carried_out(lambda: _work(job, app, called), job.patience_s, job.app.folder, called)
 
 
-def _work(job: Job, called: str) -> Outcome:
+def _work(job: Job, app: Any, called: str) -> Outcome:
     message = as_sent(job.message)
     config = {"partition-id": job.device, "num-partitions": job.devices}
     ids = message.metadata.run_id, message.metadata.dst_node_id
@@ -88,8 +90,6 @@ def _work(job: Job, called: str) -> Outcome:
         around.enter_context(Generators(job.seed).in_use())
         around.enter_context(frozen(message.metadata.created_at))
         _one_torch_thread(around)
-        app = _app(job)
-        _one_torch_thread(around)  # the app may have loaded torch just now
         counter = _flop_counter(around) if job.counts_flops else None
         note_reply(None)
         try:

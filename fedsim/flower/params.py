@@ -45,6 +45,11 @@ class FlowerParams(StrategyParams):
         return app
 
     @property
+    def called(self) -> str:
+        """See ``StrategyParams``."""
+        return f"a Flower app, {self.app!r},"
+
+    @property
     def not_restorable(self) -> str | None:
         """A thread cannot be saved."""
         return "a Flower app keeps what it knows in a running thread"

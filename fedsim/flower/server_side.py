@@ -103,12 +103,16 @@ class Session:
         self._awaited: set[int] = set()
         self._open = 0  # messages that nobody has answered yet
         self._counts: dict[int, int] = {}
+        self._continued: list[Round] = []  # of tasks that begin when the turn is over: they are no selections of their own
         self._last: dict[int, tuple[Round | None, bool]] = {}  # of each device's last task: its round, whether it was done
         self._waits = False  # whether the ServerApp does:
         self._until: float | None = None  # until then at most (s),
         self._missing: set[str] | None = None  # or until these are answered
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
+        app.forget()
+        with self._around():
+            self._server_app = app.load("server")
 
     # Turns.
 
@@ -122,6 +126,11 @@ class Session:
             await self.turns.give()
         if self.turns.over:
             self._end()
+
+    def call(self) -> None:
+        """It is the ServerApp's turn if it waits for nothing more: when all messages of this instant are there."""
+        if not self.turns.over and self._is_due():
+            self._server.timer("turn", self._server.now)
 
     def _is_due(self) -> bool:
         if not self._waits or (self._until is not None and self._server.now >= self._until):
@@ -161,10 +170,8 @@ class Session:
 
     def _run(self) -> None:
         """The ServerApp's thread."""
-        self._app.forget()
-        server_app = self._app.load("server")
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
-        server_app(grid=SimulatedGrid(self), context=context)
+        self._server_app(grid=SimulatedGrid(self), context=context)
         self.rounds.end()
 
     def _end(self) -> None:
@@ -251,7 +258,7 @@ class Session:
             one = sent.round if sent.trains else None
             continues = one is not None and self._last.get(device) == (one, True)
             if continues and one is not None:
-                self.rounds.count(one, "done", -1)
+                self._continued.append(one)
             count = self._counts[device] = self._counts.get(device, -1) + 1
             seed = int(self._server.rng("client-app", device, count).integers(1 << 32))
             contents = {kind: Sized(sent.message, float(sent.bytes)), "seed": Free(seed)}
@@ -317,10 +324,15 @@ class Session:
         metadata.__dict__ |= {"_reply_to_message_id": asked.message_id, "_created_at": EPOCH_S + self._server.now}
         self._answer(sent, make_message(metadata=metadata, error=Error(code=code, reason=_UNAVAILABLE[code])))
 
-    # What the simulation tells.
+    # What the simulation tells. What was asked in the handler before has begun.
+
+    def _settle(self) -> None:
+        while self._continued:
+            self.rounds.count(self._continued.pop(), "done", -1)
 
     def on_task_end(self, end: TaskEnd) -> None:
         """A device has answered, or it will not."""
+        self._settle()
         sent = self._by_task.pop(end.task)
         self._busy.discard(end.device)
         done = end.outcome == "done"
@@ -337,11 +349,13 @@ class Session:
 
     def on_return(self, device: int) -> None:
         """A device that was waited for can be reached."""
+        self._settle()
         self._awaited.discard(device)
         self._serve(device)
 
     def on_timer(self, name: str) -> None:
         """Somebody's patience, or a message's time to live, is over; or the ServerApp has slept enough."""
+        self._settle()
         what, _, number = name.partition(" ")
         if what == "app":
             return

@@ -117,17 +117,19 @@ class Flower(Strategy[FlowerParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """A device has answered, or never will."""
         self.session.on_task_end(message)
-        await self.session.go_on()
+        self.session.call()
 
     async def on_timer(self, name: str) -> None:
         """A time is over that something waited for."""
+        if name == "turn":
+            await self.session.go_on()
+            return
         self.session.on_timer(name)
-        await self.session.go_on()
+        self.session.call()
 
     async def on_return(self, device: int) -> None:
         """A device for which a message waits can be reached."""
         self.session.on_return(device)
-        await self.session.go_on()
 
     def models(self) -> Served:
         """None that fedsim could test."""

@@ -8,6 +8,7 @@ from fedsim.forecast.learning import measure
 from fedsim.forecast.nominal import nominal_lines
 from fedsim.forecast.trial import Trial
 from fedsim.language.units import show_bytes, show_seconds
+from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
     from fedsim.scenario import Scenario
@@ -56,6 +57,12 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
     Raises:
         ScenarioError, DataError: it cannot be run.
     """
+    if scenario.strategy.brings_learning:
+        Simulation(scenario, executor=executor)  # refuses what cannot be run
+        about = (
+            f"{scenario.population.devices} devices; what they compute, send and learn is for {scenario.strategy.called} to say"
+        )
+        return [about, *scenario.stop.notes]
     trial = Trial.built(scenario, executor)
     lines = nominal_lines(trial.run)
     return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines

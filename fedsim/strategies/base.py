@@ -26,6 +26,11 @@ class StrategyParams(Spec):
     """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
 
     @property
+    def called(self) -> str:
+        """What it is, for people."""
+        return f"the strategy {self.kind!r}"
+
+    @property
     def not_restorable(self) -> str | None:
         """Why a run cannot be resumed; None if it can."""
         return None

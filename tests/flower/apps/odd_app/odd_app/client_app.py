@@ -1,0 +1,29 @@
+import time
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+def answer(message: Message, context: Context) -> Message:
+    way = context.run_config["client"]
+    if way == "raises" and context.node_config["partition-id"] == 1:
+        raise ZeroDivisionError("by zero")
+    if way == "nonsense":
+        return {"accuracy": 1.0}
+    while way == "slow":
+        time.sleep(0.01)
+    metrics = MetricRecord({"num-examples": 20, "accuracy": 0.5})
+    content = RecordDict({"metrics": metrics})
+    if message.metadata.message_type == "train":
+        weights = message.content["arrays"]["0"].numpy() + 1
+        seen = context.state["seen"]["count"] if "seen" in context.state else 0
+        context.state["seen"] = MetricRecord({"count": seen + 1})
+        content["arrays"] = ArrayRecord([weights.astype(np.float32)])
+    return Message(content, reply_to=message)
+
+
+app.train()(answer)
+app.evaluate()(answer)

@@ -1,0 +1,152 @@
+"""Apps that poll, are asynchronous, fail, or never end; and devices that are late, or vanish."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+import fedsim
+from fedsim.cli import main
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.records.reading import RunFolder
+from fedsim.testing import assert_sound
+from tests.flower.runs import execute, scenario
+
+ODD = Path(__file__).parent / "apps" / "odd_app" / "odd_app"
+
+
+def odd(server: str, client: str = "answers", **strategy: Any) -> dict[str, Any]:
+    """Three devices that take 1, 2 and 2.5 seconds for their 20 examples."""
+    sections = scenario("odd_app", 3, run_config={"server": server, "client": client}, **strategy)
+    sections["population"]["speed"] = ["20 samples/s", "10 samples/s", "8 samples/s"]
+    return sections
+
+
+def line(file: str, text: str) -> int:
+    """Where a text stands in the app."""
+    return (ODD / file).read_text().split("\n").index(text) + 1
+
+
+def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
+    result = execute(odd("polls"), tmp_path / "run")
+    # three rounds: at its second look, after 3 s, all have answered, and it waits once more; then a test of a third of 2.5 s
+    assert [row["time"] for row in result.rounds] == pytest.approx([6.0, 12.0, 18 + 2.5 / 3], abs=1e-6)
+    assert result.summary["accuracy"]["final"] == 0.5
+    assert_sound(tmp_path / "run")
+
+
+def test_a_server_that_polls_without_a_pause_is_a_hundredth_of_a_second_late_at_most() -> None:
+    assert execute(odd("polls-at-once")).summary["simulated_s"] == pytest.approx(2.5, abs=0.011)
+
+
+def test_an_asynchronous_server(tmp_path: Path) -> None:
+    summary = execute(odd("asynchronous"), tmp_path / "run").summary
+    assert summary["status"] == "done"
+    folder = assert_sound(tmp_path / "run")
+    asked = [event["device"] for event in folder.events if event["kind"] == "task-end" and event["outcome"] == "done"]
+    assert asked.count(0) > asked.count(2) > 0
+    assert summary["rounds"] > 5  # one for each model that was sent
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "message"),
+    [
+        ("fails", "answers", r"the ServerApp raised ValueError: no more, in server_app.py, line {fails}"),
+        ("computes", "answers", r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line "),
+        ("calls-from-a-thread", "answers", r"the Grid is called in the thread 'mine'"),
+        ("polls", "raises", r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, line {raises}"),
+        (
+            "polls",
+            "nonsense",
+            r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message, in client_app",
+        ),
+        ("polls", "slow", r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, line {slow}"),
+    ],
+)
+def test_what_goes_wrong_is_told_with_its_place(server: str, client: str, message: str, tmp_path: Path) -> None:
+    lines = {
+        "fails": line("server_app.py", '    raise ValueError("no more")'),
+        "raises": line("client_app.py", '        raise ZeroDivisionError("by zero")'),
+        "slow": line("client_app.py", "        time.sleep(0.01)"),
+    }
+    patience = "500 ms" if "computed" in message else "1 min"
+    with pytest.raises(SimulationError, match=message.format(**lines)):
+        execute(odd(server, client, real_patience=patience), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")  # what there was until then can be read
+    assert folder.summary["status"] == "failed"
+    assert len(folder.rounds) == (server == "fails")
+
+
+def test_a_client_s_exception_may_be_an_answer_as_it_is_in_flower(tmp_path: Path) -> None:
+    result = execute(odd("polls", "raises", client_errors="reply"), tmp_path / "run")
+    assert result.summary["rounds"] == 3
+    assert_sound(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")])
+def test_a_server_that_never_ends_is_ended(server: str, stopped: str, tmp_path: Path) -> None:
+    before = threading.active_count()
+    summary = execute(odd(server) | {"stop": {"rounds": 4, "simulated_time": "1 h"}}, tmp_path / "run").summary
+    assert (summary["status"], summary["stopped"]) == ("done", stopped)
+    assert_sound(tmp_path / "run")
+    assert threading.active_count() == before
+
+
+def test_who_is_late_answers_later_and_has_its_next_message_then(tmp_path: Path) -> None:
+    summary = execute(odd("times-out"), tmp_path / "run").summary
+    assert summary["simulated_s"] == pytest.approx(5.0, abs=1e-6)  # the slowest: 2.5 s for each of its two
+    assert_sound(tmp_path / "run")
+
+
+def test_a_message_expires() -> None:
+    assert execute(odd("expires")).summary["simulated_s"] == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("when", ["0.5 s", "1.5 s"])
+def test_a_device_that_vanishes_is_answered_for(when: str, tmp_path: Path) -> None:
+    """Be it at work, or before: it is not known to have gone until the patience is over."""
+    sections = odd("asks-the-lost", unavailable_after="7 s")
+    sections["population"] |= {"devices": 1, "speed": "10 samples/s"}
+    (tmp_path / "on.csv").write_text(f"device,start,end\n0,0 s,{when}\n")
+    sections["population"]["availability"] = {"kind": "intervals", "file": str(tmp_path / "on.csv")}
+    summary = execute(sections, tmp_path / "run").summary
+    assert summary["simulated_s"] == pytest.approx(float(when.split()[0]) + 7.0, abs=1e-6)
+    folder = assert_sound(tmp_path / "run")
+    assert [event["outcome"] for event in folder.events if event["kind"] == "task-end"] == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"app": "nowhere"}, "strategy.app is 'nowhere', where there is no pyproject.toml"),
+        ({"run_config": {"num-server-round": 3}}, r"has the key 'num-server-round'.*did you mean 'num-server-rounds'"),
+        ({"run_config": {"server": ["a"]}}, r"strategy.run_config.server is \['a'\]; allowed are numbers"),
+        ({"time": "flops"}, "strategy.time is 'flops', but nothing says how many FLOPs"),
+    ],
+)
+def test_a_scenario_s_mistakes(strategy: dict[str, Any], message: str) -> None:
+    sections = scenario("odd_app")
+    sections["strategy"] |= strategy
+    with pytest.raises(ScenarioError, match=message):
+        execute(sections)
+
+
+def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
+    written = fedsim.Scenario(**scenario("odd_app")).to_toml()
+    (tmp_path / "app.toml").write_text(written)
+    with pytest.raises(ScenarioError, match="is code outside fedsim"):
+        fedsim.load(tmp_path / "app.toml")
+    result = CliRunner().invoke(main, ["run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet"])
+    assert result.exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_metrics_of_another_name_are_named(tmp_path: Path) -> None:
+    summary = execute(odd("polls", accuracy="acc")).summary
+    assert summary["no_accuracy"] == (
+        "no metric of the app's was called 'acc' (strategy.accuracy); there were: accuracy, num-examples"
+    )
