@@ -81,9 +81,8 @@ def read_messages(run: RunFolder) -> pd.DataFrame:
     down = (rows["direction"] == "down").to_numpy()
     names = np.where(down, rows["receiver"].astype(str), rows["sender"].astype(str))
     edge = pd.Series(names, index=rows.index, dtype=str).str.extract(r"^edge (\d+)$")[0]
-    found = rows.assign(edge=edge)[edge.notna()]
-    columns = ["edge", "direction", "start", "end", "outcome"]
-    return found[columns].astype({"edge": int, "direction": str, "outcome": str}).reset_index(drop=True)
+    found: pd.DataFrame = rows.assign(edge=edge).loc[edge.notna(), ["edge", "direction", "start", "end", "outcome"]]
+    return found.astype({"edge": int, "direction": str, "outcome": str}).reset_index(drop=True)
 
 
 def _draw_work(panel: Axes, steps: pd.DataFrame, lane: "pd.Series[float]", unit: float) -> list[Artist]:
@@ -122,5 +121,5 @@ def _draw_losses(panel: Axes, run: RunFolder, end: float, lane: "pd.Series[float
         return []
     row, start_, stop_ = np.array(rows).T
     look: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "//////", "linewidth": 0.8}
-    panel.add_collection(style.rectangles(start_, stop_, row - 0.45, row + 0.45, **look), autolim=False)
+    panel.add_collection(style.rectangles(start_, stop_, row - 0.45, row + 0.45, gid="lost", **look), autolim=False)
     return [Patch(**look, label="lost")]

@@ -14,8 +14,9 @@ def nominal_lines(run: Run) -> list[str]:
     """Say what is known of a run that has been built and not begun."""
     dispatch, stop, devices = run.dispatch, run.scenario.stop, run.scenario.population.devices
     epoch_s = run.population.epochs_s()
-    down = np.array([run.workforce.nominal_transfer_s(device, "down", dispatch.download_bytes) for device in range(devices)])
-    up = np.array([run.workforce.nominal_transfer_s(device, "up", dispatch.upload_bytes) for device in range(devices)])
+    nominal_s, near = run.workforce.nominal_transfer_s, run.scenario.strategy.at_edges
+    down = np.array([nominal_s(device, "down", dispatch.download_bytes, near=near) for device in range(devices)])
+    up = np.array([nominal_s(device, "up", dispatch.upload_bytes, near=near) for device in range(devices)])
     decode_s, encode_s = dispatch.coding_s
     lines = [
         f"{devices} devices with {int(run.samples.sum())} training samples "
@@ -51,11 +52,12 @@ def _task_s(
 def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: NDArray[np.float64]) -> list[str]:
     """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
     asked = params.cohort_size(run.scenario.population.devices)
-    round_s = expected_maximum(task_s, asked)
+    round_s, trained = expected_maximum(task_s, asked) * params.turns, asked * params.turns
     apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
-    traffic = asked * (run.dispatch.download_bytes + run.dispatch.upload_bytes)
-    steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * asked
-    gigaflops = run.samples.mean() * params.local_epochs * asked * run.learner.flops_per_sample / 1e9
+    messages = trained + (min(asked, run.scenario.network.edge_servers) if params.at_edges else 0)
+    traffic = messages * (run.dispatch.download_bytes + run.dispatch.upload_bytes)
+    steps = np.ceil(run.samples / run.scenario.training.batch_size).mean() * params.local_epochs * trained
+    gigaflops = run.samples.mean() * params.local_epochs * trained * run.learner.flops_per_sample / 1e9
     return [
         f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",

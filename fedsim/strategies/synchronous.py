@@ -109,6 +109,11 @@ class RoundParams(StrategyParams):
         return self.clients_per_round or 0
 
     @property
+    def turns(self) -> int:
+        """How often a client trains in a round."""
+        return 1
+
+    @property
     def enough(self) -> float:
         """With so many updates a round closes, whoever is still at work."""
         return math.inf

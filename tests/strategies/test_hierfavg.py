@@ -9,6 +9,9 @@ import networkx
 import pytest
 
 import fedsim
+from fedsim.executors.inline import Inline
+from fedsim.forecast.nominal import nominal_lines
+from fedsim.forecast.trial import Trial
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import Sections, StrategyContract, assert_sound, quiet_world, run
@@ -131,6 +134,12 @@ def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
     near = [(row["device"], row["sender"], row["receiver"]) for row in folder.transfers if row["device"] is not None]
     ways = [(device, *ends) for device in (0, 1) for ends in ((f"edge {device}", None), (None, f"edge {device}"))]
     assert sorted(near, key=str) == sorted(2 * ways, key=str)
+
+
+def test_what_it_will_cost_is_said_beforehand() -> None:
+    """8 messages of devices and 4 of edge servers; two edge rounds, without the legs above them."""
+    lines = nominal_lines(Trial.built(fedsim.Scenario(**by_hand()), Inline()).run)
+    assert "a round asks 2: at most 12 kB, about 10.4 s of simulated time" in lines[-2]
 
 
 def test_the_server_itself_is_farther_than_an_edge_server() -> None:
