@@ -11,7 +11,7 @@ from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Earlier, Order
-from fedsim.federation.contents import Free, Lazy, Partial
+from fedsim.federation.contents import Free, Lazy, Opaque, Partial
 from fedsim.federation.dispatch import Errand
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
@@ -30,7 +30,7 @@ _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
-        *(Errand, Earlier, Order, Free, Lazy, Partial),
+        *(Errand, Earlier, Order, Free, Lazy, Opaque, Partial),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
         *(Filling, Flow, Half, Load, Place, Tier),
     )

@@ -6,6 +6,7 @@ A content is one of:
 - some tensors of a model (``Partial``), in the same form;
 - numbers: one, a sequence or an array of them, 4 bytes each;
 - numbers that are known only when somebody asks (``Lazy``), 4 bytes each;
+- bytes that nobody looks into (``Opaque``);
 - ``Free``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them.
 
 A message without contents that have bytes is not sent: it takes no time.
@@ -34,6 +35,13 @@ class Free:
     """A content in the header of a message: counts of samples, a deadline, what is to be done. The receiver gets the value."""
 
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """So many bytes, whatever they say: keys, say. There are more than 0."""
+
+    bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,8 @@ def _bytes(name: str, value: Any, sizes: Sizes) -> float:
         return sizes.model_bytes
     if isinstance(value, Partial):
         return sizes.part_bytes(value.count)
+    if isinstance(value, Opaque):
+        return value.bytes
     if isinstance(value, Lazy):
         return value.count * _NUMBER_BYTES
     if isinstance(value, int | float | np.number):
