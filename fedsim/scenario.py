@@ -107,6 +107,11 @@ class Scenario(Spec):
             )
         if self.malicious is not None:
             self.malicious.check(self.population.devices)
+        if getattr(self.strategy, "secure_aggregation", None) is not None and self.messages.up.kind != "plain":
+            raise ScenarioError(
+                f"messages.up is {self.messages.up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
+                "alike to a codec, and must be sent in full; allowed is 'plain'"
+            )
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
         if self.drift is not None and self.population.samples is not None:

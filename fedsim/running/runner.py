@@ -179,7 +179,7 @@ class Job:
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch)
             if out is not None:
-                self.simulation.listen(Live(self, live_every_s).watch)
+                self.simulation.listen(Live(self.simulation, out, self._write_so_far, live_every_s).watch)
             self._held = held.pop_all()
 
     def on_saved(self, tell: Callable[[int, float], None]) -> None:
@@ -227,6 +227,11 @@ class Job:
             for part in not_needed:  # only now: until there was a summary, a killed run could have gone on
                 part.unlink()
         return Result(summary, self.recorder.rounds, self.out)
+
+    def _write_so_far(self, out: Path) -> None:
+        self.recorder.copy_to(out)
+        self.write_devices(out)
+        files.write_text(out / files.SUMMARY, files.summary_text(self.summary(RUNNING)))
 
     def _not_finite(self, tensors: "dict[str, dict[str, NDArray[np.float32]]]") -> dict[str, str]:
         """Which models a strategy has made of numbers that are none; updates that are not finite never come into one."""

@@ -10,6 +10,7 @@ from fedsim.federation.client import Client, Setting
 from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
+from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
 
@@ -89,9 +90,12 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: Setting) -> ClientHalf:
-        """What runs on the devices: its ``Client``, which also says what the selection wants to know, where there is one."""
+        """What runs on the devices: its ``Client``, which also does what selection and secure aggregation want of it."""
         own, selection = cls.Client(params, setting), getattr(params, "selection", None)
-        return SelectionClient(own, selection) if isinstance(selection, Selection) and selection.talks else own
+        if isinstance(selection, Selection) and selection.talks:
+            own = SelectionClient(own, selection)
+        secure: SecureAggregation | None = getattr(params, "secure_aggregation", None)
+        return own if secure is None else SecureClient(own, secure)
 
     def __init__(self, params: P, server: Server) -> None:
         self.params = params

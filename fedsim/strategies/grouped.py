@@ -6,7 +6,7 @@ round prepares beside it. All who are prepared in one instant are assigned toget
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ class GroupedParams(AggregatingParams):
         sweep: the first rounds ask the devices in turn, until each has been asked once (as the published experiments of
             FlexCFL do); then clients are drawn at random.
     """
+
+    looks_at_each: ClassVar[str | None] = "strategies with groups look at single updates"
 
     groups: int = Field(default=3, ge=1, le=10_000)
     sweep: bool = False

@@ -29,6 +29,8 @@ class REFLParams(AggregatingParams):
         selection: the least available first, unless another is given.
     """
 
+    looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"
+
     kind: Literal["refl"] = "refl"
     beta: float = Field(default=0.35, ge=0.0, le=1.0)
     stale_weights: Literal["boosted", "damped", "equal"] = "boosted"

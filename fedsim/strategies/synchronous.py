@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, Served
 from fedsim.federation.client import Client, Done, Order, Setting
-from fedsim.federation.contents import Contents
+from fedsim.federation.contents import Contents, Free
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -23,6 +23,7 @@ from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Weighted
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
+from fedsim.strategies.parts.secure import PHASES, Phase, SecureAggregation
 from fedsim.strategies.parts.selection import QUESTION, Selection, SelectionSpec
 from fedsim.strategies.parts.selection.random import Random
 from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
@@ -208,7 +209,30 @@ class CombiningParams(RoundParams):
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):
-    """What a strategy in rounds takes that leaves all its parts open."""
+    """What a strategy in rounds takes that leaves all its parts open.
+
+    Attributes:
+        secure_aggregation: what it costs that the server learns the sum of the updates alone (``parts/secure``); None: it sees
+            each of them. Not where something is made of single updates.
+    """
+
+    looks_at_each: ClassVar[str | None] = None
+    """What the strategy makes of single updates, where it does; then their sum is not enough."""
+
+    secure_aggregation: SecureAggregation | None = None
+
+    @model_validator(mode="after")
+    def _a_sum_is_enough(self) -> Self:
+        looks = self.looks_at_each or self.aggregation.looks_at_each
+        if self.secure_aggregation is not None and looks:
+            raise ValueError(f"'secure_aggregation' is given, by which the server learns the sum of updates alone, but {looks}")
+        return self
+
+    def check(self, devices: int) -> None:
+        """A cohort must be large enough for its neighbourhoods."""
+        super().check(devices)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(self.cohort_size(devices))
 
 
 S = TypeVar("S", bound=RoundParams)
@@ -257,6 +281,9 @@ class Synchronous(Strategy[S]):
         candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
         questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
         selection, deadline, aggregation, server: what these parts remember; the last two by group.
+        phase, phase_open, phase_there: with secure aggregation the phase that runs, its tasks that have not ended, task ->
+            device, and who has answered; graph: the neighbours of each client; masked: those who have shared their secrets;
+            unread: whether the sum of the round's updates cannot be read.
         slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
 
     Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
@@ -404,6 +431,7 @@ class Synchronous(Strategy[S]):
     def _open_round(self) -> None:
         self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
         self.state |= {"candidates": [], "questions": {}, "answers": {}}
+        self.state.pop("unread", None)
         self.state["cohort"] = self.server.chosen(self.select(), type(self).select, idle=False)
         if self.state["candidates"]:
             self._ask_candidates()
@@ -448,6 +476,58 @@ class Synchronous(Strategy[S]):
         state |= {"candidates": [], "answers": {}}
         self._begin_round()
 
+    # Secure aggregation: phases before and after the training, each over when all have answered or are too late.
+
+    @property
+    def _secure(self) -> SecureAggregation | None:
+        return getattr(self.params, "secure_aggregation", None)
+
+    def _begin_phase(self, phase: Phase, devices: Sequence[int]) -> None:
+        assert self._secure is not None
+        self.state |= {"phase": phase, "phase_open": {}, "phase_there": []}
+        for device in filter(self.server.idle, devices):
+            near = self._near(device, phase)
+            if not near and phase != "secure-keys":  # it is alone, and has nothing to say
+                self.state["phase_there"].append(device)
+                continue
+            received = self._secure.receives("secure-keys", near) if phase == "secure-shares" else {}
+            task = self.server.ask(device, {**received, "neighbours": Free(near)}, phase)
+            self.state["phase_open"][task] = device
+        self.server.timer("phase", self.server.now + (self._secure.patience if self.state["phase_open"] else 0.0))
+
+    def _near(self, device: int, phase: Phase) -> int:
+        """How many neighbours a client has: of those who sent keys, in the end of those who shared their secrets."""
+        near = [] if phase == "secure-keys" else self.state["graph"][device]
+        return len(near) if phase == "secure-shares" else sum(other in self.state["masked"] for other in near)
+
+    def _phase_ended(self, message: TaskEnd) -> None:
+        device = self.state["phase_open"].pop(message.task)
+        if message.outcome == "done":
+            self.state["phase_there"].append(device)
+        if not self.state["phase_open"]:
+            self.server.timer("phase", self.server.now)
+
+    def _phase_over(self) -> None:
+        state, secure, there = self.state, self._secure, sorted(self.state["phase_there"])
+        assert secure is not None
+        match state["phase"]:
+            case "secure-keys":
+                order = self.server.rng("secure-graph", state["round"]).permutation(len(there)).tolist()
+                state["graph"] = secure.graph([there[at] for at in order])
+                self._begin_phase("secure-shares", there)
+            case "secure-shares":
+                state["masked"] = there
+                state["cohort"] = [device for device in there if self.server.idle(device)]
+                if state["cohort"]:
+                    self._ask_cohort()
+                else:
+                    self.wait()
+            case "secure-unmask":
+                summed = [entry["device"] for entry in state["received"]]
+                state["unread"] = not secure.can_be_read(state["graph"], state["masked"], there)
+                wait_s = secure.recovery_s(state["graph"], state["masked"], summed, self.setting.parameters)
+                self.server.timer("close", self.server.now + wait_s)
+
     def _ask_cohort(self) -> None:
         server, number, devices = self.server, self.state["round"], self.state["cohort"]
         self.state["asked_at"] = server.now
@@ -463,7 +543,9 @@ class Synchronous(Strategy[S]):
 
     def _ask(self, device: int) -> None:
         """Ask a client of the cohort for what belongs to the round."""
-        self._start(device, self.contents(device))
+        secure = self._secure
+        shares = {} if secure is None else secure.receives("secure-shares", self._near(device, "secure-unmask"))
+        self._start(device, {**self.contents(device), **shares})
 
     def _start(self, device: int, contents: Contents, job: str = "train", *, continues: bool = False) -> int:
         """Begin a task that the round waits for; its number. ``continues``: see ``Server.ask``."""
@@ -484,16 +566,30 @@ class Synchronous(Strategy[S]):
             if self.server.computing:
                 self.server.timer("computed", self.server.now)
             else:
-                self._ask_cohort()
+                self._begin_asking()
+        elif name == "computed":
+            self._begin_asking()
         elif name == "aggregated":
             await self._finish_round()
-        elif name == "computed":
-            self._ask_cohort()
+        elif name == "phase":
+            if self.state["phase_open"]:
+                for task in list(self.state["phase_open"]):
+                    self.server.end(task, "late")
+            else:
+                self._phase_over()
+        elif name == "close":
+            await self._close_round()
         elif name == "deadline":
             self._end_open()
         elif name == "questions":
             for task in list(self.state["questions"]):
                 self.server.end(task, "late")
+
+    def _begin_asking(self) -> None:
+        if self._secure is None:
+            self._ask_cohort()
+        else:
+            self._begin_phase("secure-keys", self.state["cohort"])
 
     def _end_open(self) -> None:
         for task in list(self.state["open"]):
@@ -504,6 +600,9 @@ class Synchronous(Strategy[S]):
         state = self.state
         if message.job == QUESTION:
             await self._answered(message)
+            return
+        if message.job in PHASES:
+            self._phase_ended(message)
             return
         del state["open"][message.task]
         self.heard(message)
@@ -517,7 +616,10 @@ class Synchronous(Strategy[S]):
         else:
             state["disconnected"] += 1
         if not state["open"]:
-            await self._close_round()
+            if self._secure is None or not state["received"]:
+                await self._close_round()
+            else:
+                self._begin_phase("secure-unmask", [entry["device"] for entry in state["received"]])
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
         """An update that came, as aggregations take it."""
@@ -530,11 +632,14 @@ class Synchronous(Strategy[S]):
         return counts | {name: self.state[name] for name in ("slow", "disconnected")}
 
     async def _close_round(self) -> None:
-        server = self.server
-        server.cancel_timer("deadline")
-        await self.aggregate()
-        if server.computing:
-            server.timer("aggregated", server.now)
+        self.server.cancel_timer("deadline")
+        received = self.state["received"]
+        if self.state.get("unread"):
+            self.record_aggregate(received, [0.0] * len(received))
+        else:
+            await self.aggregate()
+        if self.server.computing:
+            self.server.timer("aggregated", self.server.now)
         else:
             await self._finish_round()
 

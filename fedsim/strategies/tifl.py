@@ -76,6 +76,8 @@ class TiFLParams(AggregatingParams):
         test_clients: how many clients of each tier are tested.
     """
 
+    looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
+
     kind: Literal["tifl"] = "tifl"
     tiers: int = Field(default=5, ge=1)
     tiers_from: Literal["size", "latency"] = "size"

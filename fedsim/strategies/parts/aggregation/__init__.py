@@ -39,6 +39,11 @@ class Aggregation(Spec):
 
     kind: str
 
+    @property
+    def looks_at_each(self) -> str | None:
+        """What the server makes of single updates, where it does: then their sum is not enough (``secure_aggregation``)."""
+        return None
+
     def check(self, clients: int) -> None:
         """Refuse what cannot work where a round asks so many clients.
 

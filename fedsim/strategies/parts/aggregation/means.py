@@ -32,6 +32,11 @@ class First(Aggregation):
 
     kind: Literal["first"] = "first"
 
+    @property
+    def looks_at_each(self) -> str | None:
+        """It takes one."""
+        return "the aggregation 'first' takes a single update; allowed are 'weighted' and 'mean'"
+
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """1 for the first task, 0 for all others."""
         first = min(entry["task"] for entry in entries)

@@ -158,6 +158,15 @@ class Private(Aggregation):
         return self
 
     @property
+    def looks_at_each(self) -> str | None:
+        """The server clips each."""
+        return (
+            "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
+            if self.where == "central"
+            else None
+        )
+
+    @property
     def noise_of_sum(self) -> float:
         """The noise multiplier of the sum of changes; greater than z where the count of short ones costs something too."""
         if self.adaptive is None or not self.noise:

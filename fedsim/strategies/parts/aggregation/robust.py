@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 class Robust(Aggregation):
     """Samples make no difference: a malicious client could say any number. An algorithm says its ``rule``."""
 
+    @property
+    def looks_at_each(self) -> str | None:
+        """It compares them."""
+        return f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and 'mean'"
+
     def rule(self) -> tuple[Function, dict[str, Any]]:
         """The pure function of the finite updates, in order of arrival, and its constants."""
         raise NotImplementedError

@@ -1,0 +1,169 @@
+"""Secure aggregation as a cost: the server learns the sum of a round's updates alone (SecAgg+).
+
+Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020), the semi-honest protocol;
+with all clients as neighbours it is that of Bonawitz et al. (CCS 2017). What is learnt is the same; phases, bytes and time are
+added.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import Client, Done, Order
+from fedsim.federation.contents import Contents, Free, Sized
+from fedsim.federation.devices import Device
+from fedsim.language.spec import Spec
+from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds
+from fedsim.world.task import Computation
+
+Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
+"""The job of a client in a phase, and the purpose of what it sends."""
+
+PHASES: tuple[Phase, ...] = ("secure-keys", "secure-shares", "secure-unmask")
+
+Graph = Mapping[int, Sequence[int]]
+"""The neighbours of each client."""
+
+
+class SecureAggregation(Spec):
+    """``strategy.secure_aggregation``: what SecAgg+ costs.
+
+    A round has three more phases. Before the training each client sends two public keys, receives those of its k neighbours,
+    sends each of them a share of each of its two secrets, and receives theirs with the model. After it, each client whose
+    update came sends one share a neighbour: of the key of one that has dropped out meanwhile, of the seed of another. The
+    server takes the masks off: one for each update, and one for each pair of a client that dropped out and a neighbour whose
+    update came. Over a whole round a client moves (2 k + 2) keys and 5 k shares besides its model and update. Where of some
+    client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model.
+
+    What devices compute for it takes no time, and what is said in headers (who is whose neighbour) has no bytes.
+
+    Attributes:
+        neighbours: k, even; the graph is a ring in random order, each joined to the k nearest. None: all clients of the round.
+        threshold: share of a client's neighbours whose shares are enough.
+        key: bytes of a public key.
+        share: bytes of an encrypted share.
+        mask_rate: bytes of float32 for which the server makes masks in a second; None: that takes no time.
+        patience: how long clients have for each of these phases (s).
+    """
+
+    neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
+    threshold: float = Field(default=0.5, gt=0.0, le=1.0)
+    key: Bytes = 32.0
+    share: Bytes = 32.0
+    mask_rate: BytesPerSecond | None = None
+    patience: PositiveSeconds = 60.0
+
+    @field_validator("neighbours")
+    @classmethod
+    def _even(cls, neighbours: int | None) -> int | None:
+        if neighbours is not None and neighbours % 2:
+            raise ValueError(f"'neighbours' is {neighbours}; allowed are even numbers, half of them on each side of a ring")
+        return neighbours
+
+    @field_validator("mask_rate")
+    @classmethod
+    def _above_0(cls, rate: float | None) -> float | None:
+        if rate == 0:
+            raise ValueError("'mask_rate' is 0 B/s, at which no round is ever closed; allowed is more")
+        return rate
+
+    def check(self, clients: int) -> None:
+        """A client cannot have more neighbours than there are others.
+
+        Raises:
+            ScenarioError: names the key and what is allowed.
+        """
+        if self.neighbours is not None and self.neighbours >= clients:
+            raise ScenarioError(
+                f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has {clients} clients; allowed are "
+                f"at most {clients - 1}, or none, for all"
+            )
+
+    def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
+        """The neighbours of each client, who stand in a random order; all others, where these are fewer than k."""
+        count, half = len(clients), (self.neighbours or len(clients)) // 2
+        if self.neighbours is None or self.neighbours >= count:
+            return {client: [other for other in clients if other != client] for client in clients}
+        steps = [step for step in range(-half, half + 1) if step]
+        return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
+
+    def can_be_read(self, graph: Graph, masked: Collection[int], answered: Collection[int]) -> bool:
+        """Whether enough shares of each client's secret came.
+
+        Args:
+            graph: all that sent keys.
+            masked: those that sent shares: of these a secret is needed.
+            answered: those that sent shares of others' in the end.
+        """
+        holders, there = set(masked), set(answered)
+        for client in masked:
+            own = [other for other in graph[client] if other in holders]
+            if sum(other in there for other in own) < math.ceil(self.threshold * len(own)):
+                return False
+        return True
+
+    def recovery_s(self, graph: Graph, masked: Collection[int], summed: Collection[int], parameters: int) -> float:
+        """How long the server makes masks of so many numbers (s).
+
+        Args:
+            graph, masked: as for ``can_be_read``.
+            summed: those whose updates came.
+            parameters: d.
+        """
+        came = set(summed)
+        masks = len(came) + sum(other in came for client in masked if client not in came for other in graph[client])
+        return masks * 4 * parameters / self.mask_rate if self.mask_rate else 0.0
+
+    def sends(self, phase: Phase, neighbours: int) -> Contents:
+        """What a client with so many neighbours sends in a phase."""
+        size = {
+            "secure-keys": 2 * self.key,
+            "secure-shares": 2 * neighbours * self.share,
+            "secure-unmask": neighbours * self.share,
+        }[phase]
+        return {phase: Sized(None, size) if size else Free(None)}
+
+    def receives(self, phase: Phase, neighbours: int) -> Contents:
+        """What reaches it: of its neighbours' keys or shares, 2 of each."""
+        size = 2 * neighbours * {"secure-keys": self.key, "secure-shares": self.share}[phase]
+        return {phase: Sized(None, size) if size else Free(None)}
+
+
+class SecureClient(Client[Any]):
+    """A strategy's client half that takes part in secure aggregation.
+
+    Args:
+        own: the strategy's, or what has been made of it.
+        secure: what is sent.
+    """
+
+    def __init__(self, own: Client[Any], secure: SecureAggregation) -> None:
+        super().__init__(own.params, own.setting)
+        self._own = own
+        self._secure = secure
+
+    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+        """What the strategy says."""
+        return () if order.job in PHASES else self._own.work(device, order)
+
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """What the strategy makes of an update."""
+        return done if order.job in PHASES else self._own.computed(device, order, done)
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """What belongs to the phase, or what the strategy says."""
+        if order.job not in PHASES:
+            return self._own.reply(device, order, done)
+        return self._secure.sends(order.job, order["neighbours"])
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The strategy's answers concern the strategy."""
+        if order.job not in PHASES:
+            self._own.sent(device, order, reply)
+
+    def on_shift(self, device: Device) -> Contents | None:
+        """What the strategy says."""
+        return self._own.on_shift(device)

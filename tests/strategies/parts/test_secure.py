@@ -1,0 +1,124 @@
+"""Secure aggregation against the paper's counts."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import fedsim
+from fedsim.strategies.parts.secure import SecureAggregation
+from fedsim.testing import StrategyContract
+from tests.strategies.clustered import ROTATED, of_kind, played, ran, weights, world
+
+SECURE = {"neighbours": 4, "key": "32 B", "share": "48 B"}
+D = 650
+
+
+def fedavg(**others: Any) -> dict[str, Any]:
+    return {"kind": "fedavg", "clients_per_round": 8, "secure_aggregation": SECURE} | others
+
+
+@pytest.mark.parametrize(("neighbours", "k"), [(4, 4), (None, 7)])
+def test_a_client_moves_what_the_paper_counts(tmp_path: Path, neighbours: int | None, k: int) -> None:
+    """Per client and round (2 k + 2) keys, 5 k shares and d numbers up, beside the model that comes down."""
+    secure = {name: value for name, value in SECURE.items() if name != "neighbours"} | ({"neighbours": k} if neighbours else {})
+    run = ran(world(ROTATED, 12, fedavg(secure_aggregation=secure), 2), tmp_path / "run")
+    sent = run.summary["bytes"]["by_purpose"]
+    assert sent == {
+        "model": 2 * 8 * 4 * D,
+        "update": 2 * 8 * 4 * D,
+        "secure-keys": 2 * 8 * (2 * k + 2) * 32,
+        "secure-shares": 2 * 8 * 4 * k * 48,
+        "secure-unmask": 2 * 8 * k * 48,
+    }
+
+
+def test_what_is_learnt_is_the_same(tmp_path: Path) -> None:
+    training = {"batch_size": 10_000}  # whole batches: the order of others is another draw, as devices have had more tasks
+    found = []
+    for strategy in (fedavg(), fedavg(secure_aggregation=None)):
+        run, _ = played(world(ROTATED, 12, strategy, 3, training=training))
+        found.append(weights(run, [run.strategy.state["model"]])[0])
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_a_round_lasts_for_its_phases(tmp_path: Path) -> None:
+    """Keys up; keys down and shares up; shares and model down, training, update up; shares up; then 8 masks."""
+    up, down, latency, k = 1_000.0, 2_000.0, 0.5, 4
+    network = {"kind": "star", "device": {"up": "8 kbit/s", "down": "16 kbit/s", "latency": "500 ms"}}
+    secure = SECURE | {"mask_rate": "16 kbit/s"}
+    sections = world(ROTATED, 8, fedavg(secure_aggregation=secure), 1, population={"speed": "100 samples/s"}) | {
+        "network": network
+    }
+    run = ran(sections, tmp_path / "run")
+    before = (64 / up + latency) + (2 * k * 32 / down + latency + 2 * k * 48 / up + latency)
+    most = max(row["samples"] for row in run.devices) / 100
+    training = (2 * k * 48 + 4 * D) / down + latency + most + 4 * D / up + latency
+    after = k * 48 / up + latency + 8 * 4 * D / 2_000
+    assert run.rounds[0]["time"] == pytest.approx(before + training + after, abs=1e-5)
+    (begin,) = of_kind(run, "round-start")
+    assert begin["time"] == pytest.approx(before, abs=1e-5)
+
+
+def test_who_drops_out_costs_a_mask_for_each_neighbour_and_is_not_in_the_sum() -> None:
+    secure = SecureAggregation(neighbours=2, mask_rate="4 B/s")
+    graph = secure.graph([5, 3, 8, 1])
+    assert graph == {5: [1, 3], 3: [5, 8], 8: [3, 1], 1: [8, 5]}
+    assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8, 1], 10) == 10 * 4
+    assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8], 10) == 10 * (3 + 2)
+    assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 8], 10) == 10 * (2 + 2 + 2)
+    assert secure.recovery_s(graph, [5, 3, 8], [5, 3, 8], 10) == 10 * 3  # who sent no shares has no mask
+
+
+def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
+    secure = SecureAggregation(neighbours=2, threshold=0.6)
+    graph = secure.graph([5, 3, 8, 1])
+    everybody = [5, 3, 8, 1]
+    assert secure.can_be_read(graph, everybody, everybody)
+    assert not secure.can_be_read(graph, everybody, [5, 3, 8])  # of 5 and 8 one share each
+    assert secure.can_be_read(graph, [5, 3, 8], [5, 3, 8])
+    assert SecureAggregation(neighbours=2).can_be_read(graph, everybody, [5, 3])
+    assert not SecureAggregation(neighbours=2).can_be_read(graph, everybody, [5, 8])  # of 5 and 8 none
+
+
+def test_a_round_that_cannot_be_read_changes_no_model(tmp_path: Path) -> None:
+    """Devices that are slow come too late for the last phase: their shares are missing."""
+    secure = SECURE | {"threshold": 1.0, "patience": "1 s", "share": "20 B"}
+    network = {"kind": "star", "server": {"up": "1 Mbit/s"}, "device": {"up": "8 kbit/s"}}
+    slow = {"speed": {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [0.5, 0.5]}}
+    deadline = fedavg(secure_aggregation=secure, deadline="6 s")
+    sections = world(ROTATED, 8, deadline, 2, population=slow) | {"network": network}
+    run, records = played(sections)
+    assert next(record.fields["valid"] for record in records if record.kind == "round") < 8
+    aggregates = [record for record in records if record.kind == "aggregate"]
+    assert {weight for record in aggregates for weight in record.fields["weights"]} == {0.0}
+    initial, now = weights(run, [run.server.initial(), run.strategy.state["model"]])
+    assert (initial == now).all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "others", "message"),
+    [
+        (fedavg(aggregation="median"), {}, r"'secure_aggregation' is given.*'median' compares single updates"),
+        (fedavg(aggregation={"kind": "private", "account": False}), {}, r"clip each update; allowed is where = 'local'"),
+        ({"kind": "ifca", "secure_aggregation": SECURE}, {}, r"strategies with groups look at single updates"),
+        ({"kind": "refl", "secure_aggregation": SECURE}, {}, r"REFL compares late updates"),
+        ({"kind": "fedbuff", "secure_aggregation": SECURE}, {}, r"secure_aggregation"),
+        (fedavg(), {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),
+        (fedavg(clients_per_round=4), {}, r"neighbours is 4, and a round has 4 clients; allowed are at most 3"),
+        (fedavg(secure_aggregation={"neighbours": 3}), {}, r"'neighbours' is 3; allowed are even numbers"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(strategy: dict[str, Any], others: dict[str, Any], message: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=message):
+        fedsim.Scenario(**world(ROTATED, 12, strategy, 1), **others)
+
+
+class TestContract(StrategyContract):
+    strategy: ClassVar[dict[str, Any]] = {
+        "kind": "scaffold",
+        "clients_per_round": 7,
+        "deadline": "20 s",
+        "selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"},
+        "secure_aggregation": {"neighbours": 4, "patience": "5 s", "mask_rate": "100 kB/s"},
+    }
