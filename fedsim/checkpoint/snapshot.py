@@ -70,6 +70,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "server": run.dispatch.snapshot(),
             "strategy": run.strategy.state,
             "last": run.evaluator.last,
+            "ever": run.evaluator.ever,
         }
     )
     return tree, encoder.arrays
@@ -105,7 +106,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.learner.restore(state["learner"])
     run.dispatch.restore(state["server"])
     run.strategy.state = state["strategy"]
-    run.evaluator.last = state["last"]
+    run.evaluator.last, run.evaluator.ever = state["last"], state["ever"]
     run.processes.restore(state["processes"])
     owners = _owners(run)
     for kind, number, when in state["alarms"]:

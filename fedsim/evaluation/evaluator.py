@@ -34,8 +34,9 @@ class EvaluationSpec(Spec):
         every: after every so many rounds, and after the last.
         from_round: not before this round (from 0). Accuracies while devices are still without a group mean little: FlexCFL
             counts from when each has been selected once.
-        score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies), or
-            the strategy's own way when not given.
+        score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies),
+            ``historical`` (pooled, each model on all devices that it has ever served: FlexCFL's words, not its code), or the
+            strategy's own way when not given.
         train_loss: a client's training loss is that of its ``last`` local epoch, or of its ``first`` (as in the published code
             of FlexCFL, whose figures it lifts), which is computed again for it. Of an update that the strategy itself has
             looked at, or that is none of plain epochs, it is the last in any case.
@@ -45,7 +46,7 @@ class EvaluationSpec(Spec):
 
     every: int = Field(default=1, ge=1)
     from_round: int = Field(default=0, ge=0)
-    score: Literal["pooled", "device-mean"] | None = None
+    score: Literal["pooled", "device-mean", "historical"] | None = None
     train_loss: Literal["last", "first"] = "last"
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
@@ -92,6 +93,7 @@ class Evaluator:
 
     Attributes:
         last: the last evaluation, or None.
+        ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
     """
 
     def __init__(self, learner: "Learner", stop: StopSpec, spec: EvaluationSpec, world: World) -> None:
@@ -100,6 +102,7 @@ class Evaluator:
         self._world = world
         self.stop = stop
         self.last: Evaluation | None = None
+        self.ever: dict[str, list[int] | None] = {}
 
     def is_last(self, number: int) -> bool:
         """Whether round ``number`` (from 0) is the last one planned."""
@@ -135,7 +138,11 @@ class Evaluator:
             Accuracy and loss on test data, training loss and discrepancies, None where no test is due; and, where the
             generator of the data knows the true groups, how well the strategy's agree with them.
         """
-        row = dict(NOT_MEASURED)
+        row: Row = dict(NOT_MEASURED)
+        if self._spec.score == "historical":
+            for name, (_, served) in models.items():
+                ever = self.ever.get(name, [])
+                self.ever[name] = None if served is None or ever is None else sorted({*ever, *served})
         if self._is_due(number):
             await self._learn(row, models, updates, strategy.score)
         return row | self._agreement(strategy)
@@ -153,13 +160,20 @@ class Evaluator:
         if evaluation is None:
             return
         self.last = evaluation
-        row["accuracy"], row["loss"] = evaluation.score(self._spec.score or usual_score)
+        if self._spec.score == "historical":
+            ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
+            evaluation = await learner.evaluate(self._here(ever)) or evaluation
+        row["accuracy"], row["loss"] = evaluation.score(self._how(usual_score))
         if updates:
             row["train_loss"] = await learner.train_loss(trained)
             pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
             starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
             row["discrepancy"] = await learner.discrepancy(pairs) if pairs else None
             row["discrepancy_start"] = await learner.discrepancy(starts) if starts else None
+
+    def _how(self, usual_score: str) -> str:
+        """How an evaluation is counted."""
+        return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score
 
     def _here(self, models: Served) -> Served:
         """The models with those of their devices that are there: who has left, or is yet to come, is not tested."""
@@ -203,7 +217,7 @@ class Evaluator:
                 further = self._learner.train(Training(ref, epochs), device, key=_FINE_TUNING, round=number, version=held)
                 tuned.append((further, device))
         evaluation = await self._learner.evaluate_each(tuned)
-        return None if evaluation is None else evaluation.score(self._spec.score or usual_score)[0]
+        return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
         """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured."""

@@ -1,5 +1,6 @@
 """Fine-tuning: what each device would have if it trained its model further; and why a run has no accuracy."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import fedsim
 from fedsim.output.progress import summary_lines
 from fedsim.records.reading import RunFolder
 from fedsim.strategies.fedavg import FedAvg
+from tests.strategies.clustered import PAIRED, played, world
 
 
 def skewed(small: dict[str, Any], **evaluation: Any) -> fedsim.Scenario:
@@ -51,6 +53,27 @@ def test_the_training_loss_of_the_first_epoch_is_that_of_a_run_of_one_epoch(smal
     assert losses["first"][0] == losses["once"][0]
     assert losses["first"][0] > losses["last"][0]
     assert models["first"] == models["last"]
+
+
+def test_a_historical_score_tests_a_group_on_all_that_were_ever_in_it() -> None:
+    """By hand from the records of who was put where; devices move, so it is another score than that of who is there now."""
+    strategy = {"kind": "ifca", "groups": 3, "clients_per_round": 10, "local_epochs": 1}
+    drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [3]}}
+    run, records = played(world(PAIRED, 10, strategy, 6) | {"evaluation": {"score": "historical"}, "drift": drift})
+    served: dict[int, set[int]] = {group: set() for group in range(3)}
+    now: dict[int, int] = {}
+    for record in records:
+        if record.kind == "assign":
+            now[record.fields["device"]] = record.fields["group"]
+        if record.kind == "round":
+            told = record.fields["accuracy"]
+            for device, group in now.items():
+                served[group].add(device)
+    pairs = [(group, device) for group, devices in served.items() for device in sorted(devices)]
+    assert len(pairs) > 10
+    counts = [len(run.data.current(device).test) for _, device in pairs]
+    shares = [asyncio.run(run.evaluator.test(run.strategy.state["models"][group], [device])) for group, device in pairs]
+    assert told == pytest.approx(sum(share * count for share, count in zip(shares, counts, strict=True)) / sum(counts))
 
 
 class Modelless(FedAvg):
