@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsim import files
 from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.language.dotted import flat as flat
 from fedsim.language.families import spec_of
 from fedsim.language.spec import Spec
 from fedsim.strategies import STRATEGIES, params_class
@@ -177,14 +178,6 @@ def _still_known(strategy: Mapping[str, Any], change: Mapping[str, Any]) -> Mapp
         raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
     known = params_class(kind).takes()
     return {key: value for key, value in strategy.items() if key in known}
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as dotted keys, in order."""
-    found: dict[str, Any] = {}
-    for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import RunFolderError
+from fedsim.language.dotted import flat
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import is_done, is_study, read_index
-from fedsim.tables import flat
 
 _TAGS = {
     **{f"model/{name}": name for name in ("accuracy", "loss", "train_loss", "discrepancy")},
