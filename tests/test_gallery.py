@@ -68,7 +68,6 @@ def test_notebooks_run_to_their_end(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "path", list(sys.path))
     _, computing = executor().execute(DOCS / "notebooks" / f"{name}.py", tmp_path)
     assert computing < 60
-    assert list(tmp_path.glob("*.png"))
 
 
 def test_what_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

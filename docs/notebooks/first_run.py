@@ -19,8 +19,6 @@
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 import fedsim
 
 folder = Path(tempfile.mkdtemp()) / "quickstart"
@@ -88,10 +86,10 @@ print(f"the quickest task that came through took {took.min():.1f} s, the slowest
 # And pictures. The grey is when a device could not be reached.
 
 # %%
-plt.figure(run.figure("timeline"))
+run.figure("timeline")
 
 # %%
-plt.figure(run.figure("traffic"))
+run.figure("traffic")
 
 # %% [markdown]
 # Running the scenario that the folder holds gives the same run, to the bit.

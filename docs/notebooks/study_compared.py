@@ -19,8 +19,6 @@
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 import fedsim
 
 folder = Path(tempfile.mkdtemp())
@@ -79,10 +77,10 @@ for variant, row in times.iterrows():
 # All runs as bands, and one of them at a closer look:
 
 # %%
-plt.figure(study.figure("costs"))
+study.figure("costs")
 
 # %%
-plt.figure(study.run("fedbuff", seed=2).figure("timeline"))
+study.run("fedbuff", seed=2).figure("timeline")
 
 # %% [markdown]
 # A study can search, too. Which step size and how many clients reach the target soonest? Trials are drawn at random here;
