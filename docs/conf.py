@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from generate import write_all
 
+from fedsim.language.spec import Spec
 from fedsim.version import __version__
 
 project, author, copyright = "fedsim", "the fedsim authors", "the fedsim authors"  # noqa: A001 - Sphinx's names
@@ -17,12 +18,13 @@ HERE = Path(__file__).parent
 GALLERY = [*(HERE / "gallery").glob("plot_*.py")]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", *(["sphinx_gallery.gen_gallery"] if GALLERY else [])]
-exclude_patterns = ["README.md", "gallery", "notebooks", "sg_execution_times.rst"]
+exclude_patterns = ["gallery", "notebooks", "sg_execution_times.rst"]
 language = "en"
 
 myst_enable_extensions = ["deflist", "attrs_inline"]
 myst_heading_anchors = 3
 
+toc_object_entries = False  # each name has a heading
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"exclude-members": "Client, Params, model_config, model_post_init"}
@@ -55,9 +57,17 @@ write_all()
 def setup(app: Any) -> None:
     """Docstrings are plain text with ``code``: a star or a bar in them is no markup."""
     app.connect("autodoc-process-docstring", _as_plain_text, priority=100)  # before napoleon reads its sections
+    app.connect("autodoc-process-signature", _without_keys)
+
+
+def _without_keys(app: Any, what: str, name: str, thing: Any, *_: Any) -> tuple[str, None] | None:
+    """What a scenario says is no call: its keys stand in the docstring, and on pages of their own."""
+    return ("", None) if isinstance(thing, type) and issubclass(thing, Spec) else None
 
 
 def _as_plain_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    if what == "data":
+        lines[:1] = [lines[0].replace("``:", "`` is", 1)]  # else napoleon takes it for a type
     parts = "\n".join(lines).split("``")
     parts[::2] = [re.sub(r"([*|])|(?<=\w)_(?=\W|$)", r"\\\g<0>", part) for part in parts[::2]]
     lines[:] = "``".join(parts).split("\n")

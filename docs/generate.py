@@ -16,6 +16,7 @@ import fedsim
 from fedsim import plugin
 from fedsim.catalogue import Key, catalogue, keys_of, specs_titled
 from fedsim.cli import main
+from fedsim.federation import client
 from fedsim.language import units
 from fedsim.language.families import specs_of
 from fedsim.language.spec import Spec, told_of
@@ -212,7 +213,8 @@ def _quantities() -> Iterator[str]:
     for kind, spec in specs_titled("speed distributions").items():
         yield f'### `kind = "{kind}"`'
         yield _told(spec)
-        yield from _table(spec, f"distribution.{kind}", {spec}, 4)
+        for block in _table(spec, f"distribution.{kind}", {spec}, 4):
+            yield block.replace("a speed in samples/s, samples/min, samples/h", "what the key itself takes")
 
 
 # Strategies and parts.
@@ -229,9 +231,11 @@ def _strategies() -> Iterator[tuple[str, str]]:
     ]
     index[1] += "\n".join(rows)
     yield "strategies/index", _page("All strategies", [*index, _toctree(STRATEGIES.kinds, ":hidden:")])
+    titles = [about.partition(":")[0] for _, about in STRATEGIES.kinds.values()]
     for kind, (_, about) in STRATEGIES.kinds.items():
         title, _, does = about.partition(": ")
-        yield f"strategies/{kind}", _page(title, _strategy(kind, does, notes.get(kind, "")))
+        name = title if titles.count(title) == 1 else f"{title} ({kind})"
+        yield f"strategies/{kind}", _page(name, _strategy(kind, does, notes.get(kind, "")))
 
 
 def _strategy(kind: str, does: str, note: str) -> Iterator[str]:
@@ -240,9 +244,13 @@ def _strategy(kind: str, does: str, note: str) -> Iterator[str]:
     yield f"*{plain(does[0].upper() + does[1:])}.*"
     yield prose(found.__doc__ or "")
     yield note
-    above = [one for one in found.__mro__[1:] if one.__name__ in plugin.__all__ and one.__module__.startswith("fedsim.")]
+    kinds = {strategy_class(other): other for other in STRATEGIES}
+    above = [one for one in found.__mro__[1:] if one in kinds or getattr(plugin, one.__name__, None) is one]
     if above:
-        links = ", ".join(f"{{py:class}}`~fedsim.plugin.{one.__name__}`" for one in above)
+        links = ", ".join(
+            f"[](/generated/strategies/{kinds[one]}.md)" if one in kinds else f"{{py:class}}`~fedsim.plugin.{one.__name__}`"
+            for one in above
+        )
         yield f"It is built on {links}; what these say of rounds, tasks and state holds here too."
     yield "## What a device does"
     yield prose(found.Client.__doc__ or "")
@@ -344,9 +352,12 @@ def _python() -> Iterator[tuple[str, str]]:
         blocks = [_HEADS[module], f"```{{eval-rst}}\n.. py:module:: {module}\n```"]
         for name in listed:
             thing: Any = getattr(__import__(module, fromlist=[name]), name)
-            way = "autofunction" if inspect.isfunction(thing) else "autoclass" if inspect.isclass(thing) else "autodata"
+            way = "autofunction" if inspect.isfunction(thing) else "autoclass"
+            home = module
+            if isinstance(thing, str):
+                way, home = "autodata", client.__name__  # what it is stands there, below it
             options = ["   :members:"] if way == "autoclass" and not issubclass(thing, Exception) else []
-            blocks.append("\n".join([f"## `{name}`\n", "```{eval-rst}", f".. {way}:: {module}.{name}", *options, "```"]))
+            blocks.append("\n".join([f"## `{name}`\n", "```{eval-rst}", f".. {way}:: {home}.{name}", *options, "```"]))
         yield f"python/{module}", _page(f"`{module}`", blocks)
 
 
@@ -384,7 +395,7 @@ def _notebooks() -> Iterator[tuple[str, str]]:
 def _more(notebooks: Iterable[str]) -> str:
     """What has come without being named on the first page."""
     named = re.findall(r"^[\w/]+$", (HERE / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    others = [path.stem for path in sorted(HERE.glob("*.md")) if path.stem not in (*named, "index", "README")]
+    others = [path.stem for path in sorted(HERE.glob("*.md")) if path.stem not in (*named, "index")]
     gallery = ["/generated/gallery/index"] if [*(HERE / "gallery").glob("plot_*.py")] else []
     return _toctree([*gallery, *(f"/generated/{name}" for name in notebooks), *(f"/{name}" for name in others)])
 

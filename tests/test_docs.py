@@ -1,0 +1,119 @@
+"""The pages that are made out of the code have everything that is there; what is written by hand of a summary, too."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim import plugin
+from fedsim.catalogue import catalogue, keys_of, specs_titled
+from fedsim.cli import main
+from fedsim.language.families import specs_of
+from fedsim.language.spec import Spec
+from fedsim.records import schema
+from fedsim.scenario import Scenario
+from fedsim.strategies import STRATEGIES
+from fedsim.study.spec import StudySpec
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def made() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(made: ModuleType) -> dict[str, str]:
+    return dict(made._pages())
+
+
+def below(spec: type[Spec], seen: set[type[Spec]]) -> Iterator[type[Spec]]:
+    """A table, and all that stand in it."""
+    if spec not in seen:
+        seen.add(spec)
+        yield spec
+        for field in spec.model_fields.values():
+            for inner in specs_of(field).values():
+                yield from below(inner, seen)
+
+
+@pytest.mark.parametrize("whole", [Scenario, StudySpec])
+def test_every_key_is_told_with_its_default_and_what_is_allowed(whole: type[Spec], pages: dict[str, str]) -> None:
+    text = "\n".join(pages.values())
+    told = 0
+    for spec in below(whole, set()):
+        for key in keys_of(spec):
+            if key.name != "kind" and key.name in spec.takes():
+                told += 1
+                assert f"\n`{key.name}`\n: " in text or f"`[{key.name}]`" in text, f"{spec.__name__}.{key.name}"
+                if key.default and len(key.default) <= 60:
+                    assert f"default `{key.default}`" in text or f"`[{key.name}]`" in text, key
+    assert told > (200 if whole is Scenario else 10)
+
+
+def test_a_page_has_the_keys_of_its_section_and_no_key_twice(pages: dict[str, str]) -> None:
+    anchors = [anchor for text in pages.values() for anchor in re.findall(r"^\((key-[\w-]+)\)=$", text, re.MULTILINE)]
+    assert len({*anchors}) == len(anchors)
+    assert "(key-population-devices)=\n`devices`\n: a whole number, 1 or more" in pages["scenario/population"]
+    assert "`population.availability` = `renewal`" in pages["scenario/population"]
+    assert "(key-study-seeds)=" in pages["study"]
+
+
+@pytest.mark.parametrize("kind", [*STRATEGIES])
+def test_a_strategy_has_its_source_and_all_of_its_keys(kind: str, pages: dict[str, str]) -> None:
+    page = pages[f"strategies/{kind}"]
+    for key in keys_of(STRATEGIES.spec(kind)):
+        assert key.name == "kind" or f"\n`{key.name}`\n: " in page
+    about = page.partition("\n## Keys")[0]
+    assert kind == "local" or "Source" in about or "paper" in about or "](/generated/strategies/" in about
+
+
+def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: dict[str, str]) -> None:
+    for title, entries in catalogue().items():
+        for name, _ in entries:
+            assert f"| `{name}` |" in pages["kinds"], title
+    for title, (page, _) in made.PARTS.items():
+        for kind in specs_titled(title):
+            assert f"\n## `{kind}`\n" in pages[f"parts/{page}"]
+    for verb in main.commands:
+        assert f"## `fedsim {verb}" in pages["command"]
+    for table, columns in [("events", schema.EVENTS), ("energy", schema.ENERGY)]:
+        section = pages["tables"].split(f"## `{table}.parquet`")[1].partition("\n## ")[0]
+        assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == columns.names
+    for module, names in [("fedsim", fedsim.__all__), ("fedsim.plugin", plugin.__all__)]:
+        assert [*re.findall(r"^## `(\w+)`$", pages[f"python/{module}"], re.MULTILINE)] == [*names]
+
+
+def test_text_of_docstrings_says_what_it_says(made: ModuleType) -> None:
+    assert made.prose("Moves w_i to ``x[*]``, [a] < b * c.\n\nArgs:\n    x: no.") == r"Moves w\_i to `x[*]`, \[a\] \< b \* c."
+    assert made.quoted("devices' data; 'a = 1' or 'b'") == "devices' data; `a = 1` or `b`"
+
+
+def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
+    sections: dict[str, Any] = {
+        "learning": "off",
+        "population": {"devices": 4, "speed": "100 samples/s"},
+        "strategy": {"clients_per_round": 2},
+        "energy": {"compute": "2 W", "carbon": "300 g/kWh"},
+        "stop": {"rounds": 1},
+    }
+    summary = fedsim.run(fedsim.Scenario(**sections)).summary
+    told = re.findall(r"`([\w.]+)`", "\n".join(line.split("|")[1] for line in _rows()))
+    for name, value in summary.items():
+        inner = [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
+        assert {*inner} <= {*told}
+
+
+def _rows() -> list[str]:
+    return [line for line in (DOCS / "summary.md").read_text().splitlines() if line.startswith("| `")]
