@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_toml
-from fedsim.flower.turns import place_in
+from fedsim.flower.turns import is_within, place_in
 
 Value = bool | int | float | str
 _FILE = "pyproject.toml"
@@ -58,7 +58,7 @@ class App:
         """Drop the app's modules, so that the next run begins with fresh ones: they may remember things."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if file and self.folder in Path(file).parents:
+            if file and is_within(self.folder, file):
                 del sys.modules[name]
 
 

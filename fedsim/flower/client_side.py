@@ -75,13 +75,15 @@ def carry_out(job: Job) -> Outcome:
     """
     replace_all()
     called = f"the ClientApp of device {job.device}"
-    with Generators(job.seed).in_use():
-        app = _app(job)
+    if job.run not in _loaded:
+        with Generators(job.seed).in_use():
+            _load(job)
+    app = _loaded[job.run]
     return carried_out(lambda: _work(job, app, called), job.patience_s, job.app.folder, called)
 
 
 def _work(job: Job, app: Any, called: str) -> Outcome:
-    message = as_sent(job.message)
+    message = job.message
     config = {"partition-id": job.device, "num-partitions": job.devices}
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, config, copied(job.state), dict(job.app.config))
@@ -108,16 +110,14 @@ def _work(job: Job, app: Any, called: str) -> Outcome:
         place = _place_of(app, message)
         raise SimulationError(f"{called} answered with a message that is no reply to the one that it got{place}")
     examples = _examples(own if isinstance(own, Message) and own.has_content() else reply)
-    return Outcome(as_sent(reply), bytes_of(reply), copied(context.state), examples, flops)
+    return Outcome(as_sent(reply), bytes_of(reply), context.state, examples, flops)
 
 
-def _app(job: Job) -> Any:
-    if job.run not in _loaded:
-        if _loaded:
-            job.app.forget()
-        _loaded.clear()
-        _loaded[job.run] = job.app.load("client")
-    return _loaded[job.run]
+def _load(job: Job) -> None:
+    if _loaded:
+        job.app.forget()
+    _loaded.clear()
+    _loaded[job.run] = job.app.load("client")
 
 
 def _one_torch_thread(around: ExitStack) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
@@ -21,7 +22,11 @@ def copied(content: RecordDict) -> RecordDict:
 
 def _copied(record: Any) -> Any:
     if isinstance(record, ArrayRecord):
-        return ArrayRecord({name: Array(one.dtype, tuple(one.shape), one.stype, one.data) for name, one in record.items()})
+        arrays = ArrayRecord()
+        for name, one in record.items():
+            arrays[name] = array = Array.__new__(Array)  # its constructor would look at what another has looked at
+            array.__dict__.update(dtype=one.dtype, shape=one.shape, stype=one.stype, data=one.data)
+        return arrays
     made = MetricRecord() if isinstance(record, MetricRecord) else ConfigRecord()
     for name, value in record.items():
         made[name] = list(value) if isinstance(value, list) else value
@@ -103,7 +108,7 @@ class _Different:
         """The same of a piece of an array's bytes. Only pieces that are alike at their end are compared."""
         alike = self._data.setdefault((len(chunk), bytes(chunk[-64:])), [])
         for number, known in alike:
-            if known is chunk or known == chunk:
+            if known is chunk or np.array_equal(np.frombuffer(known, np.uint8), np.frombuffer(chunk, np.uint8)):
                 return number
         number = self.note(("data", len(self._known)), _with_head("ArrayChunk", 0, len(chunk)))
         alike.append((number, chunk))

@@ -4,6 +4,7 @@ What of a process belongs to all its threads, the global generators of random nu
 """
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -21,6 +22,7 @@ from fedsim.errors import SimulationError
 
 T = TypeVar("T")
 
+_SEEDED = np.random.RandomState(0)  # a new one would ask the operating system for randomness first
 _GRACE_S = 1.0  # real seconds that an app has to end when the run is over
 
 
@@ -33,7 +35,8 @@ class Generators:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).getstate()
-        self._numpy: Any = np.random.RandomState(seed % (1 << 32)).get_state()
+        _SEEDED.seed(seed % (1 << 32))
+        self._numpy: Any = _SEEDED.get_state()
         self._torch: Any = seed
 
     @contextmanager
@@ -181,11 +184,16 @@ def carried_out(function: Callable[[], T], patience_s: float, folder: Path, call
     return value  # type: ignore[return-value]
 
 
+def is_within(folder: Path, file: str) -> bool:
+    """Whether a file lies in a folder."""
+    return file.startswith(f"{folder}{os.sep}")
+
+
 def place_of_thread(thread: threading.Thread, folder: Path) -> str:
     """Where in the code of a folder a thread stands: ``", in client_app.py, line 12"``; ``""`` if it is not there."""
     frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
-        if folder in Path(frame.f_code.co_filename).parents:
+        if is_within(folder, frame.f_code.co_filename):
             return f", in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -195,6 +203,6 @@ def place_in(error: BaseException, folder: Path) -> str:
     """Where in the code of a folder an error arose, as ``place_of_thread``."""
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if folder in Path(frame.filename).parents:
+        if is_within(folder, frame.filename):
             place = f", in {Path(frame.filename).name}, line {frame.lineno}"
     return place
