@@ -183,6 +183,19 @@ def test_a_crash_on_the_way_to_the_server_and_a_return(tmp_path: Path) -> None:
     assert updates_lost(folder)[0] == tasks_of(folder, 0)[:2]
 
 
+def test_with_all_edge_servers_lost_the_next_round_waits(tmp_path: Path) -> None:
+    """Both are lost from 1 to 11 s and from 12 s on, before they have the model; every 5 s the server looks for clients."""
+    (process,) = outage(1, 10)["world"]["processes"]
+    both = {"world": {"processes": [process | {"edge": edge} for edge in (0, 1)]}}
+    sections = by_hand({"retry": "5 s", "kappa2": 1}, rounds=3, **both)
+    sections["stop"]["simulated_time"] = "20 s"
+    run(sections, tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    assert [(row["time"], row["selected"]) for row in folder.rounds] == [(1.0, 0), (12.0, 0)]
+    starts = [event["time"] for event in folder.events if event["kind"] == "round-start"]
+    assert starts == [0.0, 11.0]
+
+
 def test_work_waits_for_an_edge_server_that_is_cut_off(tmp_path: Path) -> None:
     """From 6 to 10 s and from 16 to 20 s nothing comes to it: both uploads stand still so long, and nothing is lost."""
     summary = run(by_hand(**outage(6, 4, "waits")), tmp_path / "run")
