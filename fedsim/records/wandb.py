@@ -36,6 +36,8 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
         return [_write(wandb, one, out, project) for one in found]
     except OSError as error:
         raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
+    finally:
+        wandb.teardown()  # its own process writes the files, and may still be at it when a run is finished
 
 
 def _write(wandb: Any, one: Export, out: Path, project: str) -> Path:
