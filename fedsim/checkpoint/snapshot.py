@@ -14,7 +14,7 @@ from fedsim.federation.client import Earlier, Order
 from fedsim.federation.contents import Free, Lazy, Opaque, Partial
 from fedsim.federation.dispatch import Errand
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
+from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.training import Limit, Part, Training
 from fedsim.world.energy.batteries import Load
 from fedsim.world.network.base import Flow
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
-        *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
+        *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
         *(Errand, Earlier, Order, Free, Lazy, Opaque, Partial),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Training, Limit, Part),
         *(Filling, Flow, Half, Load, Place, Tier),
