@@ -15,7 +15,7 @@ from fedsim.federation.contents import Free, Lazy, Partial, Sized
 from fedsim.federation.dispatch import Errand
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained
+from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.training import Limit, Part, Training
 from fedsim.world.edges import Haul
 from fedsim.world.energy.batteries import Load
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
-        *(Applied, Best, Initial, Mixed, Ref, Trained, Evaluation),
+        *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
         *(Errand, Earlier, Order, Free, Lazy, Partial, Sized, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Limit, Part),
         *(Filling, Flow, Half, Haul, Load, Place, Tier),

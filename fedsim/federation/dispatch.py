@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import BEST, Client, Done, Earlier, Order
-from fedsim.federation.contents import Contents, payloads, received
+from fedsim.federation.contents import Contents, Partial, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
@@ -248,11 +248,22 @@ class Dispatch:
         errand.reply = self._client.reply(device, errand.order, done)
         if errand.reply is None:
             return ()
-        parts, encoding = payloads(errand.reply, self._up), self._up.work_on(errand.reply, "encode")
+        meant = errand.reply
+        parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode")
         if self._up.changes(errand.reply):
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
             errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
+        self._report(done, meant, errand.reply)
         return (*encoding, Upload(parts)) if parts else ()
+
+    @staticmethod
+    def _report(done: Done, meant: Contents, arriving: Contents) -> None:
+        """What arrives of an update reports the loss of the training that it comes from, whatever was made of it."""
+        if done.trained is None or done.update is None:
+            return
+        for name, value in meant.items():
+            if (value.model if isinstance(value, Partial) else value) is done.update and arriving[name].loss is None:
+                arriving[name].loss = done.trained.loss
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
         """A training that must leave time for its upload leaves time for encoding it, too."""

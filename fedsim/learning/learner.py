@@ -11,7 +11,7 @@ from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
 from fedsim.learning.models import ModelSpec
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained
+from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 
 
@@ -57,7 +57,9 @@ class Learner:
             round: decays the learning rate, if ``training`` does not say it.
             version: of the device's data.
         """
-        return self._name("update", Trained(training, device, version, key, round), device)
+        ref = self._name("update", Trained(training, device, version, key, round), device)
+        ref.loss = Loss()
+        return ref
 
     def first_epoch(self, update: Ref) -> Ref:
         """What the first local epoch of an update made; itself where that cannot be told any more, or it has no other."""

@@ -128,6 +128,15 @@ class Applied:
 Recipe = Initial | Trained | Mixed | Best | Applied
 
 
+class Loss:
+    """What a training reports: the mean mini-batch loss over the last local epoch, weighted by samples; NaN until then."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = float("nan")
+
+
 class Ref:
     """The name of a model. Strategies pass it on; only ``Learning`` looks inside.
 
@@ -138,12 +147,12 @@ class Ref:
         recipe: how to compute it; None once that is done.
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.
-        train_loss: mean mini-batch loss over the last local epoch, weighted by samples; NaN where there is none.
+        loss: of a training, and of all that its device and the wire make of it, what it reports; None elsewhere.
         losses: of a choice, the objective of each model, float64 [models], read-only; None until then.
         choice: of a choice, the position of the chosen model; None until then.
     """
 
-    __slots__ = ("__weakref__", "choice", "device", "finite", "losses", "name", "recipe", "serial", "train_loss", "value")
+    __slots__ = ("__weakref__", "choice", "device", "finite", "loss", "losses", "name", "recipe", "serial", "value")
 
     def __init__(self, name: str, serial: int, recipe: Recipe | None, device: int | None = None) -> None:
         self.name = name
@@ -152,19 +161,25 @@ class Ref:
         self.device = device
         self.value: Weights | None = None
         self.finite = False
-        self.train_loss = float("nan")
+        self.loss: Loss | None = None
         self.losses: NDArray[np.float64] | None = None
         self.choice: int | None = None
 
     def __repr__(self) -> str:
         return self.name
 
+    @property
+    def train_loss(self) -> float:
+        """What it reports; NaN where it reports nothing."""
+        return float("nan") if self.loss is None else self.loss.value
+
     def settle(self, value: Weights, train_loss: float = float("nan")) -> None:
         """Take the computed weights and forget how they were made."""
         value.setflags(write=False)
         self.value = value
         self.finite = bool(np.isfinite(value).all())
-        self.train_loss = train_loss
+        if self.loss is not None and isinstance(self.recipe, Trained):
+            self.loss.value = train_loss
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:

@@ -32,6 +32,7 @@ STRATEGIES = _Strategies(
         "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
         "fedbn": (f"{_HERE}.fedbn:FedBN", "FedBN: normalisation layers stay on each device"),
         "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
+        "feddr": (f"{_HERE}.feddr:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
         "feddyn": (f"{_HERE}.feddyn:FedDyn", "FedDyn: local objectives regularised so that their optima become the global one"),
         "fedgroup": (f"{_HERE}.flexcfl:FedGroup", "FedGroup: FlexCFL without migration"),
         "fednova": (f"{_HERE}.fednova:FedNova", "FedNova: updates count by direction, whatever number of steps they are"),

@@ -50,6 +50,7 @@ DRAWN: dict[str, tuple[str, ...]] = {
     "ditto": ("stragglers",),
     "fedavg": ("stragglers",),
     "fedbn": ("stragglers",),
+    "feddr": ("stragglers",),
     "feddyn": ("stragglers",),
     "fedgroup": ("stragglers", "membership", "similarity", "embedding"),
     "fednova": ("stragglers",),

@@ -38,6 +38,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fedat": {"clients_per_round": 4, "tiers": 3},
     "fedbn": {"clients_per_round": 6, "deadline": "30 s"},
     "fedbuff": {"concurrency": 7, "buffer": 3},
+    "feddr": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     "feddyn": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s", "alpha": 0.1},
     "fedgroup": _FORMS | {"alpha": 3},
     "fednova": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},

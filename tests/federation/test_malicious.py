@@ -139,3 +139,24 @@ class TestMalicious(StrategyContract):
 def test_what_cannot_be_is_refused_by_name(malicious: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(malicious=malicious)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"messages": {"up": {"kind": "top-k", "share": 0.1}}},
+        {"malicious": {"attack": "sign-flip", "share": 1.0}},
+        {"strategy": {"kind": "fedper", "clients_per_round": 3, "head": ["*.bias"]}},
+    ],
+    ids=["codec", "attack", "part"],
+)
+def test_what_is_made_of_an_update_reports_the_loss_of_its_training(others: dict[str, Any]) -> None:
+    """In the first round all train alike, from the same model."""
+    plain = {"strategy": {"kind": "fedavg", "clients_per_round": 3}}
+    losses = []
+    for sections in (plain, plain | others):
+        scenario = {"seed": 2, "population": {"devices": 8}, "stop": {"rounds": 1}} | sections
+        _, records = played(scenario)
+        losses += [record.fields["train_loss"] for record in records if record.kind == "round"]
+    assert losses[0] is not None
+    assert losses[1] == losses[0]

@@ -1,0 +1,99 @@
+"""FedDR: randomised Douglas-Rachford splitting (Tran Dinh et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.federation.client import Done, Order
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.devices import Device
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.synchronous import RoundParams, SynchronousClient, SynchronousParams
+from fedsim.training import Training
+from fedsim.world.task import Evaluate, Train
+
+
+class FedDRParams(SynchronousParams):
+    """What FedDR takes, besides ``SynchronousParams``.
+
+    Attributes:
+        eta: of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta).
+        alpha: relaxation; 1: Douglas and Rachford's own step.
+    """
+
+    kind: Literal["feddr"] = "feddr"
+    eta: float = Field(default=1.0, gt=0.0, le=1e6)
+    alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
+
+
+class FedDRClient(SynchronousClient[FedDRParams]):
+    """Moves its point y_i, finds the proximal point x_i around it, and says how far 2 x_i - y_i has moved.
+
+    State: ``x``, x_i, and ``y``, y_i; absent until it has first answered, when both are the first model.
+    """
+
+    def moved(self, device: Device, order: Order) -> Ref:
+        """y_i + alpha (received - x_i)."""
+        start = device.initial()
+        x, y = device.state.get("x", start), device.state.get("y", start)
+        return device.mix([(y, 1.0), (order["model"], self.params.alpha), (x, -self.params.alpha)])
+
+    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+        """Local SGD on f_i(x) + ||x - y_i||^2 / (2 eta), from y_i."""
+        training = Training(self.moved(device, order), self.params.local_epochs, mu=1.0 / self.params.eta)
+        return (Train(training, self.limit(device, order)),)
+
+    def computed(self, device: Device, order: Order, done: Done) -> Done:
+        """The update is the received model, and how far 2 x_i - y_i has moved."""
+        assert done.update is not None
+        assert done.start is not None
+        start = device.initial()
+        x, y = device.state.get("x", start), device.state.get("y", start)
+        parts = [(order["model"], 1.0), (done.update, 2.0), (done.start, -1.0), (x, -2.0), (y, 1.0)]
+        return super().computed(device, order, done._replace(update=device.mix(parts), start=order["model"]))
+
+    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+        """The update; y_i and x_i stay here."""
+        assert done.trained is not None
+        return {**(super().reply(device, order, done) or {}), "own": Free([done.trained, self.moved(device, order)])}
+
+    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+        """The server has the move: it is made here too; one that is not finite on neither side."""
+        x, y = reply["own"].value
+        start = device.initial()
+        finite = [(x, 1.0), (y, 0.0)]
+        device.state["x"] = device.mix(finite, otherwise=device.state.get("x", start))
+        device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=device.state.get("y", start))
+
+
+class FedDR(FedAvg[FedDRParams]):
+    """Federated Douglas-Rachford.
+
+    Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex federated
+    composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds
+    x_i = prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices,
+    where those who were never asked count with the first model. All devices count alike, whatever their samples. The paper's
+    proximal point is exact or nearly so; here it is ``local_epochs`` of SGD from y_i.
+
+    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i; a newcomer begins with the first model.
+    """
+
+    Params: ClassVar[type[RoundParams]] = FedDRParams
+    Client = FedDRClient
+
+    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+        """A device's share of the mean over all."""
+        return [1.0 / self.setting.devices] * len(entries)
+
+    async def aggregate(self) -> None:
+        """The moves that came."""
+        received = self.state["received"]
+        if not received:
+            return
+        weights, mix, before = self.weights(received), self.server.mix, self.state["model"]
+        self.record_aggregate(received, weights)
+        moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in received]
+        parts = [(before, 1.0), *zip(moves, weights, strict=True)]
+        self.state["model"] = mix(parts, otherwise=before, rescale=False)
