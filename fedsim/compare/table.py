@@ -131,6 +131,8 @@ class Comparison:
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out = len(self._figures) - len(rows)
         more = (f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here.",) if left_out else ()
+        notes = _unfinished(self.lines)
+        more += (*notes[:6], *((f"{len(notes) - 6} more lines are not done.",) if len(notes) > 6 else ()))
         return Table(tuple(column for column in columns if any(cell is not None for cell in column.cells)), more)
 
     def _column(self, one: Measure) -> Column:
@@ -321,6 +323,12 @@ def _notes(lines: Lines) -> list[str]:
         notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
     if 1 < seeds < _MANY:
         notes.append(f"Of {seeds} seeds an interval relies on a normal distribution; it ends where its figure must.")
+    return [*notes, *_unfinished(lines)]
+
+
+def _unfinished(lines: Lines) -> list[str]:
+    """A note for each line whose runs are not all there, or were not run to their end."""
+    notes = []
     for line in lines.lines:
         if len(line.runs) < line.planned:
             notes.append(f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done.")

@@ -150,7 +150,7 @@ class Job:
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch)
             if out is not None:
-                self.simulation.listen(Live(self, live_every_s).watch)
+                self.simulation.listen(Live(self.simulation, out, self._copy_to, live_every_s).watch)
             self._held = held.pop_all()
 
     def on_saved(self, tell: Callable[[int, float], None]) -> None:
@@ -182,14 +182,14 @@ class Job:
     async def _close(self, status: str) -> Result:
         self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
-        summary = self.summary(status, models_digest(tensors))
+        summary = self._summary(status, models_digest(tensors))
         if status != "failed" and summary["accuracy"]["final"] is None:
             summary["no_accuracy"] = self.run.why_no_accuracy(summary["rounds"])
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
         if self.out is not None:
             files.write_models(self.out, tensors)
-            self.write_devices(self.out)
+            self._write_devices(self.out)
             files.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
@@ -198,8 +198,13 @@ class Job:
                 part.unlink()
         return Result(summary, self.recorder.rounds, self.out)
 
-    def write_devices(self, out: Path) -> None:
-        """Write the devices as they are, and their energy where that is counted."""
+    def _copy_to(self, folder: Path) -> None:
+        """Write what there is of the run by now."""
+        self.recorder.copy_to(folder)
+        self._write_devices(folder)
+        files.write_text(folder / files.SUMMARY, files.summary_text(self._summary(RUNNING)))
+
+    def _write_devices(self, out: Path) -> None:
         energy, columns = self.recorder.energy, self.run.device_columns()
         if energy is not None:
             drawn = energy.of_devices()
@@ -207,8 +212,7 @@ class Job:
             files.write_energy(out, {**energy.columns, **drawn}, energy.setting)
         files.write_devices(out, columns)
 
-    def summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
-        """What ``summary.json`` says of the run by now, but for the fingerprints of files."""
+    def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         recorder = self.recorder
         accuracies = [row["accuracy"] for row in recorder.rounds if row["accuracy"] is not None]
         return {
