@@ -17,7 +17,7 @@ from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so
-_EVEN = 0.03  # share of the whole by which panels may differ that are taken for the same
+_EVEN = 0.01  # share of the whole by which panels may differ that are taken for the same
 _TICK: dict[str, Any] = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, tuple[str, dict[str, Any]]] = {
     "deadline": ("a round ends at its deadline", _TICK | {"marker": "|", "color": style.VERMILLION}),

@@ -79,7 +79,9 @@ def _draw_background(axes: Axes, view: View, unit: float) -> None:
             continue
         start, end, lane = (stretches[name].to_numpy(float) for name in ("start", "end", "lane"))
         bands = style.rectangles(start / unit, end / unit, lane - view.half_lane, lane + view.half_lane, facecolor=colour)
-        bands.set(zorder=0, gid=gid, rasterized=len(view.devices) > _MANY_LANES or len(lane) > _MANY_BARS)
+        bands.set(
+            zorder=0 if gid is None else 0.7, gid=gid, rasterized=len(view.devices) > _MANY_LANES or len(lane) > _MANY_BARS
+        )
         axes.add_collection(bands, autolim=False)
 
 

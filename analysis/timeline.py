@@ -1,5 +1,5 @@
 """A lane a device and what it did when: its steps, the work that was wasted and why, deadlines and round ends; and when it
-came, could not be reached, had other data, and left for good.
+came, could not be reached, had other data, changed its group, and left for good.
 
 Under the lanes stands how each round's tasks ended, and beside them how each device's did.
 """
@@ -12,13 +12,14 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.activity import read_activity
 from fedsim.analysis.lanes import draw_lanes, label_lanes
 from fedsim.analysis.marks import draw_marks
-from fedsim.analysis.moves import read_membership
+from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
 from fedsim.analysis.presence import read_presence
 from fedsim.analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
 from fedsim.language.units import show_seconds
@@ -28,6 +29,7 @@ from fedsim.records.reading import RunFolder
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIP_IN, _FRAME_IN = 1.2, 2.3  # the strip below; title, axis labels and legend together
 _MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
+_MOST_TINTS = 4000  # as vectors they would make the SVG large
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 _ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
@@ -69,7 +71,9 @@ def draw_timeline(
     (lanes, totals), (strip, words) = panels
     handles = draw_lanes(lanes, view, unit.size)
     row = pd.Series(np.arange(len(view.devices), dtype=float), index=view.devices)
-    handles += draw_marks(lanes, read_membership(run), row, unit.size, ("arrivals", "departures", "shifts"))
+    membership = read_membership(run)
+    handles += _tint_groups(lanes, membership, row, view, unit.size)
+    handles += draw_marks(lanes, membership, row, unit.size)
     label_lanes(lanes, view, population)
     lanes.set_ylabel(f"device, speed (samples/s),\n{_ORDER_WORDS[order]}")
     handles += _draw_lines((lanes, strip), view, unit.size)
@@ -90,6 +94,24 @@ def _title(run: RunFolder, view: View, population: int) -> str:
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
     out_of = "" if view.at_work == population else f", out of {population:,}"
     return f"{style.headline(run)}\n{span}: {part}{who}{out_of}"
+
+
+def _tint_groups(lanes: Axes, membership: Membership, row: "pd.Series[float]", view: View, unit: float) -> list[Artist]:
+    """Each lane in the pale colour of the group that its device is in, under its steps; returns the legend's entry."""
+    stays = membership.stays
+    stays = stays[(stays["group"] != NO_GROUP) & stays["device"].isin(row.index)]
+    stays = stays[(stays["end"] > view.start) & (stays["start"] < view.end)]
+    for group, own in stays.groupby("group"):
+        start, end = own["start"].clip(lower=view.start), own["end"].clip(upper=view.end)
+        middle = own["device"].map(row).to_numpy(float)
+        low, high = (np.asarray(middle + by, dtype=np.float64) for by in (-view.half_lane, view.half_lane))
+        sides = (start.to_numpy(np.float64) / unit, end.to_numpy(np.float64) / unit)
+        tint = style.rectangles(*sides, low, high, facecolor=style.tint(style.group_colour(int(str(group)))))
+        tint.set(zorder=0.5, gid="group", rasterized=len(own) > _MOST_TINTS)
+        lanes.add_collection(tint, autolim=False)
+    if stays.empty:
+        return []
+    return [Patch(facecolor=style.tint(style.group_colour(int(stays["group"].iloc[0]))), label="in a group, each its colour")]
 
 
 # Rounds: vertical lines, numbers above, outcomes below.

@@ -131,8 +131,9 @@ class Comparison:
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out = len(self._figures) - len(rows)
         more = (f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here.",) if left_out else ()
-        said = tuple(column for column in columns if any(cell is not None for cell in column.cells))
-        return Table(said, (*more, *_not_done(self.lines)))
+        notes = [*_not_done(self.lines)]
+        more += (*notes[:6], *((f"{len(notes) - 6} more lines are not done.",) if len(notes) > 6 else ()))
+        return Table(tuple(column for column in columns if any(cell is not None for cell in column.cells)), more)
 
     def _column(self, one: Measure) -> Column:
         """A figure of all lines: means over seeds, with intervals where there are several."""
@@ -326,6 +327,7 @@ def _notes(lines: Lines) -> list[str]:
 
 
 def _not_done(lines: Lines) -> Iterator[str]:
+    """A note for each line whose runs are not all there, or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
             yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."

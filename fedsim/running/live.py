@@ -15,13 +15,13 @@ class Live:
     """Copies the books of a run from time to time, between two instants; no influence on the run.
 
     Args:
-        simulation: the run's.
+        simulation: that of the run.
         out: its folder.
-        write: writes what there is of the books into a folder.
+        write: writes what there is to a folder.
         every_s: least real time between two copies, and until the first one (s).
     """
 
-    def __init__(self, simulation: Simulation, out: Path, write: Callable[[Path], object], every_s: float = EVERY_S) -> None:
+    def __init__(self, simulation: Simulation, out: Path, write: Callable[[Path], None], every_s: float = EVERY_S) -> None:
         self._simulation, self._out, self._write, self._every_s = simulation, out, write, every_s
         self._next, self._asked = time.monotonic() + every_s, False
 

@@ -179,7 +179,7 @@ class Job:
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch)
             if out is not None:
-                self.simulation.listen(Live(self.simulation, out, self._write_so_far, live_every_s).watch)
+                self.simulation.listen(Live(self.simulation, out, self._copy_to, live_every_s).watch)
             self._held = held.pop_all()
 
     def on_saved(self, tell: Callable[[int, float], None]) -> None:
@@ -211,7 +211,7 @@ class Job:
     async def _close(self, status: str) -> Result:
         self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
-        summary = self.summary(status, models_digest(tensors))
+        summary = self._summary(status, models_digest(tensors))
         if status != "failed" and summary["accuracy"]["final"] is None:
             summary["no_accuracy"] = self.run.why_no_accuracy(summary["rounds"])
         summary |= self._not_finite(tensors)
@@ -219,7 +219,7 @@ class Job:
             summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
         if self.out is not None:
             files.write_models(self.out, tensors)
-            self.write_devices(self.out)
+            self._write_devices(self.out)
             files.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
@@ -228,18 +228,18 @@ class Job:
                 part.unlink()
         return Result(summary, self.recorder.rounds, self.out)
 
-    def _write_so_far(self, out: Path) -> None:
-        self.recorder.copy_to(out)
-        self.write_devices(out)
-        files.write_text(out / files.SUMMARY, files.summary_text(self.summary(RUNNING)))
-
     def _not_finite(self, tensors: "dict[str, dict[str, NDArray[np.float32]]]") -> dict[str, str]:
         """Which models a strategy has made of numbers that are none; updates that are not finite never come into one."""
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
         return {"not_finite": f"{', '.join(wrong)}{home_of(type(self.run.strategy))}"} if wrong else {}
 
-    def write_devices(self, out: Path) -> None:
-        """Write the devices as they are, and their energy where that is counted."""
+    def _copy_to(self, folder: Path) -> None:
+        """Write what there is of the run by now."""
+        self.recorder.copy_to(folder)
+        self._write_devices(folder)
+        files.write_text(folder / files.SUMMARY, files.summary_text(self._summary(RUNNING)))
+
+    def _write_devices(self, out: Path) -> None:
         energy, columns = self.recorder.energy, self.run.device_columns()
         if energy is not None:
             drawn = energy.of_devices()
@@ -247,8 +247,7 @@ class Job:
             files.write_energy(out, {**energy.columns, **drawn}, energy.setting)
         files.write_devices(out, columns)
 
-    def summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
-        """What ``summary.json`` says of the run by now, but for the fingerprints of files."""
+    def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         recorder = self.recorder
         accuracies = [row["accuracy"] for row in recorder.rounds if row["accuracy"] is not None]
         return {

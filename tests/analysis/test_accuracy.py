@@ -56,3 +56,34 @@ def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(small: dict[str, An
     rounds, time, _ = draw_accuracy([run, RunFolder(tmp_path / "many")]).axes
     assert (rounds.get_xscale(), time.get_xscale()) == ("log", "linear")
     assert rounds.get_xlim()[0] == 1
+
+
+def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -> None:
+    """Shifts, arrivals and departures at their times, and rounds that ended at their deadline."""
+    time = draw_accuracy([grouped]).axes[1]
+    drawn = {str(line.get_gid()): line.get_xdata() for line in time.lines}
+    for kind in ("shift", "arrival", "departure"):
+        times = sorted({event["time"] for event in grouped.events if event["kind"] == kind})
+        np.testing.assert_allclose(drawn[kind], np.array(times) / (60 if "min" in time.get_xlabel() else 1), rtol=1e-6)
+    starts = {event["round"]: event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"}
+    reached = [row["time"] for row in run.rounds if row["time"] >= starts[row["round"]]]
+    (time,) = [panel for panel in draw_accuracy([run]).axes if panel.get_xlabel().startswith("simulated time")]
+    marked = {str(line.get_gid()): line.get_xdata() for line in time.lines}
+    np.testing.assert_allclose(marked["deadline"], reached)
+
+
+def test_panels_that_would_be_the_same_are_one(small: dict[str, Any], tmp_path: Path) -> None:
+    """Devices of one speed that are never away: every round takes as long, and moves as much."""
+    small["population"] |= {"devices": 6, "speed": "50 samples/s", "jitter": 0.0}
+    del small["population"]["availability"]
+    small["data"] = {"source": "digits", "partition": "iid"}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "even", executor="inline")
+    (panel,) = draw_accuracy([RunFolder(tmp_path / "even")]).axes
+    assert "rounds and bytes grow in step with it, to 8 rounds and " in panel.get_xlabel()
+
+
+def test_an_axis_that_does_not_begin_at_0_says_so(run: RunFolder) -> None:
+    first = draw_accuracy([run]).axes[0]
+    low = first.get_ylim()[0]
+    assert (f"the axis begins at {low:.2g}" in first.get_ylabel()) == (low > 0.02)

@@ -64,3 +64,17 @@ def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(small: dict[str, Any]
 def test_no_clusters_is_said(run: RunFolder) -> None:
     with pytest.raises(NothingToDrawError, match="no clusters"):
         draw_clusters(run)
+
+
+def test_devices_of_one_size_are_one_bar(small: dict[str, Any], tmp_path: Path) -> None:
+    """Nobody is left out, and borders that are all the same draw no warning (which would fail here)."""
+    small["population"] |= {"samples": {"kind": "list", "values": [30] * 20}}
+    strategy = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 3, "relative_deadline": 2.0, "smallest_part": 5}
+    changes = {"strategy": strategy, "stop": {"rounds": 2}, "learning": "off"}
+    fedsim.run(fedsim.Scenario(**small | changes), tmp_path / "same", executor="inline")
+    run = RunFolder(tmp_path / "same")
+    last = read_groupings(run)[-1]
+    assert last.low == last.high == 30
+    panels = [panel for panel in draw_clusters(run).axes if heights(panel)]
+    assert heights(panels[-1]) == len(last.devices) > 5
+    assert all(float(tick).is_integer() for tick in panels[-1].get_xticks())

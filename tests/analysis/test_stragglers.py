@@ -128,3 +128,40 @@ def test_what_does_not_apply_is_said(small: dict[str, Any], run: RunFolder, roun
     fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / "endless", executor="inline")
     with pytest.raises(NothingToDrawError, match="no deadline"):
         draw_stragglers(RunFolder(tmp_path / "endless"))
+
+
+def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], tmp_path: Path) -> None:
+    """Slow links: devices have trained, and are still sending when the round is over."""
+    small["network"]["device"] = {"up": "2 kbit/s", "down": "1 Mbit/s"}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6, "deadline": "8 s"}
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 3}}), tmp_path / "cut", executor="inline")
+    run = RunFolder(tmp_path / "cut")
+    cut = [e for e in run.events if (e["kind"], e["step"]) == ("step-end", "upload") and e["outcome"] != "done"]
+    assert cut
+    attempts = read_attempts(run, trained_rounds(run)).set_index("task")
+    starts = {event["round"]: event["time"] for event in run.events if event["kind"] == "round-start"}
+    for event in cut:
+        row = attempts.loc[event["task"]]
+        assert row["begun"] + row["cut"] == pytest.approx(event["time"] - starts[event["round"]])
+    figure = draw_stragglers(run)
+    assert drawn(figure, "cut-upload") == len(cut)
+    assert "all rounds with training" in figure.get_suptitle()
+
+
+def test_hundreds_of_clients_are_a_distribution(small: dict[str, Any], tmp_path: Path) -> None:
+    """At each time every selected device does one thing."""
+    small["population"] |= {"devices": 200, "samples": {"kind": "uniform", "low": 10, "high": 300}}
+    small["network"] = {"kind": "star"}
+    small["strategy"] |= {"clients_per_round": 200}
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 2}}), tmp_path / "many", executor="inline")
+    figure = draw_stragglers(RunFolder(tmp_path / "many"))
+    panel = figure.axes[0]
+    areas = [item.get_paths()[0].vertices for item in panel.collections if item.get_gid() == "doing"]
+    assert len(areas) > 5
+    selected = RunFolder(tmp_path / "many").rounds[0]["selected"]
+    assert panel.get_ylim() == (0, selected)
+    assert max(area[:, 1].max() for area in areas) == selected
+    unit_end = panel.get_xlim()[1]
+    for share in (0.1, 0.5, 0.9):  # the topmost edge is everybody
+        tops = [area[np.argmin(np.abs(area[:, 0] - share * unit_end)), 1] for area in areas]
+        assert max(tops) <= selected

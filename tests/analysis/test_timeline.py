@@ -8,6 +8,7 @@ from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.figure import Figure
 
 from fedsim.analysis import lanes
+from fedsim.analysis.moves import read_membership
 from fedsim.analysis.style import save
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.records.reading import RunFolder
@@ -123,3 +124,17 @@ def test_hostile_names_are_drawn_as_they_are(renamed: RunFolder, tmp_path: Path)
     for path in save(figure, tmp_path / "hostile"):
         assert path.stat().st_size > 10_000
     ElementTree.parse(tmp_path / "hostile.svg")
+
+
+def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) -> None:
+    """As on the page: a stretch for each stay of a device in a group, and a mark for each move."""
+    lanes = draw_timeline(grouped).axes[0]
+    shown = {int(label.get_text().split()[0]) for label in lanes.get_yticklabels()}
+    stays = read_membership(grouped).stays
+    stays = stays[(stays["group"] >= 0) & stays["device"].isin(list(shown))]
+    tints = [item for item in lanes.collections if item.get_gid() == "group"]
+    assert sum(len(item.get_paths()) for item in tints) == len(stays[stays["end"] > stays["start"].clip(lower=0)]) > 20
+    moves = read_membership(grouped).migrations
+    (marks,) = [item for item in lanes.collections if item.get_gid() == "moves"]
+    assert len(marks.get_offsets()) == moves["device"].isin(list(shown)).sum() > 0
+    assert not [item for item in draw_timeline(run).axes[0].collections if item.get_gid() == "group"]
