@@ -131,7 +131,7 @@ def test_work_is_samples_flops_and_seconds(work: dict[str, float], population: d
         kind = find_kind("raspberry-pi-4", {}, "device")
         seconds = 1e9 / (kind.flops * kind.flops_share)
     job = Job(fedsim.Scenario(**told), None, Threads(1))
-    assert asyncio.run(job.execute()).rounds[0]["time"] == pytest.approx(1.5 + seconds, abs=1e-6)
+    assert asyncio.run(job.execute()).rows[0]["time"] == pytest.approx(1.5 + seconds, abs=1e-6)
 
 
 def test_flops_need_somebody_who_says_how_many_a_device_does() -> None:

@@ -130,7 +130,7 @@ def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
     ("kind", "says"),
     [
         ("Clumsy", r"AttributeError: 'Ref' object has no attribute 'no_such_thing', in own_parts.py, line \d+"),
-        ("Mute", r"the content 'model' of a message is a dict; allowed are refs, Partial, numbers and Free"),
+        ("Mute", r"the content 'model' of a message is a dict; allowed are refs, Partial, numbers, Sized and Free"),
     ],
 )
 def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says: str) -> None:

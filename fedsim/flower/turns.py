@@ -42,7 +42,7 @@ class Generators:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """They are these here, and again what they were afterwards."""
-        outside = Generators._now()
+        outside = Generators._current()
         random.setstate(self._random)
         np.random.set_state(self._numpy)  # noqa: NPY002
         if (torch := sys.modules.get("torch")) is not None:
@@ -53,7 +53,7 @@ class Generators:
         try:
             yield
         finally:
-            self._random, self._numpy, state = Generators._now()
+            self._random, self._numpy, state = Generators._current()
             self._torch = self._torch if state is None else state
             random.setstate(outside[0])
             np.random.set_state(outside[1])  # noqa: NPY002
@@ -61,7 +61,7 @@ class Generators:
                 sys.modules["torch"].set_rng_state(outside[2])
 
     @staticmethod
-    def _now() -> tuple[Any, Any, Any]:
+    def _current() -> tuple[Any, Any, Any]:
         torch = sys.modules.get("torch")
         return random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()  # noqa: NPY002
 

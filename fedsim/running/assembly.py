@@ -1,5 +1,6 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
+from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
@@ -136,6 +138,7 @@ class Run:
     def _build_learning(self, streams: Streams, learner: type[Learner] | None) -> None:
         self.data: FederatedData | None
         self.learner: Learner
+        self._tensors: Callable[[], Sequence[Tensor]] = tuple
         scenario = self.scenario
         devices = scenario.population.devices
         if scenario.strategy.brings_learning:  # a sample costs what a sample of the reference model does
@@ -157,6 +160,7 @@ class Run:
             self.samples = scenario.population.sizes(streams, scenario.data.folder())
             shape, classes = scenario.data.shape_and_classes()
         self._shape_and_classes = shape, classes
+        self._tensors = partial(scenario.model.tensors, shape, classes)
         if scenario.learning == "on" and learner is None:
             from fedsim.learning import Learning  # loads torch
 
@@ -184,7 +188,7 @@ class Run:
             lr_in=scenario.training.lr_in,
             planned_rounds=scenario.stop.rounds,
             momentum=scenario.training.momentum,
-            tensors=partial(scenario.model.tensors, *self._shape_and_classes),
+            tensors=self._tensors,
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
