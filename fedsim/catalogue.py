@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from fedsim.data.spec import DataSpec
@@ -77,6 +78,7 @@ _UNIONS: dict[str, tuple[type[Spec], str]] = {
 _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 
 
+@cache
 def catalogue() -> dict[str, Entries]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
@@ -116,7 +118,7 @@ def about(name: str) -> list[str]:
             if kind == name:
                 lines += [f"{name}, one of the {title}: {line}"]
                 lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
-    paths = [*_paths(Scenario)]
+    paths = _scenario_paths()
     for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
         if "" in (specs := specs_of(owner.model_fields[key])):
             tables[path] = specs[""]
@@ -131,6 +133,11 @@ def about(name: str) -> list[str]:
         known = [*_FILES, *(path for path, *_ in paths), *listed, *kinds]
         raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, known)}")
     return lines
+
+
+@cache
+def _scenario_paths() -> list[tuple[str, type[Spec], str]]:
+    return [*_paths(Scenario)]
 
 
 def entry_lines(title: str, entries: Entries) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = {"scenarios": 60, "folders": 14, "inputs": 26, "terminals": 10}
+CASES = {"scenarios": 40, "folders": 10, "inputs": 20, "terminals": 8}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches forked processes as only Linux lets one")

@@ -20,7 +20,7 @@ def test_every_run_can_be_built(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "search.toml"])
 def test_all_variants_meet_the_same_worlds(name: str) -> None:
     """But for who is not trained in them; and what shifts does so at simulated times, whatever a strategy's rounds are."""
     study = read_study(HERE / name)
