@@ -1,5 +1,6 @@
 """What the tests share: where real data are, and small scenarios."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,14 @@ hypothesis.settings.register_profile("same-every-time", derandomize=True, deadli
 hypothesis.settings.load_profile("same-every-time")
 
 os.environ["FEDSIM_ALLOW_CODE"] = "tests"  # as a user who trusts a package says it once
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: it need not be looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
 
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
