@@ -247,7 +247,8 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         """The tier's updates become its model, and the tiers' models the global one."""
         state, how = self.state, self.params.aggregation
         received, state["received"][tier] = state["received"][tier], []
-        weights, remembered = how.weights(received), self.remembered("aggregation").setdefault(tier, {})
+        weights = await how.weigh(self.server, received, how.weights(received))
+        remembered = self.remembered("aggregation").setdefault(tier, {})
         # What clients have changed, they have changed in the model that the tier was sent, not in the tier's last one.
         state["tiers"][tier] = how.combine(self.server, remembered, received, weights, received[0]["start"])
         state["counts"][tier] += 1

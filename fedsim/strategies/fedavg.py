@@ -41,7 +41,7 @@ class FedAvg(Synchronous[S]):
         """The received models become one, by samples unless the parameters say otherwise."""
         received = self.state["received"]
         if any(entry["samples"] for entry in received):
-            self.state["model"] = self.combine(self.state["model"], received)
+            self.state["model"] = await self.combine(self.state["model"], received)
 
     def center(self, entry: dict[str, Any]) -> Ref:
         """The global model."""

@@ -77,12 +77,12 @@ class FedDyn(FedAvg[FedDynParams]):
         self.state["moved"] = self.server.zero()
         await super().on_start()
 
-    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """First s moves."""
         mix, before, share = self.server.mix, self.state["moved"], 1.0 / self.setting.devices
         moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
         self.state["moved"] = mix([(before, 1.0), *((move, share) for move in moves)], otherwise=before, rescale=False)
-        return super().combine(model, entries, slot, **record)
+        return await super().combine(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         """What the updates have become, plus s."""

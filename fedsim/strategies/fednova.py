@@ -79,7 +79,7 @@ class FedNova(FedProx):
                 f"its anchor, and steps could not be counted; allowed is less than {1 / self.setting.lr_in(0):g}"
             )
 
-    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """Each update along its own direction, as far as the mean of all."""
         pull = self.params.mu * self.setting.lr_in(self.state["round"])
         reaches = [reach(entry["contents"]["steps"], self.setting.momentum, pull) for entry in entries]
@@ -90,4 +90,4 @@ class FedNova(FedProx):
             models = [entry["start"], entry["update"]]
             update = self.server.apply(weighted_sum, models, coefficients=[1 - factor, factor])  # not finite if either is not
             normalised.append(entry | {"update": update})
-        return super().combine(model, normalised, slot, **record)
+        return await super().combine(model, normalised, slot, **record)

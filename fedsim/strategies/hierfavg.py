@@ -193,7 +193,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state, server, own = self.state, self.server, self.state["edges"][edge]
         if own["updates"]:
             how, own["last"] = self.params.aggregation, own["updates"]
-            weights = how.weights(own["last"])
+            weights = await how.weigh(server, own["last"], how.weights(own["last"]))
             self.record_aggregate(own["last"], weights, group=edge, edge=edge)
             remembered = self.remembered("aggregation").setdefault(edge, {})
             own["model"] = how.combine(server, remembered, own["last"], weights, own["model"])
@@ -223,7 +223,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state, how = self.state, self.params.cloud_aggregation
         if not state["arrived"]:
             return
-        weights, edges = how.weights(state["arrived"]), [entry["group"] for entry in state["arrived"]]
+        weights = await how.weigh(self.server, state["arrived"], how.weights(state["arrived"]))
+        edges = [entry["group"] for entry in state["arrived"]]
         self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights)
         combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
         state["model"] = self.advance(state["model"], combined)

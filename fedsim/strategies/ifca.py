@@ -143,10 +143,10 @@ class IFCA(Migrating[IFCAParams]):
         await super().aggregate()
         await self.test_again(newcomers)
 
-    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
+    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
         """With gradients: a step along their sum, divided by the number of all clients of the round."""
         if self.params.averaging == "models":
-            return super().combine(model, entries, slot, **record)
+            return await super().combine(model, entries, slot, **record)
         mix, share = self.server.mix, 1 / len(self.state["received"])
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.

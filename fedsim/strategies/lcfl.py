@@ -314,7 +314,7 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         for entry in received:
             self._keep(entry["device"], entry["update"], entry["start"])
         if received:
-            state["global"] = self.combine(state["global"], received, -1)
+            state["global"] = await self.combine(state["global"], received, -1)
 
     def _keep(self, device: int, update: Ref | None, start: Ref | None) -> None:
         self.state["own"][device], self.state["began"][device] = update, start

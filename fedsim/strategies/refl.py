@@ -126,7 +126,7 @@ class REFL(FedAvg[REFLParams]):
         staleness = [0] * len(fresh) + [state["round"] - entry["round"] for entry in stale]
         counts = await self._stale_weights(fresh, stale, staleness[len(fresh) :]) if stale else []
         moved = [self._moved(entry) | {"counts": own} for entry, own in zip(stale, counts, strict=True)]
-        state["model"] = self.combine(state["model"], [*fresh, *moved], staleness=staleness)
+        state["model"] = await self.combine(state["model"], [*fresh, *moved], staleness=staleness)
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         """As the aggregation says, times what a stale update counts."""

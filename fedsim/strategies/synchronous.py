@@ -347,7 +347,7 @@ class Synchronous(Strategy[S]):
         how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none combines nothing
         return how.weights(entries)
 
-    def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """The model that follows on ``model``: what the aggregation, and the server optimiser, make of some updates.
 
         Args:
@@ -357,7 +357,7 @@ class Synchronous(Strategy[S]):
             record: what the record ``aggregate`` says besides round, tasks and weights.
         """
         how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none does not call it
-        weights = self.weights(entries)
+        weights = await how.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
         state = self.remembered("aggregation").setdefault(slot, {})
         return self.advance(model, how.combine(self.server, state, entries, weights, model), slot)

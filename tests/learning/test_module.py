@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedsim.learning.models import CNN5, MnistCNN
+from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
@@ -52,6 +53,17 @@ def test_stacked_under_vmap_is_one_at_a_time(rate: float) -> None:
         for one, stacked in zip(solver.solve(solves, rule), Stacked(module, CPU).solve(solves, rule), strict=True):
             assert np.allclose(one.weights, stacked.weights, rtol=1e-4, atol=1e-6)
             assert one.train_loss == pytest.approx(stacked.train_loss, rel=1e-5)
+
+
+def test_a_batch_norm_is_never_padded() -> None:
+    """In a stack its last batches would hold rows that are no samples; so there one device is trained after the other."""
+    norm = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
+    solve = solve_of(_weights(norm, 1), 23, (6,), 3, seed=1)
+    one, stacked = (kind(norm, CPU).solve([solve], Descent(0.1))[0].weights for kind in (Reference, Stacked))
+    assert not np.allclose(one, stacked, rtol=1e-2)
+    elsewhere = torch.device("meta")
+    assert type(pick(norm, elsewhere, "fast")) is Reference
+    assert type(pick(Dropping(6, 3), elsewhere, "fast")) is Stacked
 
 
 @pytest.mark.parametrize("kind", [Reference, Stacked])

@@ -176,6 +176,13 @@ def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> 
     assert (rest == np.delete(model_now, np.r_[norms])).all()
 
 
+def test_a_batch_norm_refuses_a_single_sample_by_name(tmp_path: Path) -> None:
+    model = {"kind": "module", "factory": "tests.strategies.test_personal:normed", "args": {"norm": "batch"}}
+    sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 1, training={"batch_size": 1}) | {"model": model}
+    with pytest.raises(fedsim.ScenarioError, match=r"the part '2' is a BatchNorm1d.*two samples.*allowed is a training"):
+        ran(sections, tmp_path / "run")
+
+
 def moreau(rounds: int, local: int, steps: int, lam: float, eta: float) -> tuple[float, np.ndarray]:
     """w and the thetas of pFedMe by hand."""
     w = 5.0

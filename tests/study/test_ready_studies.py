@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.federation.codecs import CODECS
 from fedsim.strategies import STRATEGIES
+from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.study.conduct import Conductor
 from fedsim.study.plan import read_study
 
@@ -15,7 +17,7 @@ STUDIES = sorted(path.name for path in HERE.glob("*.toml") if not path.stem.ends
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if "mnist" not in name])
 def test_every_run_can_be_built(name: str, tmp_path: Path) -> None:
-    conductor = Conductor(read_study(HERE / name), tmp_path / "out")
+    conductor = Conductor(read_study(HERE / name, seeds=1), tmp_path / "out")
     assert set(conductor.states) == {"new"}
     assert not (tmp_path / "out").exists()
 
@@ -38,6 +40,21 @@ def test_communication_is_of_all_strategies(name: str) -> None:
     """But for what needs edge servers (edges.toml) or layers of its own, and for apps of Flower."""
     left_out = {"hierfavg", "flower", "fedbn", "fedper", "fedrep", "feddr", "pfedme"}
     assert {run.scenario.strategy.kind for run in read_study(HERE / name).runs} == set(STRATEGIES) - left_out
+
+
+def test_the_field_is_of_all_strategies_and_server_optimisers() -> None:
+    """But for what needs another network, of links (hierfavg) or of layers (fedbn), and for apps of Flower."""
+    strategies = [run.scenario.strategy for run in read_study(HERE / "field.toml", seeds=1).runs]
+    assert {strategy.kind for strategy in strategies} == set(STRATEGIES) - {"hierfavg", "fedbn", "flower"}
+    servers = [getattr(strategy, "server", None) for strategy in strategies]
+    assert {server.kind for server in servers if server is not None} == set(OPTIMISERS.kinds)
+
+
+def test_compression_is_of_all_codecs() -> None:
+    study = read_study(HERE / "compression.toml", seeds=1)
+    for name in study.spec.variants:
+        codecs = [run.scenario.messages.up.kind for run in study.runs if run.variant.name == name]
+        assert sorted(codecs) == sorted(CODECS.kinds)
 
 
 def test_the_bases_are_scenarios() -> None:

@@ -16,11 +16,11 @@ def pick(model: "Architecture | nn.Module", device: "torch.device", choice: Choi
     """The solver of a model on a device: the fastest that there is for it, or the plain reference."""
     from torch import nn
 
-    from fedsim.learning.solvers.reference import Reference, module_of
+    from fedsim.learning.solvers.reference import Reference, batch_norms, module_of
 
     if isinstance(model, nn.Module) or choice == "reference" or device.type != "cpu":
         module = model if isinstance(model, nn.Module) else module_of(model)
-        if choice == "reference" or device.type == "cpu":
+        if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
             return Reference(module, device)
         from fedsim.learning.solvers.stacked import Stacked
 

@@ -6,6 +6,7 @@ One device at a time keeps results equal bit for bit whatever the cohort. Convol
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
+from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, Step, kernel_norm
@@ -40,6 +42,8 @@ class Reference(Solver):
         super().__init__(device)
         self._dtype = dtype
         self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
+        for name, part in batch_norms(self._template):
+            part.register_forward_pre_hook(partial(_refuse_single, name))
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -115,6 +119,21 @@ class Reference(Solver):
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
+
+
+def batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The parts, by name, in which the samples of a batch meet."""
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
+    """Refuse a batch in which a channel has a single value, which has no variance."""
+    if args[0].numel() == args[0].shape[1]:
+        raise ScenarioError(
+            f"the module of model.factory: the part {name or 'itself'!r} is a {type(part).__name__}, which needs batches of "
+            "two samples at least, and the last batch of a device has one; allowed is a training.batch_size that leaves no "
+            "single sample over (one above every device's samples: full batches), or torch.nn.GroupNorm"
+        )
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

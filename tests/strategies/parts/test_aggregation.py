@@ -77,9 +77,13 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
     padded[:, : points.shape[1]] = points
     how: Aggregation = AGGREGATIONS.spec(spec["kind"])(**spec)  # type: ignore[assignment]
     entries = [{"update": server.model(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
-    weights = how.weights(entries)
-    assert math.fsum(weights) == pytest.approx(1)
-    found = asyncio.run(server.value(how.combine(server, {}, entries, weights, server.zero())))
+
+    async def found_by() -> NDArray[np.float32]:
+        weights = await how.weigh(server, entries, how.weights(entries))
+        assert math.fsum(weights) == pytest.approx(1)
+        return await server.value(how.combine(server, {}, entries, weights, server.zero()))
+
+    found = asyncio.run(found_by())
     return found[: points.shape[1]].astype(np.float64)
 
 
@@ -110,6 +114,37 @@ def test_updates_far_away_or_not_finite_move_it_little(spec: dict[str, Any]) -> 
     assert np.abs(combined(spec, points)).max() < 3
     points[[3, 8]] = np.nan
     assert np.abs(combined(spec, points)).max() < 3
+
+
+ATTACKED: dict[str, Any] = {
+    "data": {"source": "digits", "partition": "iid"},
+    "population": {"devices": 12, "speed": "100 samples/s"},
+    "malicious": {"devices": [2, 7], "attack": {"kind": "scaled", "factor": 1000.0}},
+    "stop": {"rounds": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "taken"),
+    [
+        ({"aggregation": {"kind": "krum", "malicious": 2}}, 1),
+        ({"aggregation": {"kind": "multi-krum", "malicious": 2}}, 10),
+        ({"aggregation": {"kind": "multi-krum", "malicious": 2, "best": 4}}, 4),
+        ({"aggregation": {"kind": "bulyan", "malicious": 2}}, 8),
+        ({"kind": "fedat", "tiers": 1, "aggregation": {"kind": "multi-krum", "malicious": 2}}, 10),
+    ],
+    ids=lambda value: "-".join(map(str, value.get("aggregation", value).values())) if isinstance(value, dict) else None,
+)
+def test_the_record_says_who_was_taken(strategy: dict[str, Any], taken: int) -> None:
+    """Attackers far away are never among them; those who are count alike."""
+    _, records = played(ATTACKED | {"strategy": {"clients_per_round": 12} | strategy})
+    aggregates = [record.fields for record in records if record.kind == "aggregate"]
+    assert len(aggregates) == 3
+    device_of = {record.fields["task"]: record.fields["device"] for record in records if record.kind == "task-end"}
+    for fields in aggregates:
+        weights = dict(zip((device_of[task] for task in fields["tasks"]), fields["weights"], strict=True))
+        assert sorted(weights.values()) == pytest.approx([0.0] * (12 - taken) + [1 / taken] * taken)
+        assert weights[2] == weights[7] == 0.0
 
 
 GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 8, "local_epochs": 1, "sweep": False}

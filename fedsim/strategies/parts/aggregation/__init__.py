@@ -52,8 +52,12 @@ class Aggregation(Spec):
         """
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """How much each update counts, as the record says it; they sum to 1. There is at least one."""
+        """How much each update counts, as far as their values do not matter; they sum to 1. There is at least one."""
         raise NotImplementedError
+
+    async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
+        """How much each update counts, where only their values tell: 0 for who is left out. By default as given."""
+        return weights
 
     def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
         """What a client makes of its update, trained from ``start``, before it answers; by default it stays as it is."""
@@ -68,7 +72,7 @@ class Aggregation(Spec):
             server: to compute with.
             state: what it remembers, one a model: JSON-able values and refs.
             entries: the updates; one that is not finite is left out.
-            weights: as ``weights`` gave them.
+            weights: as ``weigh`` gave them.
             otherwise: the model as it was; it stands in where no update is left.
         """
         updates = [entry["update"] for entry in entries]

@@ -4,6 +4,7 @@ Sources: Blanchard et al., "Machine learning with adversaries: Byzantine toleran
 El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in Byzantium" (ICML 2018), section 4.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
-from fedsim.strategies.parts.aggregation.robust import Robust
+from fedsim.strategies.parts.aggregation import Entry
+from fedsim.strategies.parts.aggregation.robust import Comparing, Robust
 
 Floats = NDArray[np.float64]
 Models = list[NDArray[np.float32]]
@@ -44,35 +47,52 @@ def tolerated(updates: int, malicious: int, least: tuple[int, int]) -> int:
     return max(0, min(malicious, (updates - least[1]) // least[0]))
 
 
-@pure
-def krum(models: Models, malicious: int, best: int | None) -> NDArray[np.floating]:
-    """The mean of the ``best`` updates of lowest score (None: n - f), of equals the first, [d]."""
+def nearest(models: Models, malicious: int, best: int | None) -> list[int]:
+    """Which updates Multi-Krum takes: the ``best`` of lowest score (None: n - f), of equals the first."""
     f = tolerated(len(models), malicious, Krum.least)
     order = np.argsort(scores(squared_distances(models), f), kind="stable")
-    chosen = np.sort(order[: len(models) - f if best is None else best])
-    found: NDArray[np.floating] = np.stack([models[at] for at in chosen]).mean(axis=0, dtype=np.float64)
+    return [int(at) for at in order[: len(models) - f if best is None else best]]
+
+
+def picked(models: Models, malicious: int) -> list[int]:
+    """Which updates Bulyan takes: Krum picks n - 2 f, one by one."""
+    f, left = tolerated(len(models), malicious, Bulyan.least), list(range(len(models)))
+    distances, found = squared_distances(models), []
+    for _ in range(len(models) - 2 * f):
+        found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
     return found
 
 
 @pure
 def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
-    """Krum picks n - 2 f updates, one by one; then the mean of each coordinate over n - 4 f values around its median."""
-    f, left = tolerated(len(models), malicious, Bulyan.least), list(range(len(models)))
-    distances, picked = squared_distances(models), []
-    for _ in range(len(models) - 2 * f):
-        picked.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
-    values = np.sort(np.stack([models[at] for at in picked]), axis=0).astype(np.float64)
+    """Of the updates that are ``picked``: the mean of each coordinate over n - 4 f values around its median, [d]."""
+    f, taken = tolerated(len(models), malicious, Bulyan.least), picked(models, malicious)
+    values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
     far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-    nearest = np.take_along_axis(values, far[: len(picked) - 2 * f], axis=0)
-    found: NDArray[np.floating] = nearest.mean(axis=0)
+    around = np.take_along_axis(values, far[: len(taken) - 2 * f], axis=0)
+    found: NDArray[np.floating] = around.mean(axis=0)
     return found
 
 
-class _Tolerant(Robust):
+class _Tolerant(Comparing):
     least: ClassVar[tuple[int, int]]
     """(a, b): of n updates f may be malicious if n >= a f + b."""
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
+
+    def taken(self, models: Models) -> list[int]:
+        """Which of the finite updates, at least one, are taken."""
+        raise NotImplementedError
+
+    async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
+        """Those that are taken count alike, the others nothing. Without learning nobody is left out."""
+        if not server.learns:
+            return weights
+        models = await server.values([entry["update"] for entry in entries])
+        finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
+        server.compute("distances", len(finite), server.setting.parameters, len(finite))
+        taken = {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
+        return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
 
     def check(self, clients: int) -> None:
         """A whole cohort must be enough for f."""
@@ -97,9 +117,9 @@ class Krum(_Tolerant):
     least: ClassVar[tuple[int, int]] = (2, 3)
     kind: Literal["krum"] = "krum"
 
-    def rule(self) -> tuple[Function, dict[str, Any]]:
-        """``krum``."""
-        return krum, {"malicious": self.malicious, "best": 1}
+    def taken(self, models: Models) -> list[int]:
+        """The nearest."""
+        return nearest(models, self.malicious, 1)
 
 
 class MultiKrum(_Tolerant):
@@ -114,12 +134,12 @@ class MultiKrum(_Tolerant):
     kind: Literal["multi-krum"] = "multi-krum"
     best: int | None = Field(default=None, ge=1)
 
-    def rule(self) -> tuple[Function, dict[str, Any]]:
-        """``krum`` with several."""
-        return krum, {"malicious": self.malicious, "best": self.best}
+    def taken(self, models: Models) -> list[int]:
+        """The nearest ones."""
+        return nearest(models, self.malicious, self.best)
 
 
-class Bulyan(_Tolerant):
+class Bulyan(_Tolerant, Robust):
     """Krum picks n - 2 f updates; of these each coordinate is the mean of the values around its median.
 
     It bears f malicious updates of n >= 4 f + 3. Where fewer come in a round, or to a group, f is the most that they allow.
@@ -134,3 +154,7 @@ class Bulyan(_Tolerant):
     def rule(self) -> tuple[Function, dict[str, Any]]:
         """``bulyan``."""
         return bulyan, {"malicious": self.malicious}
+
+    def taken(self, models: Models) -> list[int]:
+        """Those that were picked; of each coordinate not all of them count."""
+        return picked(models, self.malicious)

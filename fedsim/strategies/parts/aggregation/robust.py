@@ -11,21 +11,25 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 
-class Robust(Aggregation):
-    """Samples make no difference: a malicious client could say any number. An algorithm says its ``rule``."""
+class Comparing(Aggregation):
+    """Samples make no difference: a malicious client could say any number."""
 
     @property
     def looks_at_each(self) -> str | None:
         """It compares them."""
         return f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and 'mean'"
 
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """All alike, before anybody looks at them."""
+        return [1 / len(entries)] * len(entries)
+
+
+class Robust(Comparing):
+    """One whose algorithm says its ``rule``."""
+
     def rule(self) -> tuple[Function, dict[str, Any]]:
         """The pure function of the finite updates, in order of arrival, and its constants."""
         raise NotImplementedError
-
-    def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike: what an update counts is known only when the values are."""
-        return [1 / len(entries)] * len(entries)
 
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
