@@ -92,7 +92,7 @@ class Session:
         self.nodes, self.run_id = nodes, run_id
         self._device_of = {node: device for device, node in enumerate(nodes)}
         self._generators = Generators(int(server.rng("server-app").integers(1 << 32)))
-        self.turns = Turns(self._run, self._around, app.folder, params.real_patience)
+        self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = Rounds(names, self._close_round)
         self.model: ArrayRecord | None = None

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -72,6 +72,7 @@ class Turns:
     Args:
         function: what runs there; it waits by ``wait``.
         around: entered whenever it is its turn.
+        result: waits for real work.
         folder: of the code that is named where it is stuck.
         patience_s: real seconds after which a turn is taken to be endless.
     """
@@ -80,10 +81,12 @@ class Turns:
         self,
         function: Callable[[], None],
         around: Callable[[], AbstractContextManager[Any]],
+        result: Callable[[Future[None]], Awaitable[None]],
         folder: Path,
         patience_s: float,
     ) -> None:
-        self._function, self._around, self._folder, self._patience_s = function, around, folder, patience_s
+        self._function, self._around, self._result = function, around, result
+        self._folder, self._patience_s = folder, patience_s
         self._thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
         self._turn = threading.Semaphore(0)
         self._back: Future[None] = Future()
@@ -103,13 +106,20 @@ class Turns:
             self._thread.start()
         else:
             self._turn.release()
+        alarm = asyncio.get_running_loop().call_later(self._patience_s, self._take)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(self._back), self._patience_s)
-        except TimeoutError:
-            raise SimulationError(
+            await self._result(self._back)
+        finally:
+            alarm.cancel()
+
+    def _take(self) -> None:
+        """The thread does not give the turn back."""
+        if not self._back.done():
+            error = (
                 f"the ServerApp has computed for {self._patience_s:g} s of real time without calling the Grid{self.place()}; "
                 "if that is no mistake, give strategy.real_patience more"
-            ) from None
+            )
+            self._back.set_exception(SimulationError(error))
 
     def wait(self) -> None:
         """Called in the thread: give the turn back; returns when it has it again.
@@ -117,8 +127,7 @@ class Turns:
         Raises:
             Over: the run is over.
         """
-        self._within.__exit__(None, None, None)
-        self._back.set_result(None)
+        self._give_back()
         self._turn.acquire()
         if self.closing:
             raise Over
@@ -152,8 +161,12 @@ class Turns:
         finally:
             self.over = True
             if not self.closing:
-                self._within.__exit__(None, None, None)
-                self._back.set_result(None)
+                self._give_back()
+
+    def _give_back(self) -> None:
+        self._within.__exit__(None, None, None)
+        if not self._back.done():
+            self._back.set_result(None)
 
 
 def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:

@@ -136,6 +136,7 @@ class Run:
     def _build_learning(self, streams: Streams, learner: type[Learner] | None) -> None:
         self.data: FederatedData | None
         self.learner: Learner
+        self._shape_and_classes: tuple[tuple[int, ...], int]
         scenario = self.scenario
         devices = scenario.population.devices
         if scenario.strategy.brings_learning:  # a sample costs what a sample of the reference model does
@@ -143,9 +144,9 @@ class Run:
             root = scenario.data.folder()
             self.samples = scenario.population.sizes(streams, root) if sizes else np.zeros(devices, dtype=np.int64)
             flops = scenario.population.reference_flops or 1.0
-            self.learner = Learner(
-                SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops}), (1,), 1
-            )
+            model = SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops})
+            self._shape_and_classes = (1,), 1
+            self.learner = Learner(model, *self._shape_and_classes)
             return
         if scenario.learning == "on" or scenario.population.samples is None:
             data = scenario.data.build(devices, streams)
