@@ -6,8 +6,9 @@ instant; they may await values (real work), never simulated time.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from fedsim.world.task import Cause
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
+
+T = TypeVar("T")
 
 _LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
 
@@ -292,6 +295,11 @@ class Server:
     async def values(self, models: Sequence[Ref]) -> list[NDArray[np.float32]]:
         """The weights of several models, computed together."""
         return await self._dispatch.learner.values(models)
+
+    async def result(self, work: Future[T]) -> T:
+        """What comes of work that goes on elsewhere, in a thread of the strategy's own; the clock stands still until then."""
+        value: T = await self._dispatch.simulation.join(work)
+        return value
 
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
         """Numbers that devices have sent, an array each; all of one kind.

@@ -12,7 +12,7 @@ from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App
 from fedsim.flower.messages import as_sent, bytes_of, copied
 from fedsim.flower.replaced import frozen, note_reply, noted_reply, replace_all
-from fedsim.flower.turns import Generators, carried_out, place_in
+from fedsim.flower.turns import carried_out, place_in, seeded
 
 _EXAMPLES = ("num-examples", "num_examples")
 
@@ -76,7 +76,7 @@ def carry_out(job: Job) -> Outcome:
     replace_all()
     called = f"the ClientApp of device {job.device}"
     if job.run not in _loaded:
-        with Generators(job.seed).in_use():
+        with seeded(job.seed):
             _load(job)
     app = _loaded[job.run]
     return carried_out(lambda: _work(job, app, called), job.patience_s, job.app.folder, called)
@@ -89,7 +89,7 @@ def _work(job: Job, app: Any, called: str) -> Outcome:
     context = Context(*ids, config, copied(job.state), dict(job.app.config))
     flops = 0.0
     with ExitStack() as around:
-        around.enter_context(Generators(job.seed).in_use())
+        around.enter_context(seeded(job.seed))
         around.enter_context(frozen(message.metadata.created_at))
         _one_torch_thread(around)
         counter = _flop_counter(around) if job.counts_flops else None

@@ -6,7 +6,7 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 from flwr.common.serde_utils import error_to_proto, metadata_to_proto
@@ -17,20 +17,24 @@ _ID = "0" * 64  # as long as an object's id is
 
 def copied(content: RecordDict) -> RecordDict:
     """The same records, which the other side may change; the arrays' bytes, which nobody can, are shared."""
-    return RecordDict({name: _copied(record) for name, record in content.items()})
+    return _with(content, {name: _copied(record) for name, record in content.items()})
+
+
+def _with(record: Any, values: dict[str, Any]) -> Any:
+    """A copy with these values, which are of the same kinds: Flower would check each anew."""
+    made = record.copy()
+    made.__dict__["_data"] = values
+    return made
 
 
 def _copied(record: Any) -> Any:
     if isinstance(record, ArrayRecord):
-        arrays = ArrayRecord()
+        arrays = {}
         for name, one in record.items():
             arrays[name] = array = Array.__new__(Array)  # its constructor would look at what another has looked at
             array.__dict__.update(dtype=one.dtype, shape=one.shape, stype=one.stype, data=one.data)
-        return arrays
-    made = MetricRecord() if isinstance(record, MetricRecord) else ConfigRecord()
-    for name, value in record.items():
-        made[name] = list(value) if isinstance(value, list) else value
-    return made
+        return _with(record, arrays)
+    return _with(record, {name: list(value) if isinstance(value, list) else value for name, value in record.items()})
 
 
 def as_sent(message: Message) -> Message:
@@ -41,10 +45,10 @@ def as_sent(message: Message) -> Message:
     return make_message(metadata=metadata, content=copied(message.content))
 
 
-def bytes_of(message: Message) -> int:
+def bytes_of(message: Message, of_content: int | None = None) -> int:
     """The bytes of a message as Flower sends it: every different object in it once, each with its head.
 
-    What has bytes of its own is compared, but neither hashed nor copied.
+    ``of_content`` are those of its content, if they are known (``bytes_of_content``).
     """
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
@@ -52,10 +56,11 @@ def bytes_of(message: Message) -> int:
     body = len(MessageProto(metadata=proto, content=None, error=error).SerializeToString(deterministic=True))
     if error is not None:
         return _with_head("Message", 0, body)
-    return _with_head("Message", 1, body) + _bytes_of_records(message.content)
+    return _with_head("Message", 1, body) + (bytes_of_content(message.content) if of_content is None else of_content)
 
 
-def _bytes_of_records(content: RecordDict) -> int:
+def bytes_of_content(content: RecordDict) -> int:
+    """The same of a content. What has bytes of its own is compared, but neither hashed nor copied."""
     different = _Different()
     records = {name: _key_of(record, different) for name, record in content.items()}
     names = len(json.dumps(dict.fromkeys(content, _ID)).encode())

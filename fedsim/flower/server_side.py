@@ -23,7 +23,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App
 from fedsim.flower.client_side import Outcome
-from fedsim.flower.messages import as_sent, bytes_of
+from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
 from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import EPOCH_S, replace_all, server_side
 from fedsim.flower.rounds import Round, Rounds
@@ -92,7 +92,7 @@ class Session:
         self.nodes, self.run_id = nodes, run_id
         self._device_of = {node: device for device, node in enumerate(nodes)}
         self._generators = Generators(int(server.rng("server-app").integers(1 << 32)))
-        self.turns = Turns(self._run, self._around, app.folder, params.real_patience)
+        self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = Rounds(names, self._close_round)
         self.model: ArrayRecord | None = None
@@ -219,9 +219,10 @@ class Session:
     def push(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; their ids."""
         self._check_thread()
-        return [self._push(message) for message in messages]
+        sizes: dict[int, int] = {}  # of contents that several messages share; what a generator yields may change on the way
+        return [self._push(message, sizes if isinstance(messages, list) else {}) for message in messages]
 
-    def _push(self, message: Message) -> str:
+    def _push(self, message: Message, sizes: dict[int, int]) -> str:
         metadata = message.metadata
         if metadata.reply_to_message_id != "" or not metadata.ttl > 0 or not message.has_content():
             raise ValueError(f"what is pushed must have content, and time to live, and be no reply; this is {metadata!r}")
@@ -236,7 +237,10 @@ class Session:
         if arrays:
             self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
         copy.metadata.created_at = EPOCH_S + self._server.now
-        sent = self._sent[name] = Sent(copy, number, device, bytes_of(copy), one, self._server.now + metadata.ttl)
+        if (content := id(message.content)) not in sizes:
+            sizes[content] = bytes_of_content(copy.content)
+        size = bytes_of(copy, sizes[content])
+        sent = self._sent[name] = Sent(copy, number, device, size, one, self._server.now + metadata.ttl)
         self._server.timer(f"expire {number}", sent.expires)
         self._queues.setdefault(device, deque()).append(sent)
         self._idle, self._open = 0, self._open + 1

@@ -9,10 +9,11 @@ import random
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -42,7 +43,7 @@ class Generators:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """They are these here, and again what they were afterwards."""
-        outside = Generators._current()
+        outside = _states()
         random.setstate(self._random)
         np.random.set_state(self._numpy)  # noqa: NPY002
         if (torch := sys.modules.get("torch")) is not None:
@@ -53,17 +54,36 @@ class Generators:
         try:
             yield
         finally:
-            self._random, self._numpy, state = Generators._current()
+            self._random, self._numpy, state = _states()
             self._torch = self._torch if state is None else state
-            random.setstate(outside[0])
-            np.random.set_state(outside[1])  # noqa: NPY002
-            if outside[2] is not None:
-                sys.modules["torch"].set_rng_state(outside[2])
+            _put_back(outside)
 
-    @staticmethod
-    def _current() -> tuple[Any, Any, Any]:
-        torch = sys.modules.get("torch")
-        return random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()  # noqa: NPY002
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global generators begin here as ``Generators(seed)`` do, and are afterwards what they were."""
+    outside = _states()
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        _put_back(outside)
+
+
+def _states() -> tuple[Any, Any, Any]:
+    torch = sys.modules.get("torch")
+    state = None if torch is None else torch.random.default_generator.get_state()
+    return random.getstate(), np.random.get_state(legacy=False), state  # noqa: NPY002
+
+
+def _put_back(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    if states[2] is not None:
+        sys.modules["torch"].random.default_generator.set_state(states[2])
 
 
 class Turns:
@@ -72,6 +92,7 @@ class Turns:
     Args:
         function: what runs there; it waits by ``wait``.
         around: entered whenever it is its turn.
+        result: waits for real work.
         folder: of the code that is named where it is stuck.
         patience_s: real seconds after which a turn is taken to be endless.
     """
@@ -80,10 +101,12 @@ class Turns:
         self,
         function: Callable[[], None],
         around: Callable[[], AbstractContextManager[Any]],
+        result: Callable[[Future[None]], Awaitable[None]],
         folder: Path,
         patience_s: float,
     ) -> None:
-        self._function, self._around, self._folder, self._patience_s = function, around, folder, patience_s
+        self._function, self._around, self._result = function, around, result
+        self._folder, self._patience_s = folder, patience_s
         self._thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
         self._turn = threading.Semaphore(0)
         self._back: Future[None] = Future()
@@ -103,13 +126,20 @@ class Turns:
             self._thread.start()
         else:
             self._turn.release()
+        alarm = asyncio.get_running_loop().call_later(self._patience_s, self._take)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(self._back), self._patience_s)
-        except TimeoutError:
-            raise SimulationError(
+            await self._result(self._back)
+        finally:
+            alarm.cancel()
+
+    def _take(self) -> None:
+        """The thread does not give the turn back."""
+        if not self._back.done():
+            error = (
                 f"the ServerApp has computed for {self._patience_s:g} s of real time without calling the Grid{self.place()}; "
                 "if that is no mistake, give strategy.real_patience more"
-            ) from None
+            )
+            self._back.set_exception(SimulationError(error))
 
     def wait(self) -> None:
         """Called in the thread: give the turn back; returns when it has it again.
@@ -117,8 +147,7 @@ class Turns:
         Raises:
             Over: the run is over.
         """
-        self._within.__exit__(None, None, None)
-        self._back.set_result(None)
+        self._give_back()
         self._turn.acquire()
         if self.closing:
             raise Over
@@ -152,36 +181,58 @@ class Turns:
         finally:
             self.over = True
             if not self.closing:
-                self._within.__exit__(None, None, None)
-                self._back.set_result(None)
+                self._give_back()
+
+    def _give_back(self) -> None:
+        self._within.__exit__(None, None, None)
+        if not self._back.done():
+            self._back.set_result(None)
+
+
+class _Hand:
+    """A thread that carries out one function after another: a new one for each would cost as much again as many of them do."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="ClientApp", daemon=True)
+        self.thread.start()
+
+    def carry_out(self, function: Callable[[], Any], patience_s: float) -> tuple[Any, BaseException | None]:
+        """What it gives, or raises; ``queue.Empty`` is raised when that takes too long."""
+        self._given.put(function)
+        return self._done.get(timeout=min(patience_s, threading.TIMEOUT_MAX))
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._done.put((self._given.get()(), None))
+            except BaseException as error:
+                self._done.put((None, error))
+
+
+_free: list[_Hand] = []  # of this process
+os.register_at_fork(after_in_child=_free.clear)
 
 
 def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:
-    """What a function gives, carried out in a thread of its own so that one that never ends can be told of.
+    """What a function gives, carried out in another thread so that one that never ends can be told of.
 
     Raises:
         SimulationError: it takes more than ``patience_s`` real seconds.
     """
-    outcome: list[tuple[T | None, BaseException | None]] = []
-
-    def run() -> None:
-        try:
-            outcome.append((function(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run, name=called, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if not outcome:
+    hand = _free.pop() if _free else _Hand()
+    try:
+        value, error = hand.carry_out(function, patience_s)
+    except Empty:
         raise SimulationError(
-            f"{called} has computed for {patience_s:g} s of real time{place_of_thread(thread, folder)}; if that is no mistake, "
-            "give strategy.real_patience more"
-        )
-    value, error = outcome[0]
+            f"{called} has computed for {patience_s:g} s of real time{place_of_thread(hand.thread, folder)}; if that is no "
+            "mistake, give strategy.real_patience more"
+        ) from None
+    _free.append(hand)
     if error is not None:
         raise error
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[no-any-return]
 
 
 def is_within(folder: Path, file: str) -> bool:

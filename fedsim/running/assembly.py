@@ -146,9 +146,8 @@ class Run:
             root = scenario.data.folder()
             self.samples = scenario.population.sizes(streams, root) if sizes else np.zeros(devices, dtype=np.int64)
             flops = scenario.population.reference_flops or 1.0
-            self.learner = Learner(
-                SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops}), (1,), 1
-            )
+            model = SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops})
+            self.learner = Learner(model, (1,), 1)
             return
         if scenario.learning == "on" or scenario.population.samples is None:
             data = scenario.data.build(devices, streams)

@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.flower import messages
-from fedsim.flower.messages import as_sent, bytes_of
+from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
 
@@ -36,7 +36,7 @@ CONTENTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_bytes_are_those_that_flower_writes(content: dict[str, Any]) -> None:
     message = Message(RecordDict(content), 1 << 61, "train", group_id="3")
-    assert bytes_of(message) == written(message)
+    assert bytes_of(message) == bytes_of(message, bytes_of_content(message.content)) == written(message)
     reply = Message(RecordDict(content), reply_to=message)
     assert bytes_of(reply) == written(reply)
 

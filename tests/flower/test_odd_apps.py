@@ -26,6 +26,11 @@ def odd(server: str, client: str = "answers", **strategy: Any) -> dict[str, Any]
     return sections
 
 
+def names() -> list[str]:
+    """Of the threads in which ServerApps are."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "ServerApp"]
+
+
 def line(file: str, text: str) -> int:
     """Where a text stands in the app."""
     return (ODD / file).read_text().split("\n").index(text) + 1
@@ -34,7 +39,7 @@ def line(file: str, text: str) -> int:
 def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
     result = execute(odd("polls"), tmp_path / "run")
     # three rounds: at its second look, after 3 s, all have answered, and it waits once more; then a test of a third of 2.5 s
-    assert [row["time"] for row in result.rounds] == pytest.approx([6.0, 12.0, 18 + 2.5 / 3], abs=1e-6)
+    assert list(result.rounds["time"]) == pytest.approx([6.0, 12.0, 18 + 2.5 / 3], abs=1e-6)
     assert result.summary["accuracy"]["final"] == 0.5
     assert_sound(tmp_path / "run")
 
@@ -89,11 +94,11 @@ def test_a_client_s_exception_may_be_an_answer_as_it_is_in_flower(tmp_path: Path
 
 @pytest.mark.parametrize(("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")])
 def test_a_server_that_never_ends_is_ended(server: str, stopped: str, tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = names()
     summary = execute(odd(server) | {"stop": {"rounds": 4, "simulated_time": "1 h"}}, tmp_path / "run").summary
     assert (summary["status"], summary["stopped"]) == ("done", stopped)
     assert_sound(tmp_path / "run")
-    assert threading.active_count() == before
+    assert names() == before
 
 
 def test_who_is_late_answers_later_and_has_its_next_message_then(tmp_path: Path) -> None:
