@@ -21,6 +21,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         fedsim.run(fedsim.load("quickstart", SMALL), f"{folder}/quickstart")
         save(fedsim.load_run(f"{folder}/quickstart").figure("timeline"), "timeline")
-        only = [word for name in VARIANTS for word in ("--only", f"variant={name}")]
+        only = [word for name in VARIANTS for word in ("--only", name)]
         main(["study", "communication", "--out", f"{folder}/study", *only], standalone_mode=False)
         save(fedsim.load_study(f"{folder}/study").figure("costs"), "study")

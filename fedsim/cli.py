@@ -284,8 +284,8 @@ def data_fetch_command(name: str, root: Path) -> None:
 @click.option(
     "--only",
     multiple=True,
-    metavar="KEY=VALUE",
-    help="Run some of it: KEY is variant, part, seed or a key of the grid; several values of a KEY are alternatives.",
+    metavar="VARIANT|KEY=VALUE",
+    help="Run some of it: KEY is part, seed or a key of the grid; several values of a KEY, or variants, are alternatives.",
 )
 @_allow_code
 @click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing.")

@@ -100,6 +100,15 @@ class LoadedRun:
         return self._frame(files.DEVICES)
 
     @cached_property
+    def availability(self) -> "pd.DataFrame":
+        """One row whenever a device comes or goes: ``device``, ``time``, and whether it is ``on`` from then on.
+
+        Raises:
+            RunFolderError: the run has not written it; those of older versions have not.
+        """
+        return self._frame(files.AVAILABILITY)
+
+    @cached_property
     def energy(self) -> "pd.DataFrame":
         """One row a device: what it draws in each phase and what it has drawn, its battery and its carbon.
 

@@ -125,7 +125,8 @@ class Ranking:
             return "does exactly as well"
         if self.measure.is_cost:
             verb, _, as_much, _ = _TELLS[self.measure.unit]
-            said = f"{verb} {found.mean:.3g} times {as_much}"
+            factor = f"{found.mean:.3g}"
+            said = f"{verb} {factor} times {as_much}" if factor != "1" else f"{verb} {as_much}, to three figures"
             within = f"{found.low:.3g} to {found.high:.3g}"
         else:
             said = f"ends {abs(found.mean):.3f} {'lower' if found.mean <= 0 else 'higher'}"

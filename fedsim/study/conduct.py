@@ -54,7 +54,7 @@ def run_study(
         address: of the Ray cluster.
         size: in which it is run, of those that it has.
         seeds: run the seeds from 1 to this number instead of those that it says.
-        only: ``KEY=VALUE`` texts; the other runs are not done.
+        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the other runs are not done.
         allow_code: whether code that the study names by import path may be imported.
 
     Raises:
@@ -113,7 +113,7 @@ class Conductor:
         workers: how many runs at a time; by default one a core.
         executor: where they are done, out of ``EXECUTORS``.
         address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
-        only: ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
+        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
 
     Attributes:
         study: what is run; if it searches, with the trials that are known by now.

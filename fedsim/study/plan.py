@@ -104,14 +104,15 @@ class Study:
         """The folders of the runs with one of the values that are ``wanted`` of each key.
 
         Args:
-            wanted: ``KEY=VALUE`` texts; a key is ``variant``, ``seed`` or one of ``point``, in full or its last part.
+            wanted: ``KEY=VALUE`` texts; a key is ``variant``, ``seed`` or one of ``point``, in full or its last part. A
+                ``VALUE`` alone is a variant.
 
         Raises:
             ScenarioError: there is no such key, or no such value of it.
         """
         asked: dict[str, list[str]] = {}
         for text in wanted:
-            key, _, value = text.partition("=")
+            key, _, value = (text if "=" in text else f"variant={text}").partition("=")
             asked.setdefault(key.strip(), []).append(value.strip())
         facts = [(run.folder, _facts(variant, run.scenario.seed)) for variant in self.variants for run in self._of(variant)]
         for key, values in asked.items():

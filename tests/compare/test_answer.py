@@ -96,6 +96,12 @@ def test_what_is_the_same_is_said_to_be(made: Made) -> None:
     assert answer.rankings[-1].sentences[1] == "two, the next, does exactly as well."
 
 
+def test_what_differs_in_the_fourth_figure_is_not_once_as_long(made: Made) -> None:
+    lines, figures = made({"one": [1000.0], "two": [1001.0]}, {"one": [0.9], "two": [0.9]})
+    (answer,) = answers(lines, figures, [0.5])
+    assert answer.rankings[0].sentences[1].startswith("two, the next, takes as long, to three figures")
+
+
 def test_targets(made: Made) -> None:
     """The highest that somebody reaches in all runs, then in any; without one, the highest that half of the lines reach."""
     nothing = [None, None]

@@ -22,6 +22,7 @@ def test_a_run_is_frames(runs: dict[str, Path]) -> None:
         assert len(frame) == len(rows)
         assert list(frame.columns) == list(rows[0])
         assert getattr(run, name) is frame  # read once
+    assert run.availability.to_dict("records") == folder.rows("availability.parquet")
     assert run.events["data"].tolist() == [row["data"] for row in folder.events]
     assert run.events["device"].dtype == "Int32"  # whole, though some records have none
     assert run.events["device"].isna().any()

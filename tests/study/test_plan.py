@@ -225,6 +225,7 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
         return {run.label for run in study.runs if run.folder in study.only(wanted)}
 
     assert len(labels()) == len(study.runs) == 10
+    assert labels("fedprox") == labels("variant=fedprox") < labels("fedprox", "fedavg") == labels()
     assert labels("part=steps", "seed=2", "lr=0.2") == {"fedprox, size=small, part=steps, lr=0.2, seed 2"}
     assert labels("variant=fedavg", "links=usual", "links=slow", "seed=1") == {
         f"fedavg, size=small, part=links, links={links}, seed 1" for links in ("usual", "slow")
@@ -234,7 +235,8 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
     for text, says in (
         ("prat=steps", "--only names 'prat'; allowed are variant, seed, size, part"),
         ("part=step", "--only part is 'step'; allowed are steps, links (did you mean 'steps'?)"),
-        ("part", "--only part is ''; allowed are steps, links"),
+        ("part=", "--only part is ''; allowed are steps, links"),
+        ("fedpro", "--only variant is 'fedpro'; allowed are fedprox, fedavg (did you mean 'fedprox'?)"),
     ):
         with pytest.raises(ScenarioError) as raised:
             study.only([text])

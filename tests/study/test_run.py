@@ -305,7 +305,7 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
     paper = {"about": "<b>About</b>", "measures": {"rounds": {"title": "rounds", "figure": "rounds", "tolerance": 0.5}}}
     write(tmp_path / "paper.toml", paper | {"tables": [table, other]})
     write(study_file, tables | {"published": "paper.toml"})
-    done = call("study", study_file, "--out", tmp_path / "out", "--only", "variant=fedavg", "--workers", "1")
+    done = call("study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1")
     assert done.exit_code == 0, done.output
     assert "2 runs to do, 0 are there" in done.stderr
     assert "Table 1" in done.stdout

@@ -172,7 +172,7 @@ def test_what_does_not_fit_the_study_is_named(
 
 def test_a_search_takes_no_only(tables: dict[str, Any], tmp_path: Path) -> None:
     study = write(tmp_path / "s.toml", tables | {"search": SEARCH})
-    done = call(study, "--out", tmp_path / "out", "--only", "variant=fedavg")
+    done = call(study, "--out", tmp_path / "out", "--only", "fedavg")
     assert (done.exit_code, "the study searches" in done.output) == (2, True)
 
 
