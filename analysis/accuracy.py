@@ -34,7 +34,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
 
     Of one run, in which these grow in step, there is one panel. Below its line stand shifts of data, devices that come and go,
-    and deadlines that were reached.
+    and deadlines that were reached; where the run accounts for privacy, a second axis has what was spent of it.
 
     Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
     called after their folders, unless ``series`` has one for each, with its name and look.
@@ -66,7 +66,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     cut = f"; the axis begins at {low:.2g}" if (low := first.get_ylim()[0]) > _CUT else ""
     first.set_ylabel(f"test accuracy (0 to 1{cut})")
     figure.suptitle(style.headline_of(runs))
-    marks = _mark(panels, runs[0], axes) if len(runs) == 1 else []
+    marks = [*_epsilon(panels, curves[0], axes), *_mark(panels, runs[0], axes)] if len(runs) == 1 else []
     if len(runs) > 1:
         _name_lines(figure, series, curves)
     elif marks:
@@ -78,6 +78,20 @@ def _in_step(curve: pd.DataFrame) -> bool:
     """Whether time and bytes grow with the rounds so evenly that all panels would be the same."""
     shares = curve[["rounds", "time", "bytes"]] / curve[["rounds", "time", "bytes"]].iloc[-1]
     return bool((shares.sub(shares["rounds"], axis=0).abs() < _EVEN).all(axis=None))
+
+
+def _epsilon(panels: dict[str, Axes], curve: pd.DataFrame, axes: dict[str, tuple[float, str]]) -> list[Line2D]:
+    """A line on an axis of its own: the privacy that was spent until then, where it is known; returns what it means."""
+    if curve["epsilon"].isna().all():
+        return []
+    look: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
+    for name, panel in panels.items():
+        right = panel.twinx()
+        right.plot(curve[name] / axes[name][0], curve["epsilon"], gid="epsilon", **look)
+        right.set_ylim(bottom=0)
+        right.spines["right"].set_visible(True)
+        right.set_ylabel("epsilon")
+    return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **look)]
 
 
 def _mark(panels: dict[str, Axes], run: RunFolder, axes: dict[str, tuple[float, str]]) -> list[Line2D]:
@@ -103,12 +117,12 @@ def _mark(panels: dict[str, Axes], run: RunFolder, axes: dict[str, tuple[float, 
 
 
 def read_curve(run: RunFolder) -> pd.DataFrame:
-    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes`` and ``accuracy`` (0..1)."""
+    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, ``accuracy`` (0..1) and ``epsilon``."""
     table = run.table(ROUNDS).to_pandas()
     moved = (table["bytes_down"] + table["bytes_up"]).cumsum()
     curve = pd.DataFrame(
         {"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "accuracy": table["accuracy"].astype(float)}
-    )
+    ).assign(epsilon=table["epsilon"].astype(float))
     return curve.dropna(subset="accuracy")
 
 

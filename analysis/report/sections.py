@@ -53,6 +53,9 @@ def _tiles(run: RunFolder) -> Markup:
     purity = values["last purity of groups"]
     if purity is not None:
         tiles.append(("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect"))
+    spent = run.rounds[-1].get("epsilon") if run.rounds else None
+    if spent is not None:
+        tiles.append(("epsilon", f"{spent:.3g}", "privacy spent in all rounds"))
     entries = [el("div", el("dt", name), el("dd", value, el("small", more))) for name, value, more in tiles]
     return el("dl", *entries, class_="tiles")
 

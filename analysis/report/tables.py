@@ -168,6 +168,7 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
         ("train_loss", "training loss"),
         ("discrepancy", "discrepancy"),
         ("purity", "purity (0-1)"),
+        ("epsilon", "epsilon"),
         ("joules", "energy (J)"),
     ]
     measured = [(key, head) for key, head in optional if any(row.get(key) is not None for row in rows)]

@@ -7,6 +7,7 @@ import pytest
 
 import fedsim
 from fedsim.analysis.accuracy import draw_accuracy
+from fedsim.analysis.report import tables
 from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.records.reading import RunFolder
 
@@ -42,6 +43,23 @@ def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, un
     for path in save(figure, tmp_path / "accuracy"):
         assert path.stat().st_size > 5_000
     ElementTree.parse(tmp_path / "accuracy.svg")
+
+
+def test_the_privacy_that_was_spent_is_a_line_of_its_own(small: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    small["strategy"] |= {"aggregation": {"kind": "private", "noise": 2.0}}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "private", executor="inline")
+    private = RunFolder(tmp_path / "private")
+    told = [row["epsilon"] for row in private.rounds]
+    figure = draw_accuracy([private])
+    lines = [line for panel in figure.axes for line in panel.lines if line.get_gid() == "epsilon"]
+    assert lines
+    assert all(line.get_ydata().tolist() == told for line in lines)
+    assert "epsilon, the privacy spent (right axis)" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert not [line for panel in draw_accuracy([run]).axes for line in panel.lines if line.get_gid() == "epsilon"]
+    table = str(tables.rounds(private, "timeline"))
+    assert f">{told[0]:.4f}<" in table
+    assert ">epsilon<" in table
 
 
 def test_no_learning_is_said(unlearned: RunFolder) -> None:
