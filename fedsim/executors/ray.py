@@ -22,6 +22,7 @@ from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.parcels import Opener, Packer, Parcel
 
 _TRIES = 20  # times that a call's worker may be lost before the call itself is suspected
+_OLDEST = 2, 60
 _SCHEDULING = "SPREAD"  # Ray's default fills one node first, and lets calls wait there while another node is idle
 _CONNECT_S = 5.0  # how long a cluster's port may take to answer
 _MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages whose version has an influence on results
@@ -201,6 +202,11 @@ def _load(address: str | None) -> Any:
         raise ScenarioError(
             f"--executor is 'ray', but Ray cannot be imported ({error}); pip install 'ray>=2.60' 'cloudpickle>=3' installs it"
         ) from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < _OLDEST:
+        raise ScenarioError(
+            f"--executor is 'ray', but the Ray that is installed is {ray.__version__}; 2.60 or later is needed. If "
+            "flwr[simulation] has brought it, which pins an older one, give Flower's own simulation another environment"
+        )
     return ray
 
 

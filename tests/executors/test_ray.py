@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch import nn
 
 import fedsim
 from fedsim.cli import main
+from fedsim.errors import ScenarioError
 from fedsim.executors import ray as ray_executor
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
@@ -329,3 +331,12 @@ def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be
     environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == ["ScenarioError False", "1 False"]
+
+
+def test_an_older_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``flwr[simulation]`` installs it; nothing of it is called."""
+    older = ModuleType("ray")
+    older.__version__ = "2.55.1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", older)
+    with pytest.raises(ScenarioError, match=r"is 2\.55\.1; 2\.60 or later is needed. If flwr\[simulation\] has brought it"):
+        Ray()

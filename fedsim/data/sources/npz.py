@@ -31,22 +31,30 @@ class Npz(Source):
     def load(self, root: Path | None) -> Raw:
         """The arrays, checked."""
         path = (root or Path()) / self.path
-        arrays = _read(path)
-        if "x_train" in arrays or "x" not in arrays:
-            x_train, y_train = _pair(path, arrays, "x_train", "y_train")
-            x_test, y_test = _pair(path, arrays, "x_test", "y_test")
-        else:
-            x, y = _pair(path, arrays, "x", "y")
-            test = every_fifth(y)
-            x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
-        if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-            raise DataError(
-                f"'{path}': x_train holds samples of shape {x_train.shape[1:]} and type {x_train.dtype}, "
-                f"but x_test of {x_test.shape[1:]} and {x_test.dtype}"
-            )
-        classes = int(max(y_train.max(), y_test.max(initial=0))) + 1
-        peak = 255.0 if x_train.dtype == np.uint8 else 1.0
-        return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak)
+        return raw_of(path, _read(path))
+
+
+def raw_of(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Raw:
+    """The data set of a file's arrays, which are named as in ``Npz``.
+
+    Raises:
+        DataError: says which array is missing, or not as it must be.
+    """
+    if "x_train" in arrays or "x" not in arrays:
+        x_train, y_train = _pair(path, arrays, "x_train", "y_train")
+        x_test, y_test = _pair(path, arrays, "x_test", "y_test")
+    else:
+        x, y = _pair(path, arrays, "x", "y")
+        test = every_fifth(y)
+        x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise DataError(
+            f"'{path}': x_train holds samples of shape {x_train.shape[1:]} and type {x_train.dtype}, "
+            f"but x_test of {x_test.shape[1:]} and {x_test.dtype}"
+        )
+    classes = int(max(y_train.max(), y_test.max(initial=0))) + 1
+    peak = 255.0 if x_train.dtype == np.uint8 else 1.0
+    return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak)
 
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:
