@@ -46,8 +46,14 @@ def found(path: str | Path) -> Path:
         return here
     if str(path) not in shipped():
         allowed = "allowed are the path of a file, or what 'fedsim list scenarios' and 'fedsim list studies' name"
-        raise ScenarioError(f"{str(path)!r} does not exist; {allowed}{nearest(str(path), shipped())}")
+        raise ScenarioError(f"{str(path)!r} does not exist; {allowed}{_hint(str(path))}")
     return shipped()[str(path)]
+
+
+def _hint(name: str) -> str:
+    """Where one may find what was meant: in the folder of that name, or under one like it."""
+    inside = [one for one in shipped() if one.startswith(f"{name}/")]
+    return f" (did you mean one of {', '.join(map(repr, inside))}?)" if inside else nearest(name, shipped())
 
 
 def copy(name: str, folder: Path) -> list[Path]:
@@ -57,7 +63,7 @@ def copy(name: str, folder: Path) -> list[Path]:
         ScenarioError: nothing is shipped under that name, or a file is there already.
     """
     if name not in shipped():
-        raise ScenarioError(f"nothing called {name!r} comes with fedsim{nearest(name, shipped())}")
+        raise ScenarioError(f"nothing called {name!r} comes with fedsim{_hint(name)}")
     files = _with_named(shipped()[name])
     above = os.path.commonpath([file.parent for file in files])
     copies = [folder / file.relative_to(above) for file in files]

@@ -29,6 +29,8 @@ def test_a_name_means_the_file_that_comes_with_fedsim(tmp_path: Path, monkeypatc
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
     for load in (fedsim.load, read_study):
+        with pytest.raises(fedsim.ScenarioError, match=r"did you mean one of 'cfl/full', 'cfl/small', 'cfl/study'\?"):
+            load("cfl")
         with pytest.raises(fedsim.ScenarioError, match=r"'quickstrt' does not exist; .*did you mean 'quickstart'"):
             load("quickstrt")
 
