@@ -243,6 +243,7 @@ availabilities = st.one_of(
 deadlines = st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"]))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),

@@ -118,7 +118,9 @@ def shows_something(figure: Figure) -> bool:
     return any(axes.has_data() for axes in figure.axes)
 
 
-@pytest.mark.parametrize("first", range(0, len(STRATEGIES), 6))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.long] if first != 6 else []) for first in range(0, len(STRATEGIES), 6)]
+)
 def test_reports_of(first: int, lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many runs at a time as a report shows in detail: all their pictures are drawn as they are seen."""
     kinds = STRATEGIES[first : first + 6]

@@ -30,6 +30,7 @@ def call(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
+@pytest.mark.long
 def test_all_pictures_of_a_run_lie_beside_it(run: RunFolder) -> None:
     before = fingerprints(run.path)
     result = call(run.path)

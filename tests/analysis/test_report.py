@@ -194,6 +194,7 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder, tmp_pat
     assert document.text.count("long long") < 500
 
 
+@pytest.mark.long
 def test_a_large_run_makes_a_small_file(small: dict[str, Any], tmp_path: Path) -> None:
     """1,000 devices, 300 rounds, and times that compress badly."""
     small["population"] |= {"devices": 1000, "samples": {"kind": "uniform", "low": 10, "high": 300}, "jitter": 0.3}

@@ -228,6 +228,7 @@ def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: dict[str, 
         fedsim.Scenario(**small | {"strategy": strategy})
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),

@@ -103,6 +103,7 @@ def test_clients_that_are_away_at_the_start_connect_when_they_come(small: dict[s
     assert of_kind(run, "cluster")[0]["data"]["members"] == [20]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),

@@ -492,6 +492,7 @@ def test_what_makes_no_sense_is_refused(small: dict[str, Any], strategy: Section
         fedsim.Scenario(**small | {"strategy": {"kind": "cfl"} | strategy})
 
 
+@pytest.mark.long
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),

@@ -49,6 +49,7 @@ def long_run(strategy: dict[str, Any], folder: Path) -> RunFolder:
     return RunFolder(folder)
 
 
+@pytest.mark.long
 def test_random_selection_is_as_fair_as_published(tmp_path: Path) -> None:
     """J ~ L / (L + 1 - K/n) with L = T K/n = 40 selections a device: .9766, published .977."""
     run = long_run({"kind": "fedavg"}, tmp_path / "run")

@@ -346,6 +346,7 @@ class TestPoorData:
 durations = st.sampled_from(["2 s", "8 s", "30 s", "5 min"])
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(KINDS),

@@ -472,6 +472,7 @@ def test_what_cannot_work_is_refused(strategy: dict[str, Any], message: str) -> 
         fedsim.Scenario(**rotated_digits(24, **strategy))
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),

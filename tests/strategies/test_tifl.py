@@ -269,6 +269,7 @@ def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: Any, stop:
         fedsim.run(fedsim.Scenario(**small | {"strategy": {"kind": "tifl"} | strategy, "stop": stop}))
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),

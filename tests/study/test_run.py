@@ -285,6 +285,7 @@ class TestRefusals:
         assert tables_of(finished) == before
 
 
+@pytest.mark.long
 def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
     tables |= {"seeds": [1, 2, 3], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
     done = call("study", write(study_file, tables), "--out", finished, "--workers", "1")
@@ -321,6 +322,7 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
     assert tables_of(tmp_path / "out") == tables_of(finished)
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)

@@ -318,6 +318,7 @@ def test_points_that_make_no_scenario_are_refused_one_by_one(searched: dict[str,
     assert "no trial of 'fedavg' can be run: variant 'fedavg, trial=5, devices=" in done.output
 
 
+@pytest.mark.long
 def test_a_killed_search_goes_on(searched: dict[str, Any], tmp_path: Path) -> None:
     del searched["variants"]["fedprox"]
     study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
