@@ -15,6 +15,7 @@ _SOURCES = {
     "cifar10": "CIFAR-10's colour pictures",
     "emnist": "EMNIST's hand-written letters and digits",
     "synthetic": "synthetic samples, drawn for each device",
+    "huggingface": "samples from a data set folder of Hugging Face's",
     "npz": "samples from a file of arrays",
 }
 _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module": "a model of the user's own", "size": "a model"}
