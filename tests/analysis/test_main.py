@@ -44,6 +44,7 @@ def test_all_pictures_of_a_run_lie_beside_it(run: RunFolder) -> None:
     assert not any(audit(run.path).values())
 
 
+@pytest.mark.long
 def test_several_runs(run: RunFolder, renamed: RunFolder, unlearned: RunFolder, tmp_path: Path) -> None:
     result = call(run.path, renamed.path, unlearned.path, "--out", tmp_path / "out", "--format", "png", "--devices", "5")
     assert result.exit_code == 0, result.output

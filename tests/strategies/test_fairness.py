@@ -63,6 +63,7 @@ def test_random_selection_is_as_fair_as_published(tmp_path: Path) -> None:
         assert moments[expected * 25 - 1].jain == pytest.approx(theory, abs=0.01)
 
 
+@pytest.mark.long
 def test_proportional_fair_selection_is_as_fair_as_published(tmp_path: Path) -> None:
     run = long_run({"kind": "cata-fed", "clusters": 1}, tmp_path / "run")
     assert jain_over_time(run)[-1].jain == pytest.approx(0.986, abs=0.003)

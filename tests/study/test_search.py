@@ -267,6 +267,7 @@ def test_stopped_anywhere_and_taken_up_it_makes_the_same_trials(searched: dict[s
     )
 
 
+@pytest.mark.long
 def test_pruning_spares_the_worse_the_other_seeds(searched: dict[str, Any], tmp_path: Path) -> None:
     searched["search"] |= {"prune": True, "trials": 8}
     searched["search"]["space"] = {"strategy.local_epochs": {"low": 1, "high": 300}}
