@@ -176,7 +176,7 @@ def test_a_page_is_a_story(page: Path, place: Path, capsys: pytest.CaptureFixtur
 def test_few_blocks_are_left_out() -> None:
     known = [block for page in PAGES for block in BLOCKS[page]]
     assert {block.language for block in known} <= {"sh", "python", "toml", "text"}
-    assert sum(not block.runs for block in known) <= 10
+    assert sum(not block.runs for block in known) <= 12
 
 
 @pytest.mark.parametrize(
