@@ -17,6 +17,7 @@ release = version = __version__
 HERE = Path(__file__).parent
 GALLERY = [*(HERE / "gallery").glob("plot_*.py")]
 
+suppress_warnings = ["sphinx_gallery.space_in_filename"]  # a clone may lie in a folder with a space
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", *(["sphinx_gallery.gen_gallery"] if GALLERY else [])]
 exclude_patterns = ["gallery", "notebooks", "sg_execution_times.rst"]
 language = "en"
