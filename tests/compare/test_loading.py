@@ -33,6 +33,7 @@ def test_a_run_is_frames(runs: dict[str, Path]) -> None:
     assert fedsim.run(run.scenario, executor="inline").summary["events_sha256"] == run.summary["events_sha256"]
 
 
+@pytest.mark.long
 def test_figures(runs: dict[str, Path], study: Path) -> None:
     run = fedsim.load_run(runs["flexcfl"])
     for kind in ("accuracy", "timeline", "membership", "fairness", "traffic"):
