@@ -97,7 +97,7 @@ OF_SEVERAL = {
     "accuracy": Kind(
         draw_accuracy,
         "Accuracy",
-        "Test accuracy against rounds, against simulated time, and against the bytes that were moved until then.",
+        "Test accuracy against rounds, simulated time, and the bytes moved until then; one panel for what looks the same.",
     ),
     "fairness": Kind(
         draw_fairness,

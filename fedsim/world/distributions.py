@@ -154,6 +154,9 @@ Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
 Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # below, times overflow
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
+BY_DEVICE = Kinds(usual="constant", bare="value", by_device=True)
+"""How a quantity may be written short: a bare value for a constant, a list for one a device, a file."""
+
 SpeedDistribution = Annotated[
     SerializeAsAny[
         Annotated[
@@ -176,25 +179,25 @@ RateDistribution = Annotated[
     | Listed[BytesPerSecond]
     | FromFile[LinkRate],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 TimeDistribution = Annotated[
     Constant[Seconds] | Uniform[Seconds] | LogNormal[Seconds] | Choice[Seconds] | Listed[Seconds] | FromFile[Seconds],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 JitterDistribution = Annotated[
     Constant[Jitter] | Uniform[Jitter] | LogNormal[Jitter] | Choice[Jitter] | Listed[Jitter] | FromFile[Jitter],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 FactorDistribution = Annotated[
     Constant[Factor] | Uniform[Factor] | Choice[Factor] | Listed[Factor] | FromFile[Factor],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 NameDistribution = Annotated[
     Constant[str] | Choice[str] | Listed[str] | FromFile[str],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]

@@ -14,11 +14,11 @@ WORLDS = {world.name: world for world in realrun.worlds()}
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_tcp_predicts_rounds_within_3_percent_and_transfers_within_10(name: str) -> None:
-    """Transfers by their mean over runs: which of equal flows is first is chance, in the simulator as in reality."""
-    rounds, _, expected = realrun.errors(WORLDS[name], Tcp(), seeds=20)
+    """In ``equal`` all share one link, and who is first is chance: there by the mean of runs (a single one: 10.9 %)."""
+    rounds, transfers, expected = realrun.errors(WORLDS[name], Tcp(), seeds=20)
     assert abs(rounds).mean() < 0.03
     assert np.percentile(abs(rounds), 95) < 0.06
-    assert abs(expected).mean() < 0.10
+    assert abs(expected if name == "equal" else transfers).mean() < 0.10
 
 
 def test_fluid_does_not() -> None:

@@ -4,21 +4,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedsim.language.families import Kinds
 from fedsim.language.units import Joules, JoulesPerByte, Watts
-from fedsim.world.distributions import Choice, Constant, FromFile, Listed, LogNormal, Uniform
+from fedsim.world.distributions import BY_DEVICE, Choice, Constant, FromFile, Listed, LogNormal, Uniform
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 PowerDistribution = Annotated[
     Constant[Watts] | Uniform[Watts] | LogNormal[Watts] | Choice[Watts] | Listed[Watts] | FromFile[Watts],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 EnergyDistribution = Annotated[
     Constant[Joules] | Uniform[Joules] | LogNormal[Joules] | Choice[Joules] | Listed[Joules] | FromFile[Joules],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 ByteEnergyDistribution = Annotated[
     Constant[JoulesPerByte]
@@ -28,10 +27,10 @@ ByteEnergyDistribution = Annotated[
     | Listed[JoulesPerByte]
     | FromFile[JoulesPerByte],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
 ShareDistribution = Annotated[
     Constant[Share] | Uniform[Share] | Choice[Share] | Listed[Share] | FromFile[Share],
     Field(discriminator="kind"),
-    Kinds(usual="constant", bare="value", by_device=True),
+    BY_DEVICE,
 ]
