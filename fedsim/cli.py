@@ -337,6 +337,8 @@ def study_command(
         else:
             print_short(Console(), [out])
             say(f"written to {out}: compare.md and paired.csv have all figures")
+    elif outcome.trials is not None and not outcome.complete:
+        say(*outcome.trials.lines_of_text(), err=True)
     return 0 if outcome.complete else 1
 
 

@@ -52,6 +52,11 @@ class EvaluationSpec(Spec):
     cosines: bool = False
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
+    def tests(self, rounds: int) -> int:
+        """How often a run of so many rounds is tested."""
+        regular = max(0, rounds // self.every - self.from_round // self.every)
+        return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))  # the last one is, in any case
+
 
 class Measured(NamedTuple):
     """An update that went into an aggregation.

@@ -78,7 +78,10 @@ def forecast(trial: Trial, patience_s: float = PATIENCE_S) -> Forecast:
     run, tally = trial.run, trial.tally
     times = 1 / trial.share if trial.share else 0.0
     rates = measure(trial, patience_s)
-    batch_size = run.scenario.training.batch_size
+    tests, scenario = times * tally.tests, run.scenario
+    if trial.share < 1.0 and scenario.stop.rounds is not None:  # perhaps it ended before the first one
+        tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
+    batch_size = scenario.training.batch_size
     trained = times * sum(each.training.sgd_steps(int(run.samples[each.device]), batch_size) for each in tally.trainings)
     models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
     return Forecast(
@@ -86,10 +89,10 @@ def forecast(trial: Trial, patience_s: float = PATIENCE_S) -> Forecast:
         build_s=trial.build_s,
         simulation_s=trial.real_s * times,
         training_s=trained * rates.step_s,
-        testing_s=times * tally.tests * rates.test_s,
+        testing_s=tests * rates.test_s,
         events=trial.events * times,
         trained_steps=trained,
-        tests=times * tally.tests,
+        tests=tests,
         memory_bytes=_peak_memory(),
         disk_bytes=trial.growing_bytes * times + trial.fixed_bytes + models,
         futile=trial.stopped if trial.share == 1.0 and not trial.rounds else None,

@@ -1,23 +1,38 @@
 """Fine-tuning: what each device would have if it trained its model further; and why a run has no accuracy."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import fedsim
+from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator
+from fedsim.language.stop import StopSpec
 from fedsim.output.progress import summary_lines
 from fedsim.records.reading import RunFolder
 from fedsim.strategies.fedavg import FedAvg
 from tests.strategies.clustered import PAIRED, ROTATED, played, world
+
+if TYPE_CHECKING:
+    from fedsim.evaluation.evaluator import World
+    from fedsim.learning import Learner
 
 
 def skewed(small: dict[str, Any], **evaluation: Any) -> fedsim.Scenario:
     """Devices that hold two digits each, so that a model of their own is better than one for all."""
     small["data"] = {"source": "digits", "partition": {"kind": "power-law", "classes_per_device": 2, "minimum_per_class": 5}}
     return fedsim.Scenario(**small | {"evaluation": evaluation})
+
+
+@pytest.mark.parametrize(("every", "from_round"), [*itertools.product((1, 2, 3, 7), (0, 1, 2, 5, 6, 7, 20))])
+def test_the_number_of_tests_is_that_of_the_rounds_that_are_due(every: int, from_round: int) -> None:
+    spec = EvaluationSpec(every=every, from_round=from_round)
+    for rounds in range(1, 16):
+        evaluator = Evaluator(cast("Learner", None), StopSpec(rounds=rounds), spec, cast("World", None))
+        assert spec.tests(rounds) == sum(map(evaluator._is_due, range(rounds)))
 
 
 def test_it_is_measured_when_all_is_done_and_changes_nothing(small: dict[str, Any], tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def test_a_part_tells_the_whole(small: dict[str, Any], tmp_path: Path) -> None:
     assert part.disk_bytes == pytest.approx(whole.disk_bytes, rel=0.5)
 
 
+def test_tests_are_counted_that_come_after_the_trial(small: dict[str, Any]) -> None:
+    scenario = fedsim.Scenario(**small | {"stop": {"rounds": 200}, "learning": "off", "evaluation": {"every": 100}})
+    found, trial = told(scenario, rounds=10)
+    assert (trial.tally.tests, found.tests) == (0, 2)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: str(strategy["kind"]))
 def test_every_strategy_can_be_told(small: dict[str, Any], strategy: dict[str, Any]) -> None:
     lines = forecast_lines(fedsim.Scenario(**small | {"strategy": strategy}), Inline(), 0.05)
