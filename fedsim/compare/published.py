@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from fedsim.compare.lines import Line, short_key
 from fedsim.compare.paired import mean_of, paired_difference
 from fedsim.compare.readings import Reading
-from fedsim.compare.table import Cell, Column, Table, estimate
+from fedsim.compare.table import Beside, Cell, Column, Estimate, Table, estimate
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.records.reading import RunFolder
@@ -35,6 +35,10 @@ from fedsim.scenario import explain
 from fedsim.tables import read_toml
 
 CLAIMS = "Claims"  # the title of the table of them
+LEGEND = (
+    "A cell has the mean over seeds with half its 95 % interval after +-, and in brackets what the paper says. Bold is what "
+    "differs from that by more than the tolerance, which stands in brackets in the head of its column, or of its row."
+)
 _CLAIMS = (
     "Each claim says that a difference, seed by seed in the same worlds, is above 0. It holds if the whole 95 % interval is "
     "above 0, holds in part if only the mean is, and does not hold otherwise."
@@ -207,6 +211,45 @@ def beside_published(lines: Sequence[Line], published: Published) -> list[Table]
         heads = ("table", "claim", "difference", "95 % interval", "verdict")
         tables.append(Table(tuple(map(Column, heads, zip(*claims, strict=True))), (_CLAIMS,), CLAIMS))
     return tables
+
+
+def as_printed(tables: Sequence[Table]) -> list[Table]:
+    """Tables of ``beside_published`` laid out as papers print them, a column a measure; ``LEGEND`` explains their cells.
+
+    Those whose runs have not been made come last, by name alone.
+    """
+    made = [table for table in tables if table.columns[0].cells]
+    missing = [table.title for table in tables if not table.columns[0].cells]
+    left_out = Table((), (f"{'; '.join(missing)}.",), "Not run") if missing else None
+    return [_printed(table) for table in made] + ([left_out] if left_out else [])
+
+
+def _printed(table: Table) -> Table:
+    if table.title == CLAIMS:
+        return table
+    names, titles, *figures = (column.cells for column in table.columns)
+    rows, measures = (tuple(dict.fromkeys(map(str, cells))) for cells in (names, titles))
+    place = {(str(name), str(title)): at for at, (name, title) in enumerate(zip(names, titles, strict=True))}
+    said, ours, _, tolerances, within = figures
+
+    def cell(row: str, title: str) -> Cell:
+        at = place[row, title]
+        verdict, known = within[at], ours[at]
+        if not isinstance(known, Estimate):
+            return None
+        return Beside(known, said[at], None if verdict is None else verdict == "yes")  # type: ignore[arg-type]
+
+    def usual(title: str) -> Cell:
+        found = [own for row in rows if (own := tolerances[place[row, title]]) is not None]
+        return max(found, key=found.count, default=None)
+
+    def own(row: str) -> str:
+        others = {tolerances[place[row, title]] for title in measures} - {None, *map(usual, measures)}
+        return row + "".join(f" (+-{other:g})" for other in sorted(map(float, others)))  # type: ignore[arg-type]
+
+    heads = [title if usual(title) is None else f"{title} (+-{usual(title):g})" for title in measures]
+    columns = [Column(head, tuple(cell(row, title) for row in rows)) for head, title in zip(heads, measures, strict=True)]
+    return Table((Column("row", tuple(map(own, rows))), *columns), table.notes, table.title)
 
 
 def _is_at(line: Line, where: Mapping[str, Any]) -> bool:

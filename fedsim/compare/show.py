@@ -90,12 +90,15 @@ def print_to(console: "Console", tables: Sequence[Table]) -> None:
 
 
 def as_text(tables: Sequence[Table], form: Form) -> str:
-    """Tables as CSV (the first alone, but all with titles that have its columns) or Markdown."""
-    return (
-        to_csv(in_one(tables) if tables and tables[0].title else tables[0])
-        if form == "csv"
-        else "\n".join(to_markdown(table) for table in tables)
-    )
+    """Tables as CSV (the first alone, but all with titles that have its columns) or Markdown, published ones as printed."""
+    titled = bool(tables and tables[0].title)
+    if form == "csv":
+        return to_csv(in_one(tables) if titled else tables[0])
+    if titled:
+        from fedsim.compare.published import LEGEND, as_printed
+
+        return "\n".join((f"{LEGEND}\n", *map(to_markdown, as_printed(tables))))
+    return "\n".join(map(to_markdown, tables))
 
 
 def form_of(path: Path, said: Form | None) -> Form:

@@ -30,12 +30,13 @@ def write_tables(path: Path) -> None:
     write_text(path / PAIRED, to_csv(comparison.paired(study.seeds)))
     write_text(path / MARKDOWN, "\n".join(to_markdown(*pair) for pair in zip(together, (study.name, ""), strict=True)))
     if (path / PUBLISHED).is_file():
-        from fedsim.compare.published import beside_published, read_published
+        from fedsim.compare.published import LEGEND, as_printed, beside_published, read_published
 
         published = read_published(path / PUBLISHED)
         parts = (
             f"# {for_markdown(study.name)}\n",
             f"{html.escape(published.about.strip(), quote=False)}\n",
-            *map(to_markdown, beside_published(lines.lines, published)),
+            f"{LEGEND}\n",
+            *map(to_markdown, as_printed(beside_published(lines.lines, published))),
         )
         write_text(path / REPORT, "\n".join(parts))

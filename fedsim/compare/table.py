@@ -21,7 +21,21 @@ class Estimate:
     high: float | None = None
 
 
-Cell = str | float | int | Estimate | None
+@dataclass(frozen=True)
+class Beside:
+    """A figure with what was published of it, None where nothing was.
+
+    Attributes:
+        ours, published: the figures.
+        within: whether ours is within the tolerance; None where that is not judged.
+    """
+
+    ours: Estimate
+    published: float | None = None
+    within: bool | None = None
+
+
+Cell = str | float | int | Estimate | Beside | None
 
 
 @dataclass(frozen=True)

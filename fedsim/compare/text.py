@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fedsim.compare.table import Cell, Column, Estimate, Table
+from fedsim.compare.table import Beside, Cell, Column, Estimate, Table
 from fedsim.output.harmless import clean, for_csv, for_markdown
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def to_markdown(table: Table, title: str = "") -> str:
         lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
         lines.append("| " + " | ".join(_escaped(column.head) for column in columns) + " |")
         lines.append("|" + "|".join(" --- " if _is_text(column) else " ---: " for column in columns) + "|")
-        for row in zip(*([shown(cell, column) for cell in column.cells] for column in columns), strict=True):
-            lines.append("| " + " | ".join(_escaped(cell) for cell in row) + " |")
+        for row in zip(*([_marked(cell, column) for cell in column.cells] for column in columns), strict=True):
+            lines.append("| " + " | ".join(row) + " |")
         lines.append("")
     return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
 
@@ -68,8 +68,11 @@ def shown(cell: Cell, column: Column) -> str:
     if isinstance(cell, Estimate):
         if cell.low is None or cell.high is None or cell.low == cell.high:
             return shown(cell.mean, column)
-        mean, low, high = _as_fine_as_known(cell.mean, cell.low, cell.high, column)
+        mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), (cell.high - cell.low) / 2, column)
         return f"{mean} ({low} to {high})"
+    if isinstance(cell, Beside):
+        said = "" if cell.published is None else f" ({shown(cell.published, column)})"
+        return _with_half(cell.ours, column) + said
     if isinstance(cell, str):
         return clean(cell)
     sign = "+" if column.signed and cell > 0 else ""
@@ -78,12 +81,29 @@ def shown(cell: Cell, column: Column) -> str:
     return sign + (_short_bytes(cell) if column.unit == "bytes" else f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
 
 
-def _as_fine_as_known(mean: float, low: float, high: float, column: Column) -> Iterator[str]:
-    """A mean and its interval in digits that the interval supports: two of half its width, in the unit of the mean."""
-    letter, factor = _scale(max(abs(mean), abs(high - low) / 2)) if column.unit == "bytes" else ("", 1.0)
-    finest = math.floor(math.log10(abs(mean) / factor or 1.0)) - _MOST_DIGITS + 1
-    digits = -max(finest, math.floor(math.log10((high - low) / 2 / factor)) - 1)
-    for value in (mean, low, high):
+def _marked(cell: Cell, column: Column) -> str:
+    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
+    if not isinstance(cell, Beside):
+        return _escaped(shown(cell, column))
+    ours = _escaped(_with_half(cell.ours, column))
+    said = "" if cell.published is None else f" *({_escaped(shown(cell.published, column))})*"
+    return (f"**{ours}**" if cell.within is False else ours) + said
+
+
+def _with_half(found: Estimate, column: Column) -> str:
+    """A mean +- half its interval."""
+    if found.low is None or found.high is None or found.low == found.high:
+        return shown(found.mean, column)
+    half = (found.high - found.low) / 2
+    return " +- ".join(_as_fine_as_known((found.mean, half), half, column))
+
+
+def _as_fine_as_known(values: Sequence[float], half: float, column: Column) -> Iterator[str]:
+    """A mean and what belongs to it in digits that its interval supports: two of half its width, in the unit of the mean."""
+    letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
+    finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
+    digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
+    for value in values:
         rounded = round(value / factor, digits) + 0.0  # no -0
         sign = "+" if column.signed and rounded > 0 else ""
         yield f"{sign}{rounded:,.{max(0, digits)}f}{letter}"
@@ -105,7 +125,7 @@ def _by_topic(table: Table) -> Iterator[tuple[str, list[Column]]]:
     rest = [column for column in table.columns if column.topic]
     order = list(dict.fromkeys(column.topic for column in rest))
     rest.sort(key=lambda column: order.index(column.topic))  # stable: columns of a topic keep their order
-    if not rest:
+    if who and not rest:
         yield "", who
     for topic, columns in groupby(rest, key=lambda column: column.topic):
         there = [column for column in columns if any(cell is not None for cell in column.cells)]

@@ -15,9 +15,10 @@ from click.testing import CliRunner, Result
 import fedsim
 from fedsim.cli import main
 from fedsim.compare.lines import read_lines
-from fedsim.compare.published import Published, beside_published
+from fedsim.compare.published import Published, as_printed, beside_published
 from fedsim.compare.readings import Reading
 from fedsim.compare.table import Table
+from fedsim.compare.text import to_markdown
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
@@ -112,6 +113,26 @@ def test_measured_beside_published_with_verdicts(study: Path) -> None:
     assert third[3:] == ("none: one seed", "not judged: one seed")
 
 
+def test_printed_it_has_a_column_a_measure(study: Path) -> None:
+    long = beside_published(read_lines([study]).lines, Published(**PAPER))
+    mnist, cifar, claims = as_printed(long)
+    assert (claims, mnist.notes, cifar.title) == (long[2], long[0].notes, "Table 1: cifar")
+    assert to_markdown(mnist).splitlines()[2:7] == [
+        "| row | best % (+-1.5) | points over FedAvg | best / FedAvg |",
+        "| --- | ---: | ---: | ---: |",
+        "| Ours | 90.5 +- 6.4 *(90)* | 8 +- 32 *(9)* | 1.10 +- 0.42 |",
+        "| FedAvg (+-7) | 82 +- 25 *(75)* | 0 | 1 |",
+        "| Ours \\| again | 90.5 +- 6.4 | 8 +- 32 | 1.10 +- 0.42 *(2)* |",
+    ]
+    assert "| Ours | 40 | 20 | 2 |" in to_markdown(cifar)
+
+
+def test_printed_what_misses_is_bold(study: Path) -> None:
+    table = PAPER["tables"][0] | {"published": {"ours": 80.0}}
+    printed = as_printed(beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [table]})))
+    assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(printed[0])
+
+
 def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
     """Runs without a measured value, as short ones are."""
     place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
@@ -202,7 +223,7 @@ def test_the_command_line(study: Path, tmp_path: Path) -> None:
     text = call(study, "--published", tmp_path / "paper.toml", "--markdown")
     assert text.exit_code == 0, text.output
     assert "## Table 1: mnist" in text.output
-    assert r"| Ours \| again | best % |" in text.output
+    assert r"| Ours \| again | 90.5" in text.output
     assert "Table 1: cifar" in call(study, "--published", tmp_path / "paper.toml").output
     lines = call(study, "--published", tmp_path / "paper.toml", "--csv").output.splitlines()
     assert lines[0] == "table,row,measure,published,ours,ours low,ours high,difference,tolerance,within"

@@ -324,13 +324,13 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
     assert "Table 1" in done.stdout
     assert set(summaries(tmp_path / "out")) == {"runs/fedavg/seed-1", "runs/fedavg/seed-2"}
     report = (tmp_path / "out" / "published.md").read_text()
-    assert report.startswith("# small\n\n&lt;b&gt;About&lt;/b&gt;\n\n## Table 1\n")
-    assert "| fedavg | rounds | 2 | 3 | +1 | 0.5 | no |" in report
+    assert report.startswith("# small\n\n&lt;b&gt;About&lt;/b&gt;\n\nA cell has the mean")
+    assert "## Table 1\n\n| row | rounds (+-0.5) |\n| --- | ---: |\n| fedavg | **3** *(2)* |\n" in report
     assert "Seeds 1, 2.\n\n0 of 1 figures are within the tolerance.\n" in report
-    assert "Its runs have not been made." in report.partition("## Table 2")[2]
+    assert report.endswith("## Not run\n\nTable 2.\n")
     again = call("study", tmp_path / "out" / "study.toml", "--out", tmp_path / "out", "--workers", "1", "--quiet")
     assert again.exit_code == 0, again.output
-    assert "Its runs have not been made." not in (tmp_path / "out" / "published.md").read_text()
+    assert "Not run" not in (tmp_path / "out" / "published.md").read_text()
     assert tables_of(tmp_path / "out") == tables_of(finished)
 
 
