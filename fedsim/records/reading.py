@@ -155,13 +155,13 @@ class RunFolder:
             tables = {files.EVENTS: schema.EVENTS, files.TRANSFERS: schema.TRANSFERS}
             tables |= {files.ROUNDS: schema.ROUNDS, files.DEVICES: schema.DEVICES, files.AVAILABILITY: schema.AVAILABILITY}
             tables |= {files.ENERGY: schema.ENERGY}
-            wanted = tables.get(name, ())
+            wanted, there = tables.get(name, ()), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for column in wanted:
-                if column.name not in file.schema_arrow.names and column.name in schema.LATER:
+                if column.name not in there and column.name in schema.LATER:
                     continue
-                if column.name not in file.schema_arrow.names:
+                if column.name not in there:
                     raise KeyError(f"it has no column {column.name}")
-                if not _alike(found := file.schema_arrow.field(column.name).type, column.type):
+                if not _alike(found := there[column.name], column.type):
                     raise TypeError(f"its column {column.name} is {found}, not {column.type}")
             return _completed(file.read(), wanted)
 
