@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,9 +137,10 @@ class Devices:
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}
         self._kept: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent
+        self._of = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     def __getitem__(self, device: int) -> Device:
-        return Device(device, self)
+        return self._of(device)
 
     @cached_property
     def zero(self) -> Ref:

@@ -9,7 +9,7 @@ from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.energy import EnergyLedger
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, edge_ends, encode_payloads, event_row, purpose_of
+from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, Row, edge_ends, encode_payloads, event_row, purpose_of
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
@@ -33,15 +33,13 @@ class Recorder:
     def __init__(self, folder: Path | None, energy: EnergyLedger | None = None) -> None:
         self.energy = energy
         self._chain = EventChain()
+        self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
         self._rows: list[Row] = []  # of records that the chain has not taken in yet
         self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self._follow = {
-            "step-start": self._take_step_start,
-            "step-end": self._take_step_end,
             "server-transfer": self._take_server_transfer,
             "edge-transfer": self._take_edge_transfer,
             "updates-lost": self._take_updates_lost,
-            "task-end": self._take_task_end,
             "round": self._take_round,
         }
         self.ledger = Ledger()
@@ -57,11 +55,31 @@ class Recorder:
         """Take in the next record."""
         time, kind, fields = record
         self.last_time = time
-        self._rows.append(event_row(record))  # at once: what the fields hold may change later
-        if kind in self._follow:
-            self._follow[kind](time, fields)
+        if kind in OF_TASKS:
+            self._waiting.append(record)
+            if kind != "task-end" or len(self._waiting) < _ROWS_AT_ONCE:
+                return
+        self._book()
+        if kind not in OF_TASKS:
+            self._rows.append(event_row(record))  # at once: what the fields hold may change later
+            if kind in self._follow:
+                self._follow[kind](time, fields)
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
+
+    def _book(self) -> None:
+        """Enter the records of tasks that wait into the books."""
+        waiting, self._waiting = self._waiting, []
+        self._rows += [event_row(record) for record in waiting]
+        starts = self._starts
+        for time, kind, fields in waiting:
+            if kind == "step-start":
+                starts[fields["task"]] = time
+            elif kind == "step-end":
+                self._book_step(time, fields)
+            elif kind == "task-end":
+                starts.pop(fields["task"], None)
+                self.ledger.close_task(fields["task"], fields["outcome"])
 
     @property
     def chain(self) -> EventChain:
@@ -113,7 +131,7 @@ class Recorder:
         """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
-        self._rows, self._transfers = [], []
+        self._waiting, self._rows, self._transfers = [], [], []
         self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
@@ -123,6 +141,7 @@ class Recorder:
 
     def _settle(self) -> None:
         """Bring the events so far into their chain and their table, and the transfers into theirs."""
+        self._book()
         rows, self._rows = self._rows, []
         transfers, self._transfers = self._transfers, []
         self._chain.extend(rows)
@@ -130,14 +149,7 @@ class Recorder:
             self._tables[files.EVENTS].extend(rows)
             self._tables[files.TRANSFERS].extend(transfers)
 
-    def _take_step_start(self, time: float, fields: dict[str, Any]) -> None:
-        self._starts[fields["task"]] = time
-
-    def _take_task_end(self, time: float, fields: dict[str, Any]) -> None:
-        self._starts.pop(fields["task"], None)
-        self.ledger.close_task(fields["task"], fields["outcome"])
-
-    def _take_step_end(self, time: float, fields: dict[str, Any]) -> None:
+    def _book_step(self, time: float, fields: dict[str, Any]) -> None:
         """A message is a row of the transfers; other steps are none."""
         step, task = fields["step"], fields["task"]
         if step not in _DIRECTIONS:

@@ -89,6 +89,9 @@ class Sharing(Protocol):
     next_end: float
     """When the next flow will have sent all if nothing changes (s, exact); infinity if none runs."""
 
+    changed: bool
+    """Whether flows have come or left, or links changed, since the last ``share``."""
+
     def leave(self, flow_id: int, now: float) -> None:
         """Take a flow out before its end. Its share is given away by the next ``share``."""
 
@@ -203,8 +206,8 @@ class Network(ABC):
         """The least capacity on the way between the server and some devices' own links (bytes/s); float64 [devices] or one."""
 
     @abstractmethod
-    def _enter(self, flow: Flow, now: float) -> None:
-        """Put a flow under the sharing rule. Its rate is found by the next ``share``."""
+    def _enter(self, flow: Flow, cap: float, now: float) -> None:
+        """Put a flow that can have ``cap`` (bytes/s) at most under the sharing rule. The next ``share`` finds its rate."""
 
     @abstractmethod
     def _set_capacity(self, link: str, capacity: float, now: float) -> None:
@@ -269,18 +272,14 @@ class Network(ABC):
         return self.limits.get(f"device {device} {direction}", rate) if self.limits else rate
 
     def _is_unlimited(self, flow: Flow) -> bool:
-        device, direction = flow.device, flow.direction
-        if flow.id in self._windows:
-            return False
-        if not self.limits:
-            return self.access_rate(device, direction) == math.inf and all(link[1] == math.inf for link in self._way(flow))
         shared = (self.limits.get(name, capacity) for name, capacity in self._way(flow))
-        return min(self._own_rate(device, direction), *shared, math.inf) == math.inf
+        return self._cap(flow) == math.inf and all(capacity == math.inf for capacity in shared)
 
     def _cap(self, flow: Flow) -> float:
         """The most that its own link and its window let a flow have now (bytes/s)."""
-        own = self._own_rate(flow.device, flow.direction)
-        return min(own, self._windows.get(flow.id, math.inf)) if self._windows else own
+        if not self.limits and not self._windows:  # as nearly always
+            return self._access[flow.direction].item(flow.device)
+        return min(self._own_rate(flow.device, flow.direction), self._windows.get(flow.id, math.inf))
 
     # Changes. They are taken in at the end of the instant, all at once.
 
@@ -302,7 +301,7 @@ class Network(ABC):
         wire, weight = size * self.overhead, self._weight(device, direction, near) if self._weighs else 1.0
         flow = busy[device] = Flow(self._started, device, direction, size, now, done, wire=wire, weight=weight, near=near)
         self._started += 1
-        latency = self.latency_s(device, near=near)
+        latency = (self._near_latency if near else self._latency).item(device)
         if latency > 0:
             self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
@@ -316,8 +315,9 @@ class Network(ABC):
         self._advance(now)
         if flow.ended is not None:
             return
+        sent = 0.0
         if flow.id in self._running:
-            flow.sent = self._payload(flow, self._sharing[flow.direction].sent(flow.id, now))
+            sent = self._payload(flow, self._sharing[flow.direction].sent(flow.id, now))
             del self._running[flow.id]
             self._leaving.append(flow)
             self._unsettle()
@@ -325,7 +325,7 @@ class Network(ABC):
             self._in_latency.pop(flow.id).cancel()
         else:
             del self._entering[flow.id]
-        self._end(flow, now)
+        self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
         """Whether a flow has all its bytes by now, but for the rounding of times; then it ends now. ``done`` is not called."""
@@ -390,14 +390,16 @@ class Network(ABC):
             for flow in self._entering.values():
                 if self._protocol.slow_start and flow.size > 0:
                     self._open_window(flow, now)
-                if flow.size == 0 or self._is_unlimited(flow):
+                cap = self._cap(flow)
+                if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
                     self._arrive(flow, now)
                 else:
                     self._running[flow.id] = flow
-                    self._enter(flow, now)
+                    self._enter(flow, cap, now)
             self._entering.clear()
         for rule in self._rules:
-            rule.share(now)
+            if rule.changed:
+                rule.share(now)
         self._set_alarm(now)
         if self.on_shared is not None:
             self.on_shared()
@@ -489,7 +491,8 @@ class Network(ABC):
     def _admit(self, flow: Flow) -> None:
         del self._in_latency[flow.id]
         self._entering[flow.id] = flow
-        self._unsettle()
+        if not self._unsettled:
+            self._unsettle()
 
     def _unsettle(self) -> None:
         if not self._unsettled:
@@ -500,15 +503,16 @@ class Network(ABC):
         for rule in self._rules:
             if rule.next_end <= now:
                 for end, flow_id in rule.advance(now):
-                    self._arrive(self._running.pop(flow_id), end)
+                    flow = self._running.pop(flow_id)
+                    self._arrived.append(flow)
+                    self._end(flow, end, flow.size)
 
     def _arrive(self, flow: Flow, end: float) -> None:
-        flow.sent = flow.size
-        self._end(flow, end)
         self._arrived.append(flow)
+        self._end(flow, end, flow.size)
 
-    def _end(self, flow: Flow, end: float) -> None:
-        flow.ended = end
+    def _end(self, flow: Flow, end: float, sent: float) -> None:
+        flow.ended, flow.sent = end, sent
         if self._windows:
             self._windows.pop(flow.id, None)
         del self._busy[flow.direction][flow.device]
@@ -541,7 +545,12 @@ class Network(ABC):
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
-        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
+        when = now
+        if not self._arrived:
+            when = math.inf
+            for rule in self._rules:
+                when = rule.next_end if rule.next_end < when else when
+            when = on_grid_after(when)
         if self._round_trips:
             while self._round_trips and self._round_trips[0][1] not in self._windows:
                 heappop(self._round_trips)
