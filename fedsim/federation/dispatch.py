@@ -24,7 +24,7 @@ from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Retu
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Simulation, Wakeup, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.network.base import Direction
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Dispatch:
         return task.id
 
     def _begin_real(self, device: int, errand: Errand) -> None:
-        if real := self._client.real(self._devices[device], errand.order):
+        if real := self._client.real(self._devices.of(device), errand.order):
             errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
 
     def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
@@ -235,7 +235,7 @@ class Dispatch:
         errand = self.errands[task.id]
         if errand.replied:
             return ()
-        device = self._devices[task.device]
+        device = self._devices.of(task.device)
         if not errand.begun:
             errand.begun = True
             if self._is_real and errand.real is None:
@@ -306,7 +306,7 @@ class Dispatch:
         if not isinstance(model, Earlier):
             return model
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
-        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self._devices[0].mix(parts)
+        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self._devices.of(0).mix(parts)
 
     def _attacked(self, task: Task, attack: Attack, done: Done) -> Done:
         """What a malicious device says that it has computed."""
@@ -327,7 +327,7 @@ class Dispatch:
                 self._devices.note_use(task.device, task.version)
             if errand.reply is not None:
                 self._devices.keep(task.device, errand.keeping)
-                self._client.sent(self._devices[task.device], errand.order, errand.reply)
+                self._client.sent(self._devices.of(task.device), errand.order, errand.reply)
                 contents = received(errand.reply)
         order, seen = errand.order, _SEEN.get(outcome, outcome)
         end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
@@ -417,7 +417,7 @@ class Dispatch:
             await self._shift(device)
 
     async def _shift(self, device: int) -> None:
-        told = self._client.on_shift(self._devices[device])
+        told = self._client.on_shift(self._devices.of(device))
         if told is not None:
             await self.strategy.on_shift(device, received(told))
 

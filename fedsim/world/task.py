@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedsim.training import NO_LIMIT, Limit, Training
-from fedsim.world.network.base import Direction
+from fedsim.world.network.flow import Direction
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for

@@ -13,7 +13,8 @@ import simpy
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.edges import edge_name
-from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction, Flow
 from fedsim.world.task import Download, Queue, Upload
 from fedsim.world.wait import Ending, Gate, Wait
 

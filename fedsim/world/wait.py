@@ -15,7 +15,7 @@ import simpy
 from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation, Wakeup
-from fedsim.world.network.base import Flow
+from fedsim.world.network.flow import Flow
 from fedsim.world.task import Cause, Task
 
 Ending = Cause | None

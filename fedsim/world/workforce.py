@@ -23,7 +23,8 @@ from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.computing import Computing
 from fedsim.world.edges import Edges
-from fedsim.world.network.base import Direction, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
 from fedsim.world.transfers import Transfers
 from fedsim.world.wait import Ending, Gate, Wait

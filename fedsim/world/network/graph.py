@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.base import Network
 from fedsim.world.network.filling import Filling
+from fedsim.world.network.flow import Direction, Flow
 from fedsim.world.network.protocol import PLAIN, Transport
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction, Flow
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s

@@ -20,7 +20,8 @@ from fedsim.errors import CheckpointError, FedsimError, ScenarioError, Simulatio
 from fedsim.simulation import Environment, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.edges import Edges
-from fedsim.world.network.base import Direction, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction
 from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
