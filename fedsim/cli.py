@@ -145,7 +145,7 @@ def run_command(
         if not quiet:
             say(*read.stop.notes, err=True)
             progress = RunProgress(read.stop, Console(stderr=True))
-            job.simulation.listen(progress.take, progress.close)
+            job.simulation.listen(progress.take, progress.close, kinds=("round", "task-end"))
             job.on_saved(progress.saved)
         with _watched(out, port) if watch else nullcontext(), _InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())

@@ -15,7 +15,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
@@ -35,12 +35,12 @@ _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real cl
 
 def on_grid(seconds: float) -> float:
     """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64 lies on one."""
-    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < EXACT_S else seconds
+    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if -EXACT_S < seconds < EXACT_S else seconds
 
 
 def on_grid_after(seconds: float) -> float:
     """The first tick of the clock at or after ``seconds``; from 2^23 s on that is ``seconds``."""
-    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if abs(seconds) < EXACT_S else seconds
+    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if -EXACT_S < seconds < EXACT_S else seconds
 
 
 def tie_s(now: float) -> float:
@@ -55,6 +55,8 @@ class Record(NamedTuple):
     kind: str
     fields: dict[str, Any]
 
+
+Sink = Callable[[Record], None]
 
 _make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
 
@@ -136,18 +138,22 @@ class Join(Event):
 
 
 class _Handled:
-    """What a handler does, which may wait for real work alone: for anything else the clock would stand still.
+    """The rest of a handler, which may wait for real work alone: for anything else the clock would stand still.
 
     The error arises in the handler itself, so that it says where.
+
+    Args:
+        inner: what it does after its first wait.
+        waited: for what it waits.
+        env: knows what it may wait for.
     """
 
-    def __init__(self, handler: Awaitable[None], env: Environment) -> None:
-        self._handler, self._env = handler, env
+    def __init__(self, inner: Generator[Any, Any, None], waited: Any, env: Environment) -> None:
+        self._inner, self._waited, self._env = inner, waited, env
 
     def __await__(self) -> Generator[Any, Any, None]:
-        inner = self._handler.__await__()
+        inner, waited = self._inner, self._waited
         try:
-            waited = next(inner)
             while True:
                 if waited is not self._env.awaited:
                     waited = inner.throw(
@@ -232,7 +238,8 @@ class Simulation:
         self.executor: Executor = Inline() if executor is None else executor
         self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
-        self._sinks: list[Callable[[Record], None]] = []
+        self._sinks: list[Sink] = []
+        self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._first: deque[tuple[int, Callable[[], None]]] = deque()  # what is to happen in this instant: its place among all
@@ -303,12 +310,19 @@ class Simulation:
         record = _make_record(Record, (self.now, kind, fields))
         for sink in self._sinks:
             sink(record)
+        if kind in self._sinks_of:
+            for sink in self._sinks_of[kind]:
+                sink(record)
         if self._watched is not None:
             self._watched.append(record)
 
-    def listen(self, sink: Callable[[Record], None], close: Callable[[], None] | None = None) -> None:
-        """Give every record to ``sink`` as it is emitted, and call ``close`` when the run is over, however it ends."""
-        self._sinks.append(sink)
+    def listen(self, sink: Sink, close: Callable[[], None] | None = None, *, kinds: Sequence[str] = ()) -> None:
+        """Give every record to ``sink`` as it is emitted, and call ``close`` when the run is over, however it ends.
+
+        ``kinds``: it is given records of these kinds alone, after those who get all: most are of steps, and cost nothing then.
+        """
+        for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
+            sinks.append(sink)
         if close is not None:
             self._closers.append(close)
 
@@ -401,7 +415,12 @@ class Simulation:
             if self._inbox:
                 if self.handle is None:
                     raise SimulationError("a message was posted, but no server handles messages in this simulation")
-                await _Handled(self.handle(self._inbox.popleft()), self.env)
+                inner = self.handle(self._inbox.popleft()).__await__()
+                try:
+                    waited = next(inner)
+                except StopIteration:  # as most do, which wait for nothing
+                    continue
+                await _Handled(inner, waited, self.env)
                 continue
             if self._between:
                 self.settled = True
@@ -431,17 +450,10 @@ class Simulation:
             self.now = go_to(queue[0][0])
 
     def _play_world(self) -> None:
-        """Process all events that are due now, and settle what they changed, until the world stands still."""
-        while True:
-            self._play_events()
-            if not self._unsettled:
-                return
-            unsettled, self._unsettled = self._unsettled, []
-            for solver in unsettled:
-                solver.solve()
+        """Process all events that are due now, and settle what they changed, until the world stands still.
 
-    def _play_events(self) -> None:
-        """Process all events that are due now, in SimPy's order: the urgent ones first, and then as they were scheduled."""
+        In SimPy's order: the urgent events first, and then as they were scheduled.
+        """
         env, queue, first, soon, now = self.env, self.env.queue, self._first, self._soon, self.now
         while True:
             due = queue[0] if queue and queue[0][0] <= now else None
@@ -450,7 +462,11 @@ class Simulation:
             elif soon and (due is None or (due[1] != URGENT and due[2] > soon[0][0])):
                 soon.popleft()[1]()
             elif due is None:
-                return
+                if not self._unsettled:
+                    return
+                unsettled, self._unsettled = self._unsettled, []
+                for solver in unsettled:
+                    solver.solve()
             elif type(event := due[3]) is Wakeup:
                 heappop(queue)
                 ring, event.ring = event.ring, None

@@ -19,8 +19,8 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Train
 from fedsim.training import Contrast, Limit, Part, Training
 from fedsim.world.edges import Haul
 from fedsim.world.energy.batteries import Load
-from fedsim.world.network.base import Flow
 from fedsim.world.network.filling import Filling
+from fedsim.world.network.flow import Flow
 from fedsim.world.network.star import Half, Place, Tier
 from fedsim.world.task import Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
 

@@ -227,7 +227,7 @@ class Evaluator:
 
     def _groups(self, strategy: "Strategy") -> NDArray[np.int64]:
         """The strategy's group of each device, -1 for none, int64 [devices]."""
-        found = [strategy.group_of(device) for device in range(len(self._world.version()))]
+        found = strategy.groups_of(range(len(self._world.version())))
         return np.array([-1 if group is None else group for group in found], dtype=np.int64)
 
     def _agreement(self, strategy: "Strategy") -> Row:

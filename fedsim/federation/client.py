@@ -118,6 +118,8 @@ class Client(Generic[P]):
         setting: what both halves know.
     """
 
+    _plain, _steps = Training(None), (Train(Training(None)),)  # the last ones, which a whole cohort may share
+
     def __init__(self, params: P, setting: Setting) -> None:
         self.params = params
         self.setting = setting
@@ -132,11 +134,17 @@ class Client(Generic[P]):
 
     def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """What the device computes when it has received the message; by default it trains."""
-        return (Train(self.training(device, order), self.limit(device, order)),)
+        training, limit = self.training(device, order), self.limit(device, order)
+        if training is not self._steps[0].training or limit is not self._steps[0].limit:
+            self._steps = (Train(training, limit),)
+        return self._steps
 
     def training(self, device: Device, order: Order) -> Training:
         """How it trains."""
-        return Training(order["model"], getattr(self.params, "local_epochs", 1))
+        model, epochs = order.contents["model"], getattr(self.params, "local_epochs", 1)
+        if model is not self._plain.start or epochs != self._plain.epochs:
+            self._plain = Training(model, epochs)
+        return self._plain
 
     def limit(self, device: Device, order: Order) -> Limit:
         """How long it may train."""

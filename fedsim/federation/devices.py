@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedsim.federation.contents import Contents, Lazy, Sizes, payloads
 from fedsim.learning.functions import Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.training import Places, Training
-from fedsim.world.network.base import Direction
+from fedsim.world.network.flow import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
@@ -116,6 +116,7 @@ class Devices:
 
     Attributes:
         model_s: see ``Device``; set when there are links.
+        of: each device as its client half sees it.
         states: what each device remembers.
         used_versions: on which version of its data each last computed for a task that it finished; absent: the first.
         initial: the initial models that devices have asked for.
@@ -137,9 +138,7 @@ class Devices:
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}
         self._kept: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent
-
-    def __getitem__(self, device: int) -> Device:
-        return Device(device, self)
+        self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property
     def zero(self) -> Ref:

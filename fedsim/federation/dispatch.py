@@ -24,7 +24,7 @@ from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Retu
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Simulation, Wakeup, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.network.base import Direction
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
@@ -133,10 +133,11 @@ class Dispatch:
         self.workforce, self.edges = workforce, edges
         self.strategy = strategy
         self._client = client
+        self._is_real = type(client).real is not Client.real
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
         self._devices.model_s = lambda device, way: (
-            workforce.nominal_transfer_s(device, way, wires[way].model_bytes) + wires[way].model_s
+            workforce.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.
@@ -154,18 +155,20 @@ class Dispatch:
     ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
         parts = payloads(contents, self._down)
-        steps: tuple[Step, ...] = (Download(parts), *self._down.work_on(contents, "decode")) if parts else ()
+        steps: tuple[Step, ...] = (Download(parts),) if parts else ()
+        if parts and self._down.model_s:
+            steps += self._down.work_on(contents, "decode")
         edge = self.edges.of(device) if at_edge else None
         task = self.workforce.start(device, steps, number, group, continues=continues, edge=edge)
         if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
         errand = self.errands[task.id] = Errand(Order(job, received(contents), number))
-        if self.simulation.executor.workers > 1:
+        if self._is_real and self.simulation.executor.workers > 1:
             self._begin_real(device, errand)
         return task.id
 
     def _begin_real(self, device: int, errand: Errand) -> None:
-        if real := self._client.real(self._devices[device], errand.order):
+        if real := self._client.real(self._devices.of(device), errand.order):
             errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
 
     def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
@@ -232,24 +235,26 @@ class Dispatch:
         errand = self.errands[task.id]
         if errand.replied:
             return ()
-        device = self._devices[task.device]
+        device = self._devices.of(task.device)
         if not errand.begun:
             errand.begun = True
-            if errand.real is None:
+            if self._is_real and errand.real is None:
                 self._begin_real(task.device, errand)
             if errand.real is not None:  # the clock stands still until it is done
                 errand.order.value, errand.real = errand.real.result(), None
-            steps = tuple(map(self._with_time_to_encode, self._client.work(device, errand.order)))
+            steps = tuple(self._client.work(device, errand.order))
             if steps:
                 errand.computed = True
-                return steps
+                return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
         errand.replied = True
-        done = self._attacked(task, self._client.computed(device, errand.order, self._done(task)))
+        done = self._client.computed(device, errand.order, self._done(task))
+        if self._attack is not None and task.device in self._malicious:
+            done = self._attacked(task, self._attack, done)
         errand.reply = self._client.reply(device, errand.order, done)
         if errand.reply is None:
             return ()
         meant = errand.reply
-        parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode")
+        parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
         if self._up.changes(errand.reply):
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
             errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
@@ -262,12 +267,12 @@ class Dispatch:
         if done.trained is None or done.update is None:
             return
         for name, value in meant.items():
-            if (value.model if isinstance(value, Partial) else value) is done.update and arriving[name].loss is None:
+            if (value.model if type(value) is Partial else value) is done.update and arriving[name].loss is None:
                 arriving[name].loss = done.trained.loss
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
         """A training that must leave time for its upload leaves time for encoding it, too."""
-        if not self._up.model_s or not isinstance(step, Train) or not step.limit.reserve_upload:
+        if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
         models = step.limit.reserve_upload / self._up.model_bytes
         return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
@@ -285,7 +290,10 @@ class Dispatch:
             elif isinstance(step, Train) and (finished := next(epochs)):
                 start, training = tested if step.training.start == BEST else step.training.start, step.training
                 before = earlier if update is None else (*earlier, update)
-                start, anchor = self._found(start, before), self._found(training.anchor, before)
+                if type(start) is Earlier or type(training.anchor) is Earlier:
+                    start, anchor = self._found(start, before), self._found(training.anchor, before)
+                else:
+                    anchor = training.anchor
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 number, earlier = task.round or 0, before
@@ -298,14 +306,14 @@ class Dispatch:
         if not isinstance(model, Earlier):
             return model
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
-        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self._devices[0].mix(parts)
+        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self._devices.of(0).mix(parts)
 
-    def _attacked(self, task: Task, done: Done) -> Done:
+    def _attacked(self, task: Task, attack: Attack, done: Done) -> Done:
         """What a malicious device says that it has computed."""
-        if task.device not in self._malicious or self._attack is None or done.update is None or done.start is None:
+        if done.update is None or done.start is None:
             return done
         stream = ("world/attack", task.device, task.count)
-        return done._replace(update=self._attack.update(self.learner, done.update, done.start, stream))
+        return done._replace(update=attack.update(self.learner, done.update, done.start, stream))
 
     # From the world to the server half.
 
@@ -319,7 +327,7 @@ class Dispatch:
                 self._devices.note_use(task.device, task.version)
             if errand.reply is not None:
                 self._devices.keep(task.device, errand.keeping)
-                self._client.sent(self._devices[task.device], errand.order, errand.reply)
+                self._client.sent(self._devices.of(task.device), errand.order, errand.reply)
                 contents = received(errand.reply)
         order, seen = errand.order, _SEEN.get(outcome, outcome)
         end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
@@ -409,7 +417,7 @@ class Dispatch:
             await self._shift(device)
 
     async def _shift(self, device: int) -> None:
-        told = self._client.on_shift(self._devices[device])
+        told = self._client.on_shift(self._devices.of(device))
         if told is not None:
             await self.strategy.on_shift(device, received(told))
 

@@ -1,10 +1,10 @@
 """What a strategy is told, and the handlers that it is told by."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedsim.world.network.base import Direction
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Outcome
 
 
@@ -125,5 +125,5 @@ class Strategy(Protocol):
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
         """A device says that its data have changed."""
 
-    def group_of(self, device: int) -> int | None:
-        """The group that a device belongs to now, where there are groups."""
+    def groups_of(self, devices: Sequence[int]) -> list[int | None]:
+        """The group that each of some devices belongs to now, where there are groups."""

@@ -23,7 +23,7 @@ from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
 from fedsim.streams import Shuffle
-from fedsim.world.network.base import Direction
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NUMBERS = (int, np.integer)
 _BYTES_TO_LOOK_AT = 200  # a device, where its phase and its number are kept for it
 _LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
 
@@ -169,6 +170,8 @@ class Server:
         there = list(map(self._exists, devices))
         known = np.array(sorted({int(device) for device in compress(devices, there)}), dtype=np.int64)
         free = set((known[self._dispatch.idle(known)] if idle else known).tolist())
+        if all(there) and len(free) == len(devices):  # all are there and different, as they should be
+            return list(devices)
         for device, exists in zip(devices, there, strict=True):
             if not exists or device in seen or device not in free:
                 why = "" if not exists else " twice" if device in seen else ", which is not there or is busy"
@@ -181,7 +184,7 @@ class Server:
         return list(devices)
 
     def _exists(self, device: Any) -> bool:
-        return isinstance(device, int | np.integer) and 0 <= int(device) < self.devices
+        return isinstance(device, _NUMBERS) and 0 <= int(device) < self.devices
 
     def ask(
         self,

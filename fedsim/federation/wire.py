@@ -61,8 +61,6 @@ class Wire:
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
         """What a device has to do to write or read the models of contents; nothing where that takes no time."""
-        if not self.model_s:
-            return ()
         listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
         models = sum(isinstance(item, Ref) for items in listed for item in items)
         parts = sum(self._codec.seconds(item.count) for items in listed for item in items if isinstance(item, Partial))

@@ -55,10 +55,9 @@ class Ledger:
         if task is not None:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
-    def note_training(self, task: int, epochs: int) -> None:
-        """A training of a task has ended, with so many epochs that count. Without one, all that the task moves is wasted."""
-        if not epochs:
-            self._idle[task] = True
+    def note_idle(self, task: int) -> None:
+        """A training of a task has ended without an epoch that counts: all that the task moves is wasted."""
+        self._idle[task] = True
 
     def note_edge(self, task: int) -> None:
         """A task is one of an edge server."""
@@ -66,7 +65,8 @@ class Ledger:
 
     def close_task(self, task: int, outcome: str) -> None:
         """A task has ended; unless it was done, and with an epoch that counts, what it moved was wasted."""
-        moved, idle = self._by_task.pop(task, 0.0), self._idle.pop(task, False)
+        moved = self._by_task.pop(task, 0.0)
+        idle = self._idle.pop(task, False) if self._idle else False
         if outcome != "done" or idle:
             self.wasted += moved
             self._at_edges.pop(task, None)

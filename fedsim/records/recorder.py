@@ -9,7 +9,7 @@ from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.energy import EnergyLedger
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, Row, edge_ends, encode_payloads, event_row, purpose_of
+from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, Row, edge_ends, encode_payloads, event_row, purpose_of
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
@@ -33,14 +33,13 @@ class Recorder:
     def __init__(self, folder: Path | None, energy: EnergyLedger | None = None) -> None:
         self.energy = energy
         self._chain = EventChain()
+        self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
         self._rows: list[Row] = []  # of records that the chain has not taken in yet
+        self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self._follow = {
-            "step-start": self._take_step_start,
-            "step-end": self._take_step_end,
             "server-transfer": self._take_server_transfer,
             "edge-transfer": self._take_edge_transfer,
             "updates-lost": self._take_updates_lost,
-            "task-end": self._take_task_end,
             "round": self._take_round,
         }
         self.ledger = Ledger()
@@ -56,12 +55,31 @@ class Recorder:
         """Take in the next record."""
         time, kind, fields = record
         self.last_time = time
-        self._rows.append(event_row(record))  # at once: what the fields hold may change later
-        follow = self._follow.get(kind)
-        if follow is not None:
-            follow(time, fields)
+        if kind in OF_TASKS:
+            self._waiting.append(record)
+            if kind != "task-end" or len(self._waiting) < _ROWS_AT_ONCE:
+                return
+        self._book()
+        if kind not in OF_TASKS:
+            self._rows.append(event_row(record))  # at once: what the fields hold may change later
+            if kind in self._follow:
+                self._follow[kind](time, fields)
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
+
+    def _book(self) -> None:
+        """Enter the records of tasks that wait into the books."""
+        waiting, self._waiting = self._waiting, []
+        self._rows += [event_row(record) for record in waiting]
+        starts = self._starts
+        for time, kind, fields in waiting:
+            if kind == "step-start":
+                starts[fields["task"]] = time
+            elif kind == "step-end":
+                self._book_step(time, fields)
+            elif kind == "task-end":
+                starts.pop(fields["task"], None)
+                self.ledger.close_task(fields["task"], fields["outcome"])
 
     @property
     def chain(self) -> EventChain:
@@ -113,7 +131,7 @@ class Recorder:
         """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
-        self._rows = []
+        self._waiting, self._rows, self._transfers = [], [], []
         self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
@@ -122,53 +140,43 @@ class Recorder:
             self.energy.restore(state["energy"])
 
     def _settle(self) -> None:
-        """Bring the events so far into their chain and their table."""
+        """Bring the events so far into their chain and their table, and the transfers into theirs."""
+        self._book()
         rows, self._rows = self._rows, []
+        transfers, self._transfers = self._transfers, []
         self._chain.extend(rows)
         if self._tables:
             self._tables[files.EVENTS].extend(rows)
+            self._tables[files.TRANSFERS].extend(transfers)
 
-    def _append(self, name: str, row: tuple[Any, ...]) -> None:
-        if name in self._tables:
-            self._tables[name].append(row)
-
-    def _take_step_start(self, time: float, fields: dict[str, Any]) -> None:
-        self._starts[fields["task"]] = time
-
-    def _take_task_end(self, time: float, fields: dict[str, Any]) -> None:
-        self._starts.pop(fields["task"], None)
-        self.ledger.close_task(fields["task"], fields["outcome"])
-
-    def _take_step_end(self, time: float, fields: dict[str, Any]) -> None:
+    def _book_step(self, time: float, fields: dict[str, Any]) -> None:
         """A message is a row of the transfers; other steps are none."""
-        direction = _DIRECTIONS.get(fields["step"])
-        if direction is None:
-            if fields["step"] == "train":
-                self.ledger.note_training(fields["task"], fields["epochs"])
+        step, task = fields["step"], fields["task"]
+        if step not in _DIRECTIONS:
+            if step == "train" and not fields["epochs"]:
+                self.ledger.note_idle(task)
             return
-        payloads = fields["payloads"]
-        self.ledger.add(fields["task"], direction, payloads, fields["delivered"])
+        direction, payloads, delivered = _DIRECTIONS[step], fields["payloads"], fields["delivered"]
+        self.ledger.add(task, direction, payloads, delivered)
         ends = fields.get("sender"), fields.get("receiver")
         if any(ends):
-            self.ledger.note_edge(fields["task"])
-        start = self._starts[fields["task"]]
-        self._append(
-            files.TRANSFERS,
+            self.ledger.note_edge(task)
+        self._transfers.append(
             (
-                start,
+                self._starts[task],
                 time,
                 fields["device"],
                 direction,
                 purpose_of(payloads),
                 fields["bytes"],
-                fields["delivered"],
-                fields.get("wire_bytes", fields["delivered"]),
+                delivered,
+                fields.get("wire_bytes", delivered),
                 fields["outcome"],
                 fields["round"],
-                fields["task"],
+                task,
                 encode_payloads(payloads),
                 *ends,
-            ),
+            )
         )
 
     def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
@@ -176,9 +184,8 @@ class Recorder:
         payloads = ((purpose, size),)
         self.ledger.add(None, "up", payloads, size)
         text, ends = encode_payloads(payloads), (fields["sender"], fields["receiver"])
-        self._append(
-            files.TRANSFERS, (time, time, None, "up", purpose, size, size, 0.0, "done", fields.get("round"), None, text, *ends)
-        )
+        about = ("up", purpose, size, size, 0.0, "done", fields.get("round"), None, text)
+        self._transfers.append((time, time, None, *about, *ends))
 
     def _take_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
         payloads, direction, delivered = fields["payloads"], fields["direction"], fields["delivered"]
@@ -186,7 +193,7 @@ class Recorder:
         ends = edge_ends(fields["edge"], direction)
         sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
         about = (purpose_of(payloads), *sizes, fields["outcome"], fields["round"], None, encode_payloads(payloads))
-        self._append(files.TRANSFERS, (fields["start"], time, None, direction, *about, *ends))
+        self._transfers.append((fields["start"], time, None, direction, *about, *ends))
 
     def _take_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
         self.ledger.lose(fields["tasks"])
@@ -199,4 +206,5 @@ class Recorder:
         row |= {"joules": None, "grams": None} if self.energy is None else self.energy.since_last(time)
         self.rounds.append(row)
         self.ledger.close_round(self._starts)
-        self._append(files.ROUNDS, tuple(row.values()))
+        if self._tables:
+            self._tables[files.ROUNDS].extend([tuple(row.values())])

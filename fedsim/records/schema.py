@@ -26,7 +26,9 @@ def is_act(kind: str) -> bool:
     return kind in _ACTS or kind.startswith("process:")
 
 
-_OF_TASKS = ("task-start", "step-start", "step-end", "task-end")  # they say whose they are
+OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
+"""Records of the engine's own, most of all: they say whose they are, and what they say never changes."""
+
 _about_task = itemgetter("device", "round", "group", "task")
 
 _name = pa.dictionary(pa.int16(), pa.string())
@@ -136,7 +138,7 @@ Row = tuple[float, str, int | None, int | None, int | None, int | None, str | No
 def event_row(record: "Record") -> Row:
     """A record as a row of ``EVENTS``. Written out column by column, since every event of every run passes here."""
     time, kind, fields = record
-    if kind in _OF_TASKS:
+    if kind in OF_TASKS:
         device, round_, group, task = _about_task(fields)
         count = len(fields)
         if count == 4:

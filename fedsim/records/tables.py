@@ -40,12 +40,6 @@ class TableWriter:
         self._packed = 0  # rows in the batches
         self._parts: dict[Path, str] = {}  # and their sha256
 
-    def append(self, row: tuple[Any, ...]) -> None:
-        """Add a row."""
-        self._rows.append(row)
-        if len(self._rows) >= _ROWS_A_BATCH:
-            self._pack()
-
     def extend(self, rows: list[tuple[Any, ...]]) -> None:
         """Add rows."""
         self._rows += rows

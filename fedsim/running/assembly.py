@@ -265,9 +265,9 @@ class Run:
             "test_samples": columns.alike(0, len(devices)) if shards is None else [len(shard.test) for shard in shards],
             "arrival": population.arrival[devices],
             "departure": population.departure[devices],
-            "group": [self.strategy.group_of(device) for device in numbers],
+            "group": self.strategy.groups_of(numbers),
             "selected": [self.workforce.times_selected.get(device, 0) for device in numbers],
-            "accuracy": [measured.get(device) for device in numbers],
+            "accuracy": [measured.get(device) for device in numbers] if measured else [None] * len(devices),
             "joules": [None] * len(devices),
         }
 

@@ -177,9 +177,9 @@ class Job:
                 self.simulation.listen(energy.take)
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
-                self.simulation.listen(self.checkpointer.watch)
+                self.simulation.listen(self.checkpointer.watch, kinds=("round",) if scenario.checkpoint.time is None else ())
             if out is not None:
-                self.simulation.listen(Live(self.simulation, out, self._copy_to, live_every_s).watch)
+                self.simulation.listen(Live(self.simulation, out, self._copy_to, live_every_s).watch, kinds=("task-end",))
             self._held = held.pop_all()
 
     def on_saved(self, tell: Callable[[int, float], None]) -> None:

@@ -1,6 +1,6 @@
 """What every strategy is: explicit state, and handlers that begin and end in one instant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from numpy.typing import NDArray
@@ -152,3 +152,8 @@ class Strategy(Generic[P]):
     def group_of(self, device: int) -> int | None:
         """The group that a device belongs to now, where the strategy has groups."""
         return None
+
+    def groups_of(self, devices: Sequence[int]) -> list[int | None]:
+        """The same of several devices; most strategies have no groups, and a run may have millions of devices."""
+        no_groups = type(self).group_of is Strategy.group_of
+        return [None] * len(devices) if no_groups else [self.group_of(device) for device in devices]

@@ -262,7 +262,8 @@ class SynchronousClient(Client[S]):
         aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
         if aggregation is None or done.update is None or done.start is None:
             return done
-        return done._replace(update=aggregation.on_device(device, done.update, done.start))
+        update = aggregation.on_device(device, done.update, done.start)
+        return done if update is done.update else done._replace(update=update)
 
 
 class Synchronous(Strategy[S]):
@@ -297,6 +298,7 @@ class Synchronous(Strategy[S]):
         limit = self.params.deadline_s(self.setting.mean_epoch_s)
         self._round_limit = None if self.params.bounds_training else limit
         self.training_limit = limit if self.params.bounds_training else None
+        self._enough = self.params.enough
 
     @property
     def round_limit(self) -> float | None:
@@ -562,7 +564,7 @@ class Synchronous(Strategy[S]):
         verdict = self.verdict(message)
         if verdict == "valid":
             state["received"].append(self.entry(message))
-            if len(state["received"]) == self.params.enough:
+            if len(state["received"]) == self._enough:
                 self._end_open()
         elif verdict == "slow":
             state["slow"] += 1
@@ -576,8 +578,8 @@ class Synchronous(Strategy[S]):
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
         """An update that came, as aggregations take it."""
-        entry = {name: getattr(message, name) for name in ("task", "device", "group", "contents")}
-        return entry | {"update": message["update"], "samples": self.samples(message), "start": self.start(message)}
+        about = {"task": message.task, "device": message.device, "group": message.group, "contents": message.contents}
+        return {**about, "update": message["update"], "samples": self.samples(message), "start": self.start(message)}
 
     def counts(self) -> dict[str, int]:
         """What the record of the round says of its clients."""

@@ -69,7 +69,7 @@ class Worker:
         scenario = Scenario(**tomllib.loads(order["scenario"]))  # its code, if it names any, was allowed where it was read
         folder = Path(order["folder"])
         job = self._prepare(scenario, folder, order["how"])
-        job.simulation.listen(_News(scenario, self._say).take)
+        job.simulation.listen(_News(scenario, self._say).take, kinds=("round", "task-end"))
         self._job = job
         if self._stopping:  # asked while the run was being built
             job.interrupt()

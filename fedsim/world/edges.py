@@ -12,7 +12,8 @@ from typing import Any
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction, Flow
 from fedsim.world.task import Outcome, Payload
 
 

@@ -18,6 +18,7 @@ from fedsim.world.columns import Rows
 _TICKS_PER_SECOND = 1 / TICK_S
 _ROWS_AT_ONCE = 4_096  # bounds what a walk needs at a time, whatever the population
 _PHASES_AT_ONCE = 128
+_LAST_BITS = 2.0**-48  # more than two logarithms of a number may differ by, as a share of it
 _MOST_PHASES = 10_000_000  # of one device in one walk, which then takes some ten seconds
 
 
@@ -149,8 +150,11 @@ class Phases:
     def _lengths(self, devices: NDArray[np.int64], counts: NDArray[np.int64], on: NDArray[np.bool_]) -> NDArray[np.float64]:
         """``_length`` of several phases of each device, to the same bits; float64, shape as ``counts``."""
         uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
-        # numpy's own logarithm differs from that of ``math`` in the last bit now and then.
-        logarithms = np.fromiter(map(math.log, uniforms.ravel().tolist()), dtype=np.float64, count=uniforms.size)
-        seconds = -logarithms.reshape(counts.shape) * np.where(on, self._means[1], self._means[0])
-        lengths: NDArray[np.float64] = np.maximum(TICK_S, np.rint(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND)
+        means = np.where(on, self._means[1], self._means[0])
+        ticks = -np.log(uniforms) * means * _TICKS_PER_SECOND
+        # numpy's own logarithm differs from that of ``math`` in the last bits now and then: where that may matter, it is taken.
+        close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
+        exact = np.array([-math.log(one) for one in uniforms[close].tolist()])
+        ticks[close] = exact * means[close] * _TICKS_PER_SECOND
+        lengths: NDArray[np.float64] = np.maximum(TICK_S, np.rint(ticks) / _TICKS_PER_SECOND)
         return lengths

@@ -32,7 +32,7 @@ def write(path: Path, content: list[Row], flush_at: set[int] = frozenset(), step
     writer = TableWriter(path, SCHEMA)
     for number in range(0, len(content), step):
         if step == 1:
-            writer.append(content[number])
+            writer.extend([content[number]])
         else:
             writer.extend(content[number : number + step])
         if number in flush_at:
@@ -80,7 +80,7 @@ def test_it_goes_on_after_some_parts_and_forgets_the_rest(tmp_path: Path) -> Non
     writer.extend(rows(300)[200:])  # of a run that was killed later
     writer.flush()
     again = TableWriter(tmp_path / "t.parquet", SCHEMA)
-    again.append(content[0])  # what it held is forgotten too
+    again.extend([content[0]])  # what it held is forgotten too
     again.adopt(parts)
     assert list(again.rows()) == content[:70]
     again.extend(content[70:])

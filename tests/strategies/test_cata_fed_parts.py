@@ -218,7 +218,7 @@ class Straggler:
         population = Population(np.ones(1), np.array([samples]), 1.0, np.zeros(1), np.full(1, np.inf))
         learner = Learner(Logistic(), (4,), 2)
         self.model = learner.initial()
-        self.device = Devices(population, learner, lambda device, version: np.array([samples]), Wire(Plain(), learner))[0]
+        self.device = Devices(population, learner, lambda device, version: np.array([samples]), Wire(Plain(), learner)).of(0)
         self.client = CataFedClient(params, Setting(1, 10, 2, 1.0, lambda number: 0.1, None))
         self.order = Order("train", {"model": self.model, "control": 5.0}, 0)
         self.connect()

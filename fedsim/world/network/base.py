@@ -16,7 +16,7 @@ from copy import deepcopy
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,91 +24,11 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after, tie_s
 from fedsim.world.columns import ALL, each
+from fedsim.world.network.flow import Direction, Flow, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
-Direction = Literal["down", "up"]  # down: from the server to a device
 _BY_ID = attrgetter("id")
 _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
-
-
-class Flow:
-    """What a running or ended transfer knows.
-
-    Attributes:
-        id: the order of its start among all flows of the network.
-        device: whose it is; an edge server's have numbers after those of all devices.
-        direction: ``"down"`` from the server to the device, ``"up"`` back.
-        size: bytes to send.
-        wire: bytes that they are on the links, headers included.
-        weight: how much of a link it gets beside others.
-        started: when ``Network.start`` was called (s).
-        near: whether it goes between a device and its edge server, not the server.
-        ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
-        sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
-        done: what is called when the last byte is there.
-    """
-
-    __slots__ = ("device", "direction", "done", "ended", "id", "near", "sent", "size", "started", "weight", "wire")
-
-    def __init__(
-        self,
-        flow_id: int,
-        device: int,
-        direction: Direction,
-        size: float,
-        started: float,
-        done: Callable[[], None],
-        *,
-        wire: float,
-        weight: float,
-        near: bool = False,
-    ) -> None:
-        self.id = flow_id
-        self.device = device
-        self.direction: Direction = direction
-        self.size = size
-        self.wire = wire
-        self.weight = weight
-        self.near = near
-        self.started = started
-        self.ended: float | None = None
-        self.sent = 0.0
-        self.done = done
-
-    def __repr__(self) -> str:
-        state = "running" if self.ended is None else f"ended {self.ended:.9g} s, {self.sent:.0f} sent"
-        return f"<Flow {self.id}: {self.size:.0f} B {self.direction}, device {self.device}, {state}>"
-
-
-class Sharing(Protocol):
-    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
-
-    Its bytes are those on the wire.
-    """
-
-    next_end: float
-    """When the next flow will have sent all if nothing changes (s, exact); infinity if none runs."""
-
-    def leave(self, flow_id: int, now: float) -> None:
-        """Take a flow out before its end. Its share is given away by the next ``share``."""
-
-    def share(self, now: float) -> None:
-        """Share the links again among the flows that are there ``now`` (s)."""
-
-    def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""
-
-    def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
-
-    def rate(self, flow_id: int) -> float:
-        """Bytes/s of a running flow."""
-
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""
-
-    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
-        """Give a running flow of ``size`` bytes a link of its own of another rate (bytes/s). Taken in by the next ``share``."""
 
 
 class Network(ABC):
@@ -203,8 +123,8 @@ class Network(ABC):
         """The least capacity on the way between the server and some devices' own links (bytes/s); float64 [devices] or one."""
 
     @abstractmethod
-    def _enter(self, flow: Flow, now: float) -> None:
-        """Put a flow under the sharing rule. Its rate is found by the next ``share``."""
+    def _enter(self, flow: Flow, cap: float, now: float) -> None:
+        """Put a flow that can have ``cap`` (bytes/s) at most under the sharing rule. The next ``share`` finds its rate."""
 
     @abstractmethod
     def _set_capacity(self, link: str, capacity: float, now: float) -> None:
@@ -269,18 +189,14 @@ class Network(ABC):
         return self.limits.get(f"device {device} {direction}", rate) if self.limits else rate
 
     def _is_unlimited(self, flow: Flow) -> bool:
-        device, direction = flow.device, flow.direction
-        if flow.id in self._windows:
-            return False
-        if not self.limits:
-            return self.access_rate(device, direction) == math.inf and all(link[1] == math.inf for link in self._way(flow))
         shared = (self.limits.get(name, capacity) for name, capacity in self._way(flow))
-        return min(self._own_rate(device, direction), *shared, math.inf) == math.inf
+        return self._cap(flow) == math.inf and all(capacity == math.inf for capacity in shared)
 
     def _cap(self, flow: Flow) -> float:
         """The most that its own link and its window let a flow have now (bytes/s)."""
-        own = self._own_rate(flow.device, flow.direction)
-        return min(own, self._windows.get(flow.id, math.inf)) if self._windows else own
+        if not self.limits and not self._windows:  # as nearly always
+            return self._access[flow.direction].item(flow.device)
+        return min(self._own_rate(flow.device, flow.direction), self._windows.get(flow.id, math.inf))
 
     # Changes. They are taken in at the end of the instant, all at once.
 
@@ -302,7 +218,7 @@ class Network(ABC):
         wire, weight = size * self.overhead, self._weight(device, direction, near) if self._weighs else 1.0
         flow = busy[device] = Flow(self._started, device, direction, size, now, done, wire=wire, weight=weight, near=near)
         self._started += 1
-        latency = self.latency_s(device, near=near)
+        latency = (self._near_latency if near else self._latency).item(device)
         if latency > 0:
             self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
@@ -316,8 +232,9 @@ class Network(ABC):
         self._advance(now)
         if flow.ended is not None:
             return
+        sent = 0.0
         if flow.id in self._running:
-            flow.sent = self._payload(flow, self._sharing[flow.direction].sent(flow.id, now))
+            sent = self._payload(flow, self._sharing[flow.direction].sent(flow.id, now))
             del self._running[flow.id]
             self._leaving.append(flow)
             self._unsettle()
@@ -325,7 +242,7 @@ class Network(ABC):
             self._in_latency.pop(flow.id).cancel()
         else:
             del self._entering[flow.id]
-        self._end(flow, now)
+        self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
         """Whether a flow has all its bytes by now, but for the rounding of times; then it ends now. ``done`` is not called."""
@@ -390,14 +307,16 @@ class Network(ABC):
             for flow in self._entering.values():
                 if self._protocol.slow_start and flow.size > 0:
                     self._open_window(flow, now)
-                if flow.size == 0 or self._is_unlimited(flow):
+                cap = self._cap(flow)
+                if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
                     self._arrive(flow, now)
                 else:
                     self._running[flow.id] = flow
-                    self._enter(flow, now)
+                    self._enter(flow, cap, now)
             self._entering.clear()
         for rule in self._rules:
-            rule.share(now)
+            if rule.changed:
+                rule.share(now)
         self._set_alarm(now)
         if self.on_shared is not None:
             self.on_shared()
@@ -489,7 +408,8 @@ class Network(ABC):
     def _admit(self, flow: Flow) -> None:
         del self._in_latency[flow.id]
         self._entering[flow.id] = flow
-        self._unsettle()
+        if not self._unsettled:
+            self._unsettle()
 
     def _unsettle(self) -> None:
         if not self._unsettled:
@@ -500,15 +420,16 @@ class Network(ABC):
         for rule in self._rules:
             if rule.next_end <= now:
                 for end, flow_id in rule.advance(now):
-                    self._arrive(self._running.pop(flow_id), end)
+                    flow = self._running.pop(flow_id)
+                    self._arrived.append(flow)
+                    self._end(flow, end, flow.size)
 
     def _arrive(self, flow: Flow, end: float) -> None:
-        flow.sent = flow.size
-        self._end(flow, end)
         self._arrived.append(flow)
+        self._end(flow, end, flow.size)
 
-    def _end(self, flow: Flow, end: float) -> None:
-        flow.ended = end
+    def _end(self, flow: Flow, end: float, sent: float) -> None:
+        flow.ended, flow.sent = end, sent
         if self._windows:
             self._windows.pop(flow.id, None)
         del self._busy[flow.direction][flow.device]
@@ -541,7 +462,12 @@ class Network(ABC):
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
-        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
+        when = now
+        if not self._arrived:
+            when = math.inf
+            for rule in self._rules:
+                when = rule.next_end if rule.next_end < when else when
+            when = on_grid_after(when)
         if self._round_trips:
             while self._round_trips and self._round_trips[0][1] not in self._windows:
                 heappop(self._round_trips)

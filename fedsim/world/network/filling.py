@@ -63,7 +63,7 @@ class Filling:
         self._route = np.empty((0, hops), dtype=np.int64)
         self._entering: list[tuple[int, float, float, NDArray[np.int64], float]] = []
         self._leaving: list[int] = []
-        self._changed = False  # whether a link is another since the last share
+        self.changed = False
 
     def enter(self, flow_id: int, size: float, cap: float, route: NDArray[np.int64], weight: float = 1.0) -> None:
         """Let a flow of ``size`` bytes in at the next ``share``.
@@ -76,26 +76,26 @@ class Filling:
             weight: of it, above 0.
         """
         self._entering.append((flow_id, size, cap, route, weight))
+        self.changed = True
 
     def leave(self, flow_id: int, now: float) -> None:
         """Take a flow out at the next ``share``."""
         self._leaving.append(flow_id)
+        self.changed = True
 
     def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
         """Give a flow a link of its own of another rate at the next ``share``."""
         self._cap[self._id == flow_id] = rate
-        self._changed = True
+        self.changed = True
 
     def set_capacity(self, link: int, capacity: float) -> None:
         """Give a link another capacity at the next ``share``."""
         self._capacity[link] = capacity
-        self._changed = True
+        self.changed = True
 
     def share(self, now: float) -> None:
-        """Share the links again if a flow has entered or left."""
-        if not self._entering and not self._leaving and not self._changed:
-            return
-        self._changed = False
+        """Share the links again."""
+        self.changed = False
         self._move(now)
         if self._leaving:
             self._keep(~np.isin(self._id, self._leaving))

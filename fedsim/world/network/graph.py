@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.base import Network
 from fedsim.world.network.filling import Filling
+from fedsim.world.network.flow import Direction, Flow
 from fedsim.world.network.protocol import PLAIN, Transport
 
 if TYPE_CHECKING:
@@ -164,9 +165,9 @@ class Graph(Network):
         of_sites = [min((capacity for _, capacity in route), default=math.inf) for route in named]
         return np.array(of_sites)[self._sites[devices]]
 
-    def _enter(self, flow: Flow, now: float) -> None:
+    def _enter(self, flow: Flow, cap: float, now: float) -> None:
         route = self._numbers[flow.direction][self._row(flow)]
-        self._filling.enter(flow.id, flow.wire, self._cap(flow), route, flow.weight)
+        self._filling.enter(flow.id, flow.wire, cap, route, flow.weight)
 
     def _set_capacity(self, link: str, capacity: float, now: float) -> None:
         self._filling.set_capacity(list(self._shared).index(link), capacity)

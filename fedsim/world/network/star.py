@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Direction, Flow, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction, Flow
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s
@@ -106,11 +107,12 @@ class Half:
 
     def __init__(self, capacity: float) -> None:
         self.next_end = math.inf
-        self._changed = False  # whether flows came or left since the last share
+        self.changed = False
         self._next_free = False  # whether the tier that ends next is free
         self._room = _in_units(capacity) * _WEIGHTS  # what capped flows leave, in units of rate a unit of weight
         self._free = 0  # the weight of free flows, in units
         self._level = math.inf  # w, bytes/s a unit of weight
+        self._pushes = 0  # of ends, since the heaps were rid of dead entries
         self._changes = 0  # since the clocks were set back
         self._clock = 0.0  # V, bytes a unit of weight, as of _since
         self._since = 0.0
@@ -126,7 +128,7 @@ class Half:
     def enter(self, flow_id: int, size: float, rate: float, now: float, weight: float = 1.0, sent: float = 0.0) -> None:
         """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; of them ``sent`` were sent before."""
         self._move(now)
-        self._changed = True
+        self.changed = True
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
         rate /= weight
@@ -151,7 +153,7 @@ class Half:
     def leave(self, flow_id: int, now: float) -> None:
         """Take a flow out before its end."""
         self._move(now)
-        self._changed = True
+        self.changed = True
         tier = self._drop(flow_id)
         if tier.count:
             flows = tier.flows
@@ -169,7 +171,7 @@ class Half:
     def set_capacity(self, capacity: float, now: float) -> None:
         """Give the shared link another capacity."""
         self._move(now)
-        self._changed = True
+        self.changed = True
         taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
         self._room = _in_units(capacity) * _WEIGHTS - taken
 
@@ -203,10 +205,10 @@ class Half:
         """A tier on the side where its first flow, of so many units, will most likely be; ``share`` has the last word."""
         if cap * (self._free + units) > self._room:
             tier = Tier(cap, rate, True, -self._clock, self._since)
-            self._push_cap(self._free_caps, cap, True)
+            heappush(self._free_caps, cap)
         else:
             tier = Tier(cap, rate, False, 0.0, self._since)
-            self._push_cap(self._capped_caps, -cap, False)
+            heappush(self._capped_caps, -cap)
         self._tiers[cap] = tier
         return tier
 
@@ -250,24 +252,23 @@ class Half:
         if tier.free:
             heap, end = self._free_ends, first - tier.clock
         else:
-            heap, end = self._capped_ends, tier.since + _duration(first - tier.clock, tier.rate)
+            heap, end = self._capped_ends, tier.since + ((first - tier.clock) / tier.rate if tier.rate else math.inf)
         tier.end = end
+        self._pushes += 1
         heappush(heap, (end, tier.cap))
-        if len(heap) > 2 * len(self._tiers) + _SLACK:
-            heap[:] = [(other.end, cap) for cap, other in self._tiers.items() if other.free == tier.free and other.count]
-            heapify(heap)
 
     # The water level.
 
     def share(self, now: float) -> None:
-        """Share the link again if a flow has entered or left."""
-        if self._changed:
-            self._changed = False
-            self._move(now)
-            self._find_level()
+        """Share the link again."""
+        self.changed = False
+        self._move(now)
+        self._find_level()
 
     def _find_level(self) -> None:
         """Tiers whose cap the level has crossed change sides. It only rises on the way, so this ends."""
+        if self._pushes > 2 * len(self._tiers) + _SLACK:
+            self._drop_dead()
         tiers, free_caps, capped_caps = self._tiers, self._free_caps, self._capped_caps
         while True:
             while free_caps and ((tier := tiers.get(free_caps[0])) is None or not tier.free):
@@ -314,7 +315,7 @@ class Half:
         tier.free = False
         tier.clock += self._clock
         tier.since = self._since
-        self._push_cap(self._capped_caps, -tier.cap, False)
+        heappush(self._capped_caps, -tier.cap)
         self._schedule(tier)
 
     def _set_free(self, tier: Tier) -> None:
@@ -322,15 +323,17 @@ class Half:
         self._room += tier.cap * tier.weight
         tier.free = True
         tier.clock += tier.rate * (self._since - tier.since) - self._clock
-        self._push_cap(self._free_caps, tier.cap, True)
+        heappush(self._free_caps, tier.cap)
         self._schedule(tier)
 
-    def _push_cap(self, heap: list[Units], key: Units, free: bool) -> None:
-        heappush(heap, key)
-        if len(heap) > 2 * len(self._tiers) + _SLACK:
-            sign = 1 if free else -1
-            heap[:] = [sign * cap for cap, tier in self._tiers.items() if tier.free == free] + [key]
-            heapify(heap)
+    def _drop_dead(self) -> None:
+        """Rid the heaps of entries that are dead."""
+        self._pushes = 0
+        free = [tier for tier in self._tiers.values() if tier.free]
+        capped = [tier for tier in self._tiers.values() if not tier.free]
+        self._free_caps, self._capped_caps = sorted(tier.cap for tier in free), sorted(-tier.cap for tier in capped)
+        self._free_ends = sorted((tier.end, tier.cap) for tier in free)  # sorted lists are heaps
+        self._capped_ends = sorted((tier.end, tier.cap) for tier in capped)
 
     def _find_next_end(self) -> None:
         tiers, heap = self._tiers, self._capped_ends
@@ -340,10 +343,12 @@ class Half:
         heap = self._free_ends
         while heap and ((tier := tiers.get(heap[0][1])) is None or not tier.free or tier.end != heap[0][0]):
             heappop(heap)
-        free = self._since + _duration(heap[0][0] - self._clock, self._level) if heap else math.inf
+        free = math.inf
+        if heap and self._level:
+            free = self._since + (heap[0][0] - self._clock) / self._level
         self._next_free = free < capped
-        # Rounding may put an end a last bit before now; it is now.
-        self.next_end = max(self._since, free if self._next_free else capped)
+        end = free if self._next_free else capped
+        self.next_end = end if end > self._since else self._since  # rounding may put an end a last bit before now; it is now
 
     # Readings.
 
@@ -405,8 +410,8 @@ class Star(Network):
     def _narrowest(self, direction: Direction, devices: slice) -> float:
         return self._routes[direction][0][1]
 
-    def _enter(self, flow: Flow, now: float) -> None:
-        self._halves[flow.direction].enter(flow.id, flow.wire, self._cap(flow), now, flow.weight)
+    def _enter(self, flow: Flow, cap: float, now: float) -> None:
+        self._halves[flow.direction].enter(flow.id, flow.wire, cap, now, flow.weight)
 
     def _set_capacity(self, link: str, capacity: float, now: float) -> None:
         self._halves["down" if link == "server down" else "up"].set_capacity(capacity, now)

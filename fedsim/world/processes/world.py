@@ -20,7 +20,8 @@ from fedsim.errors import CheckpointError, FedsimError, ScenarioError, Simulatio
 from fedsim.simulation import Environment, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.edges import Edges
-from fedsim.world.network.base import Direction, Network
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction
 from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class Processes:
                 now = self.network.built_rate(link) if rate is None else rate
                 self.emit("link-rate", link=link, rate=None if now == math.inf else now)
         elif what == "pace":
-            if self._workforce.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+            if self._workforce.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
                 self._workforce.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
         elif what == "edge":
@@ -299,7 +300,11 @@ class Processes:
             value = min(values) if what == "link" else math.prod(values)
             if what != "pace" or value != 1.0:
                 held[what][key] = value
-        there = {"link": self.network.limits, "pace": self._workforce.paces, "off": dict.fromkeys(self._workforce.off, 1.0)}
+        there = {
+            "link": self.network.limits,
+            "pace": self._workforce.computing.paces,
+            "off": dict.fromkeys(self._workforce.off, 1.0),
+        }
         there["edge"] = dict.fromkeys(self.edges.off, 1.0)
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")

@@ -1,0 +1,278 @@
+"""What devices compute in a task: how long it takes, what of it is done when it ends, and what a change of pace does to it.
+
+A computation has one wake-up, at its end or when the device vanishes before; others on the way if that is far away.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
+from fedsim.training import Limit, Training
+from fedsim.world.compute import Compute
+from fedsim.world.network.base import Network
+from fedsim.world.task import Code, Evaluate, Step, Task, Train, Work
+from fedsim.world.wait import Ending, Gate, Wait
+
+if TYPE_CHECKING:
+    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.population import Population
+
+
+class Computing:
+    """Carries out the steps of tasks in which devices compute.
+
+    Args:
+        simulation: the clock.
+        gate: opens when a computation is over.
+        population: the devices' columns.
+        compute: how long training takes.
+        network: how long an upload will take, for which a limit keeps time back.
+        batch_size: B, samples of an SGD step.
+        batteries: those of the devices, if they have any.
+
+    Attributes:
+        paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        gate: Gate,
+        population: "Population",
+        compute: Compute,
+        network: Network,
+        batch_size: int,
+        batteries: "Batteries | None",
+    ) -> None:
+        self._simulation, self._gate = simulation, gate
+        self._population, self._compute, self._network = population, compute, network
+        self._batch_size = batch_size
+        self._batteries = batteries
+        self.paces: dict[int, float] = {}
+        self._known_ends: dict[int, list[float]] = {}  # where the pace has changed: task -> ends up to the running one
+        self._spent: dict[int, float] = {}  # how long devices have computed of a budget, which a task that goes on keeps to
+
+    def note_task(self, task: Task) -> None:
+        """A task begins: what its device holds, and what is left of a budget."""
+        if self._spent:
+            spent_s = self._spent.pop(task.device, 0.0)
+            task.spent_s = spent_s if task.continues else 0.0
+        self._note_data(task)
+
+    def _note_data(self, task: Task) -> None:
+        """Data may change while a device works: what counts is what it holds when it begins to compute."""
+        task.samples = self._population.samples.item(task.device)
+        task.version = self._population.version.item(task.device)
+
+    # Begins.
+
+    def train(self, wait: Wait, step: Train) -> None:
+        """A training begins."""
+        self._note_data(wait.task)
+        if step.training.part is not None:
+            wait.task.samples = step.training.part.samples
+        self._begin(wait, step.training)
+
+    def test(self, wait: Wait, step: Evaluate) -> None:
+        """A test of models begins."""
+        self._note_data(wait.task)
+        self._begin(wait, None)
+
+    def work(self, wait: Wait, step: Work) -> None:
+        """Other work begins."""
+        self._note_data(wait.task)
+        self.look_ahead(wait)
+
+    def code(self, wait: Wait, step: Code) -> None:
+        """Models begin to be written or read."""
+        self._arm(wait, on_grid(self._simulation.now + step.seconds))
+
+    def _begin(self, wait: Wait, training: Training | None) -> None:
+        task = wait.task
+        if task.budget_from is None:
+            task.budget_from = self._simulation.now - task.spent_s
+        failing_s = self._population.failing_s(task.device, training, task.samples)
+        if failing_s is None:
+            self.look_ahead(wait)
+        else:
+            task.epoch_ends = []
+            self._arm(wait, on_grid_after(self._simulation.now + failing_s))
+            task.ending = task.ending or "memory"
+
+    def look_ahead(self, wait: Wait) -> None:
+        """Find out when the running computation ends; if that is far away, only that it does not end for long.
+
+        Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
+        """
+        task, now = wait.task, self._simulation.now
+        step, start = task.steps[task.position], task.step_start
+        limit, epochs, adaptive, draw = math.inf, 1, False, None
+        if isinstance(step, Train):
+            limit, epochs, adaptive = self._limit(task, step.limit), step.training.epochs, step.limit.adaptive
+            epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
+        elif isinstance(step, Work):
+            draw = task.count
+            epoch_s = self._population.working_s(task.device, step)
+        else:
+            assert isinstance(step, Evaluate)
+            limit = self._limit(task, step.limit)
+            epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
+        if self.paces:
+            epoch_s /= self.paces.get(task.device, 1.0)
+        last = max(start, min(wait.off, self._simulation.end))  # then the device has vanished, or the run is over
+        reach = self._compute.reach_s
+        reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
+        known = self._known_ends.get(task.id, []) if self._known_ends else []
+        begin = known[-1] if known else start
+        horizon, left = min(last, reach), epochs - len(known)
+        ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
+        far = reach < last and bool(ends) and reach < min(ends[-1], limit)
+        if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):
+            ends[-1] = limit  # the time that is kept back was rounded up
+        if adaptive and not far:
+            ends = self._compute.adapt(start, ends, limit)
+        task.epoch_ends = ends
+        if far and self._batteries is not None and self._runs_dry(self._batteries, wait, reach):
+            self._arm(wait, math.inf)
+            return
+        if far:
+            wait.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self.look_ahead, wait))
+            return
+        all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
+        self._arm(wait, ends[-1] if all_fit else max(limit, now))
+
+    def _limit(self, task: Task, limit: Limit) -> float:
+        """When the running computation must be over (s)."""
+        if limit.stop_at is None and limit.budget is None:
+            return math.inf
+        limits = [math.inf if limit.stop_at is None else limit.stop_at]
+        assert task.budget_from is not None
+        limits += [] if limit.budget is None else [task.budget_from + limit.budget]
+        reserve = 0.0
+        if limit.reserve_upload:
+            alone_s = self._network.alone_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
+            # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
+            reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
+        if limit.reserve_s:
+            reserve += on_grid_after(limit.reserve_s) + TICK_S
+        return on_grid(min(limits)) - reserve
+
+    def _arm(self, wait: Wait, end: float) -> None:
+        """Open the gate at ``end``, or when the device vanishes if that comes first (completion wins a tie)."""
+        off = max(wait.off, self._simulation.now)
+        if self._batteries is not None and self._runs_dry(self._batteries, wait, min(end, off)):
+            off = wait.dry
+        wait.task.ending = None if end <= off else self._gate.loss(wait, off)
+        when = end if end <= off else off
+        wait.alarm = self._simulation.wake(("step", wait.task.id), when, partial(self.complete, wait))
+
+    @staticmethod
+    def _runs_dry(batteries: "Batteries", wait: Wait, until: float) -> bool:
+        """Whether the device's battery is flat at ``until`` (s), by what it does now."""
+        wait.dry = batteries.dry(wait.task.device, until)
+        return wait.dry < math.inf
+
+    # Ends.
+
+    def complete(self, wait: Wait) -> None:
+        """The alarm of a computation rings."""
+        self._gate.open(wait, wait.task.ending)
+
+    def is_due(self, wait: Wait) -> bool:
+        """Whether the running computation ought to be over now, but for the rounding of times; it then is."""
+        now, alarm, ends = self._simulation.now, wait.alarm, wait.task.epoch_ends
+        if alarm is None or alarm.name[0] != "step" or wait.task.ending is not None or alarm.when > now + tie_s(now):
+            return False
+        if ends:
+            ends[-1] = min(ends[-1], now)
+        return True
+
+    def cut_off(self, wait: Wait) -> None:
+        """The device cannot be reached from now on; what is complete in this instant is so."""
+        if wait.alarm is not None and wait.alarm.when > self._simulation.now:
+            self._gate.open(wait, self._gate.loss(wait, self._simulation.now))
+
+    def trained(self, wait: Wait, step: Train, ending: Ending) -> Ending:
+        """A training has ended: record it. Returns how it is to be counted."""
+        task, training = wait.task, step.training
+        self._note_end(task, step.limit)
+        ends = task.epoch_ends or []
+        done = bisect_right(ends, self._simulation.now)
+        task.epochs = done
+        cut = step.limit.cut_undoes and done < len(ends)
+        if ending is None and (cut or done < step.limit.at_least):  # a slow straggler
+            if step.limit.go_on:
+                task.epochs = 0
+            else:
+                ending = "late"
+        task.trained = (*task.trained, task.epochs)
+        fields = {**wait.fields, "step": step.name, "outcome": ending or "done"}
+        fields |= {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]}
+        if training.part is not None:
+            fields["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
+        self._simulation.record("step-end", fields)
+        return ending
+
+    def tested(self, wait: Wait, step: Evaluate, ending: Ending) -> Ending:
+        """A test of models has ended."""
+        self._note_end(wait.task, step.limit)
+        if ending is None and not bisect_right(wait.task.epoch_ends or [], self._simulation.now):
+            ending = "late"
+        self._record_end(wait, step, ending, models=len(step.models))
+        return ending
+
+    def worked(self, wait: Wait, step: Work, ending: Ending) -> Ending:
+        """Other work has ended."""
+        self._known_ends.pop(wait.task.id, None)
+        self._record_end(wait, step, ending, **step.facts)
+        return ending
+
+    def coded(self, wait: Wait, step: Code, ending: Ending) -> Ending:
+        """Models have been written or read."""
+        self._record_end(wait, step, ending)
+        return ending
+
+    def _note_end(self, task: Task, limit: Limit) -> None:
+        if self._known_ends:
+            self._known_ends.pop(task.id, None)
+        if limit.budget is not None and task.budget_from is not None:
+            self._spent[task.device] = self._simulation.now - task.budget_from
+
+    def _record_end(self, wait: Wait, step: Step, ending: Ending, **facts: Any) -> None:
+        self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=ending or "done", **facts)
+
+    # What processes of the world do.
+
+    def set_pace(self, device: int, pace: float, wait: Wait | None) -> None:
+        """From now on the device computes at a factor of its own speed; ``wait``: its computation, if one runs.
+
+        What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
+        """
+        before = self.paces.pop(device, 1.0)
+        if pace != 1.0:
+            self.paces[device] = pace
+        if wait is None:
+            return
+        task, now, alarm = wait.task, self._simulation.now, wait.alarm
+        assert task.epoch_ends is not None
+        assert alarm is not None
+        done = bisect_right(task.epoch_ends, now)
+        if alarm.when <= now or done == len(task.epoch_ends):
+            return
+        end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
+        alarm.cancel()
+        self._known_ends[task.id] = [*task.epoch_ends[:done], end]
+        self.look_ahead(wait)
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """What must be remembered besides the tasks; ``restore`` takes it back."""
+        return {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave."""
+        self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]
