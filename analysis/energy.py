@@ -138,7 +138,7 @@ def draw_batteries(run: RunFolder) -> Figure:
         _draw_work(panel, activity.steps[activity.steps["device"] == device], unit.size)
         empty = path[:, 1] <= 0
         flat = path[empty & ~np.concatenate([[False], empty[:-1]]), 0]
-        panel.plot(flat / unit.size, np.zeros(len(flat)), clip_on=False, zorder=4, **_FLAT)
+        style.marks_at(panel, flat / unit.size, np.zeros(len(flat)), **_FLAT)
         panel.set_ylim(-14, 104)
         panel.set_yticks([0, 50, 100])
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)

@@ -293,21 +293,16 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, most: int) -> Non
         _draw_tails(panel, rows, unit, colour)
         never = rows[rows["train_end"].isna()]
         where = never["ended"].fillna(0.0).to_numpy() / unit
-        _mark(panel, where, never.index, color=colour, markeredgecolor=colour, gid="no-download", **_NO_DOWNLOAD)
+        style.marks_at(panel, where, never.index, color=colour, markeredgecolor=colour, gid="no-download", **_NO_DOWNLOAD)
     for column, look in (("limit", _LIMIT), ("deadline", _DEADLINE)):
         reached = lanes[lanes[column].notna()]
         if len(reached):
             panel.vlines(reached[column] / unit, reached.index - 0.5, reached.index + 0.5, zorder=3, gid=column, **look)
     size = 5.0 if most <= _FEW_LANES else 3.2
     parts, splits = lanes.index[lanes["part"] > 0], lanes.index[lanes["splits"]]
-    _mark(panel, (lanes.loc[parts, "begun"] / unit).to_numpy(), parts, markersize=size, gid="part", **_PART)
+    style.marks_at(panel, (lanes.loc[parts, "begun"] / unit).to_numpy(), parts, markersize=size, gid="part", **_PART)
     middle = ((lanes.loc[splits, "begun"] + lanes.loc[splits, "train_end"]) / 2 / unit).to_numpy()
-    _mark(panel, middle, splits, markersize=size, markerfacecolor="white", gid="splits", **_PART)
-
-
-def _mark(panel: Axes, x: style.Floats, lanes: "pd.Index[int]", **look: Any) -> None:
-    if len(lanes):  # without any, the layout would find a mark that is nowhere
-        panel.plot(x, lanes, clip_on=False, zorder=4, **look)
+    style.marks_at(panel, middle, splits, markersize=size, markerfacecolor="white", gid="splits", **_PART)
 
 
 def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:

@@ -21,7 +21,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedsim.errors import FedsimError
 from fedsim.records.folder import writing
@@ -143,6 +143,12 @@ def rectangles(x0: Floats, x1: Floats, y0: Floats, y1: Floats, **look: Any) -> P
     """Rectangles between opposite corners, arrays [n] each, as one collection; add it with ``autolim=False``."""
     corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
     return PolyCollection(corners, **({"linewidth": 0} | look))  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
+
+
+def marks_at(panel: Axes, x: Floats, y: ArrayLike, **look: Any) -> None:
+    """Marks at places, arrays [n] each, whole even at the panel's edge."""
+    if len(x):  # without any, the layout would find a mark that is nowhere
+        panel.plot(x, y, clip_on=False, zorder=4, **look)
 
 
 def lighten(colour: str, share: float) -> tuple[float, float, float]:

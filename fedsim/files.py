@@ -38,23 +38,23 @@ def regular(path: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says.
+    """What a JSON file says, with a byte order mark or without.
 
     Raises:
         OSError: it cannot be read, or is no file.
         ValueError: it is no JSON in UTF-8, or nested too deeply.
     """
-    return _shallow(json.loads, regular(path).read_text(encoding="utf-8"))
+    return _shallow(json.loads, regular(path).read_text(encoding="utf-8-sig"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """The tables of a TOML file, with a byte order mark or without.
 
     Raises:
         OSError: it cannot be read, or is no file.
         ValueError: it is no TOML in UTF-8, or nested too deeply.
     """
-    return toml(regular(path).read_text(encoding="utf-8"))
+    return toml(regular(path).read_text(encoding="utf-8-sig"))
 
 
 def toml(text: str) -> dict[str, Any]:

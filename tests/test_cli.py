@@ -163,6 +163,7 @@ class TestMistakes:
         assert "already holds an unfinished run; --resume goes on with it" in self.refused("run", scenario, "--out", used)
         assert "is a file" in self.refused("run", scenario, "--out", scenario)
         assert "is not a folder" in self.refused("run", scenario, "--out", scenario / "below")
+        assert "is no text in UTF-8" in self.refused("run", scenario, "--out", tmp_path / os.fsdecode(b"by\xe9"))
 
     @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="root may write anywhere")
     def test_an_output_folder_that_the_system_refuses(self, scenario: Path) -> None:

@@ -11,7 +11,9 @@ import tomli_w
 from click.testing import CliRunner
 
 from fedsim.cli import main
+from fedsim.files import read_json, read_toml
 from fedsim.testing import quiet_world
+from fedsim.world.energy.carbon import read_hours
 
 DEEP = "[" * 100_000 + "]" * 100_000
 PLACES: dict[str, dict[str, Any]] = {
@@ -121,3 +123,13 @@ def test_arrays_that_cannot_be_computed_with(change: Callable[[Any], Any], said:
     np.savez(tmp_path / "a.npz", **change({"x": np.ones((60, 3), dtype=np.float32), "y": np.arange(60) % 3}))
     message = refusal(quiet_world({"kind": "fedavg"}) | filled(PLACES["data.source"], tmp_path / "a.npz"), tmp_path)
     assert said in message
+
+
+def test_files_as_windows_writes_them(tmp_path: Path) -> None:
+    """With a byte order mark, and lines that end in CR LF."""
+    (tmp_path / "a.toml").write_text("\ufeffname = 'é'\r\nseed = 2\r\n", encoding="utf-8", newline="")
+    (tmp_path / "a.json").write_text('\ufeff{"name":\r\n"é"}', encoding="utf-8", newline="")
+    (tmp_path / "a.csv").write_text("\ufeffintensity\r\n" + "36 g/kWh\r\n" * 24, encoding="utf-8", newline="")
+    assert read_toml(tmp_path / "a.toml") == {"name": "é", "seed": 2}
+    assert read_json(tmp_path / "a.json") == {"name": "é"}
+    assert read_hours(tmp_path / "a.csv", 0) == pytest.approx([1e-5] * 24)

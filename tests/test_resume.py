@@ -64,6 +64,18 @@ def test_any_world_any_instant(
     shutil.rmtree(place)
 
 
+@pytest.mark.parametrize("kind", ["feddyn", "scaffold"])
+def test_models_have_the_names_that_they_would_have(kind: str, tmp_path: Path) -> None:
+    """Records name models that are not finite; the zeros with which clients begin were named before the interrupt."""
+    scenario = eventful_world({"kind": kind, "clients_per_round": 4}, rounds=4)
+    scenario["training"] = {"lr": 1e6, "weight_decay": 1e3}
+    events = run(scenario, tmp_path / "whole")["events"]
+    assert "non-finite" in {event["kind"] for event in assert_sound(tmp_path / "whole").events}
+    assert run_until(scenario, tmp_path / "cut", events // 2) == "interrupted"
+    go_on(scenario, tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
 TCP = {"kind": "tcp", "segment": "100 B", "initial_window": 1, "round_trip": "1 s", "weight_spread": 2.0}
 """With small windows and long round trips, so that slow start lasts."""
 

@@ -53,7 +53,7 @@ def test_written_with_every_default_it_reads_the_same(path: Path, tmp_path: Path
         ("strategy.mu", 1.0, r"strategy has the unknown key 'mu'"),
         ("strategy.clients_per_round", 21, r"clients_per_round is 21.*20 devices; allowed are 1 to 20"),
         ("strategy.clients_per_round", 0, r"strategy.clients_per_round is 0: .*greater than or equal to 1"),
-        ("strategy.over_selection", 5.0, r"over_selection 5 asks 30.*allowed are 1 to 4"),
+        ("strategy.over_selection", 5.0, r"over_selection 5 asks 30.*20 devices; .* product is at most 20"),
         ("strategy.deadline", "0 s", r"strategy.deadline is '0 s': a time here must be above 0 s"),
         ("strategy.deadline", 30, r"strategy.deadline is 30: a time needs its unit.*min"),
         ("strategy.deadline", "-3 s", r"strategy.deadline is '-3 s': a time cannot be negative"),

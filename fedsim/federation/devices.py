@@ -105,6 +105,9 @@ class Device:
         return sum(part.bytes for part in payloads(contents, self._devices.sizes))
 
 
+_REMEMBERED = ("states", "used_versions", "initial", "_kept", "zero")  # the last, if anybody has asked for it: it has a name
+
+
 class Devices:
     """What all devices know, each of itself.
 
@@ -167,7 +170,7 @@ class Devices:
 
     def snapshot(self) -> dict[str, Any]:
         """What the devices remember; ``restore`` takes it back."""
-        return {"states": self.states, "used_versions": self.used_versions, "initial": self.initial, "_kept": self._kept}
+        return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave."""

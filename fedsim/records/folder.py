@@ -32,8 +32,12 @@ def refuse_unusable(path: Path) -> None:
     """Look whether a new run folder can be made at ``path``, and change nothing.
 
     Raises:
-        RunFolderError: it holds files already, is no folder, or cannot be written.
+        RunFolderError: it holds files already, is no folder, cannot be written, or has a name in bytes that are no text.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # what writes tables takes text alone
+        raise RunFolderError(f"--out {str(path)!r} is no text in UTF-8; give another name") from None
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"--out {str(path)!r} is a file; give a folder that does not exist yet")
     if path.is_dir() and not holds_nothing(path):

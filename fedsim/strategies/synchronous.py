@@ -186,7 +186,7 @@ class SynchronousParams(SelectingParams):
             raise ScenarioError(
                 f"strategy.clients_per_round is {self.clients_per_round}, with over_selection {self.over_selection:g} asks "
                 f"{self.asked_per_round}, more than the population's {devices} devices; "
-                f"allowed are 1 to {int(devices / self.over_selection)}"
+                f"allowed are both where their product is at most {devices}"
             )
         super().check(devices)
 

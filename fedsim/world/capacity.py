@@ -81,7 +81,7 @@ class FedScaleCapacity(Spec):
 def read_capacities(path: Path) -> NDArray[np.float64]:
     """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
     try:
-        with regular(path).open(newline="", encoding="utf-8") as file:
+        with regular(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
             if missing:

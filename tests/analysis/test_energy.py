@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.analysis.energy import draw_batteries, draw_energy, read_levels
 from fedsim.analysis.report.words import describe
-from fedsim.analysis.style import NothingToDrawError
+from fedsim.analysis.style import NothingToDrawError, pixels
 from fedsim.compare.measures import measure
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
@@ -19,10 +19,11 @@ BATTERY = {"capacity": "60 J", "charge": "2 W", "charging": "always", "restart":
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
-    """With batteries, without, and a run in which energy is not counted."""
+    """With batteries, without, a run in which energy is not counted, and one in which nobody is ever flat."""
     folder = tmp_path_factory.mktemp("energy")
     sections = quiet_world(FEDAVG) | {"learning": "off"}
     worlds = {"batteries": ENERGY | {"battery": BATTERY}, "counted": ENERGY, "not": None}
+    worlds["full"] = ENERGY | {"battery": BATTERY | {"capacity": "12 Wh"}}
     for name, energy in worlds.items():
         own = copy.deepcopy(sections) | ({} if energy is None else {"energy": energy})
         run(own, folder / name)
@@ -30,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def test_bars_are_as_long_as_the_phases(folders: list[RunFolder]) -> None:
-    figure = draw_energy(folders)
+    figure = draw_energy(folders[:3])
     assert "(kJ)" in figure.axes[0].get_xlabel()
     for panel, phases in zip(figure.axes, (5, 7), strict=True):
         drawn = {(bar.get_gid(), round(bar.get_y() + 0.3)): bar.get_width() for bar in panel.patches}
@@ -39,7 +40,7 @@ def test_bars_are_as_long_as_the_phases(folders: list[RunFolder]) -> None:
             for phase, joules in list(folder.summary["energy"]["by_phase"].items())[:phases]:
                 assert drawn[phase, place] == pytest.approx(joules / 1000)
     with pytest.raises(NothingToDrawError, match="not counted"):
-        draw_energy(folders[2:])
+        draw_energy(folders[2:3])
 
 
 def test_levels_go_from_the_first_to_the_last_record(folders: list[RunFolder]) -> None:
@@ -56,12 +57,18 @@ def test_levels_go_from_the_first_to_the_last_record(folders: list[RunFolder]) -
     for panel in panels:
         path = levels[int(panel.get_ylabel().split()[1])]
         assert panel.lines[0].get_ydata() == pytest.approx([100 * level / 60 for _, level in path])
-        assert len(panel.lines[1].get_xdata()) == sum(
+        assert sum(len(line.get_xdata()) for line in panel.lines[1:]) == sum(
             level == 0 < before for (_, before), (_, level) in zip([[0, 1], *path], path, strict=False)
         )
-    for folder in folders[1:]:
+    for folder in folders[1:3]:
         with pytest.raises(NothingToDrawError):
             draw_batteries(folder)
+
+
+def test_panels_in_which_nobody_is_flat_have_room(folders: list[RunFolder]) -> None:
+    figure = draw_batteries(folders[3])
+    pixels(figure, 40)  # lays it out; what has no room is a warning, and so an error
+    assert all(panel.get_position().width > 0.7 for panel in figure.axes)
 
 
 def test_words_and_measures(folders: list[RunFolder]) -> None:

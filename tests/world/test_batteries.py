@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.streams import Streams
 from fedsim.training import Training
-from fedsim.world.availability import AlwaysOn, Availability
+from fedsim.world.availability import AlwaysOn, Availability, Diurnal
+from fedsim.world.calendar import CalendarSpec
 from fedsim.world.compute import Compute
 from fedsim.world.energy.batteries import Batteries, Powered
 from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, Renewal, WhenReached
@@ -216,6 +217,16 @@ def test_off_until_charged() -> None:
     assert site.availability.span(0, site.simulation.now) == Span(False, site.simulation.now, pytest.approx(back, abs=TICK_S))
     assert not site.availability.on(both, back - 1).any()
     assert site.availability.on(both, back + 1).all()
+
+
+def test_flat_for_good_where_there_are_days() -> None:
+    """Nobody asks a path when it is on after the end of time."""
+    tides = Diurnal(most=1.0, least=0.5, peak="02:00").build_on(Streams(1), 2, None, CalendarSpec().build(Streams(1), 2, None))
+    site = Site(within=tides, capacity_j=1.0)
+    site.start(train(1))
+    site.run()
+    assert site.steps()[0][2] == "battery"
+    assert site.availability.next_on(0, site.simulation.now) == math.inf
 
 
 def test_charging_patterns() -> None:

@@ -462,7 +462,7 @@ class Powered:
         """The first time at or after ``time`` at which ``device`` is on and not flat, if it is asked nothing; ``inf`` for
         never.
         """
-        while (when := self._within.next_on(device, time)) < math.inf:
+        while time < math.inf and (when := self._within.next_on(device, time)) < math.inf:
             time = self._batteries.next_up(device, when)
             if time == when:
                 return when

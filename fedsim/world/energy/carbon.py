@@ -115,7 +115,7 @@ def read_hours(path: Path, place: int) -> list[float]:
     """
     where = f"energy.carbon.zones.{place}.file {str(path)!r}"
     try:
-        with regular(path).open(newline="", encoding="utf-8") as file:
+        with regular(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if "intensity" not in (reader.fieldnames or ()):
                 raise DataError(f"{where} lacks the column 'intensity'")
