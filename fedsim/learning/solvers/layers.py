@@ -1,6 +1,8 @@
 """Layers that are trained in closed form, one device at a time. Images are [n, height, width, channels]."""
 
 import math
+from collections.abc import Sequence
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ from fedsim.learning import architecture
 from fedsim.learning.solvers.base import Descent, Step
 from fedsim.learning.solvers.dropout import WORD, KeyedDropout
 from fedsim.learning.solvers.dropout_loops import drop
+from fedsim.learning.solvers.products import multiply
 
 Numbers = NDArray[np.floating[Any]]
 
@@ -180,7 +183,7 @@ class Flatten:
 
 
 class Conv2d:
-    """Any convolution, by torch's own routines.
+    """Any convolution, as products with the patches of its images, which are a view of them.
 
     Args:
         layer: the convolution.
@@ -189,25 +192,68 @@ class Conv2d:
 
     def __init__(self, layer: architecture.Conv2d, dtype: torch.dtype) -> None:
         self._layer = layer
-        self._stride, self._padding = [layer.stride] * 2, [layer.padding] * 2
-        self.trained = Kernel(layer, dtype, order=(0, 2, 3, 1))
+        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0))
+        self._framed, self._out, self._gradient = Room(dtype), Room(dtype), Room(dtype)
+        self._errors, self._below = Room(dtype), Room(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of [n, height, width, channels]."""
-        self._x, layer = x.permute(0, 3, 1, 2), self._layer
-        self._kernel = self.trained.kernel.view(layer.outputs, layer.kernel, layer.kernel, layer.inputs).permute(0, 3, 1, 2)
-        out = torch.conv2d(self._x, self._kernel, self.trained.bias, self._stride, self._padding)
-        return out.permute(0, 2, 3, 1).contiguous()
+        layer, (n, height, width, channels) = self._layer, x.shape
+        outputs, down, across = layer.output((channels, height, width))
+        self._sides, edge = (height, width), 2 * layer.padding
+        framed = _framed(x, self._framed.of(n, height + edge, width + edge, channels), layer.padding)
+        self._patches = _patches(framed, (0, 0), (down, across), (layer.kernel, layer.kernel), layer.stride)
+        out = self._out.of(n, down, across, outputs).copy_(self.trained.bias)
+        multiply(self._patches, self.trained.kernel.view(layer.kernel, -1, outputs).expand(n, -1, -1, -1), out, add=True)
+        return out
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
         """Trains; gives the error of the input."""
-        below, kernel, bias = torch.ops.aten.convolution_backward(
-            error.permute(0, 3, 1, 2), self._x, self._kernel, [self._layer.outputs], self._stride, self._padding,
-            [1, 1], False, [0, 0], 1, [onward, True, True],
-        )  # fmt: skip
-        self.trained.kernel_step.descend(kernel.permute(0, 2, 3, 1).reshape(self.trained.kernel.shape))
-        self.trained.bias_step.descend(bias)
-        return below.permute(0, 2, 3, 1).contiguous() if onward else error
+        layer, (n, *_, terms) = self._layer, self._patches.shape
+        below = self._below.of(n, *self._sides, layer.inputs)
+        if onward:
+            self._spread(error, below)
+        gradient = self._gradient.of(layer.kernel, terms, layer.outputs).zero_()
+        multiply(self._patches.permute(0, 3, 4, 1, 2), error, gradient.expand(n, -1, -1, -1), add=True)
+        self.trained.kernel_step.descend(gradient.view(self.trained.kernel.shape))
+        self.trained.bias_step.descend(error.sum((0, 1, 2)))
+        return below
+
+    def _spread(self, error: Tensor, below: Tensor) -> None:
+        """The error of the input, whose pixels at one place between two strides are a convolution of ``error`` each."""
+        side, stride, padding = self._layer.kernel, self._layer.stride, self._layer.padding
+        n, *sides, channels = below.shape
+        margin = -(-side // stride) - 1
+        reach = [margin + max((own - 1 + padding) // stride + 1, out) for own, out in zip(sides, error.shape[1:3], strict=True)]
+        framed = _framed(error, self._errors.of(n, *reach, self._layer.outputs), margin)
+        kernel = self.trained.kernel.view(side, side, channels, -1)
+        for y, x in product(range(min(stride, sides[0])), range(min(stride, sides[1]))):
+            target = below[:, y::stride, x::stride]
+            (row, up), (column, left) = (divmod(at + padding, stride) for at in (y, x))
+            seen = kernel[up::stride, left::stride].flip(0, 1).transpose(2, 3).contiguous()
+            down, across = seen.shape[:2]
+            if not down * across:
+                target.zero_()
+                continue
+            row, column = row + margin + 1 - down, column + margin + 1 - across
+            patches = _patches(framed, (row, column), target.shape[1:3], (down, across), 1)
+            multiply(patches, seen.view(down, -1, channels).expand(n, -1, -1, -1), target)
+
+
+def _framed(x: Tensor, room: Tensor, margin: int) -> Tensor:
+    """Images within larger ones, from ``margin`` on, zero around them."""
+    if room.shape == x.shape:
+        return x
+    room.zero_()[:, margin : margin + x.shape[1], margin : margin + x.shape[2]] = x
+    return room
+
+
+def _patches(x: Tensor, begin: Sequence[int], count: Sequence[int], size: Sequence[int], stride: int) -> Tensor:
+    """Patches of images, as a view: [n, *count, height, width x channels] with (height, width) = ``size``."""
+    n, height, width, channels = x.shape
+    line = width * channels
+    shape, strides = (n, *count, size[0], size[1] * channels), (height * line, stride * line, stride * channels, line, 1)
+    return x.as_strided(shape, strides, x.storage_offset() + begin[0] * line + begin[1] * channels)
 
 
 class MaxPool2d:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedsim.learning.architecture import Conv2d
 from fedsim.learning.solvers.layers import Kernel, Room, flat, sides
+from fedsim.learning.solvers.products import multiply
 from fedsim.learning.solvers.winograd_loops import (
     PITCH,
     add_out_of_tiles,
@@ -106,7 +107,8 @@ class Winograd:
         self._parts = [slice(at, at + together) for at in range(0, n, together)]
         for part in self._parts:
             signal = self._transformed(x[part])
-            product = torch.bmm(signal, self._kernel, out=self._products.of(*signal.shape[:2], outputs))
+            product = self._products.of(*signal.shape[:2], outputs)
+            multiply(signal[:, None, :, None], self._kernel[:, None], product[:, None])
             blank, image = flat(empty[part]), out[part]
             out_of_tiles(
                 self._from_product, flat(product), flat(self.trained.bias), blank, rows, columns, flat(image), sides(image)
@@ -122,7 +124,7 @@ class Winograd:
             signal = self._signal if len(self._parts) == 1 else self._transformed(self._x[part])
             errors = self._products.of(*signal.shape[:2], layer.outputs)
             into_tiles(self._to_product, flat(error[part]), sides(error[part]), 0, *places, flat(errors))
-            kernel_error.baddbmm_(signal.transpose(1, 2), errors, beta=min(number, 1))
+            multiply(signal.transpose(1, 2)[:, None, :, None], errors[:, None], kernel_error[:, None], add=number > 0)
             bias_error += errors[ONE * self._side + ONE].sum(0)
             if onward:
                 torch.bmm(errors, self._kernel.transpose(1, 2), out=signal)
