@@ -14,6 +14,7 @@ from fedsim.learning import architecture
 from fedsim.learning.solvers.base import Descent, Step
 from fedsim.learning.solvers.dropout import WORD, KeyedDropout
 from fedsim.learning.solvers.dropout_loops import drop
+from fedsim.learning.solvers.pooling_loops import give_to_winners, pool
 from fedsim.learning.solvers.products import multiply
 
 Numbers = NDArray[np.floating[Any]]
@@ -57,29 +58,33 @@ class Kernel:
         layer: whose.
         dtype: of the numbers.
         order: how the axes of the kernel lie in memory.
+        rows: how many of them, in that order, are the rows of a matrix.
+        shape: the axes of the kernel, where they are to be told apart in more detail than the layer does.
 
     Attributes:
-        kernel: a matrix, whose rows are all axes but the last.
+        kernel: that matrix.
         bias: [outputs].
-        both: the kernel with the bias as its last row, where that axis is the outputs.
         size: numbers in both.
         kernel_step, bias_step: their rules, once training has begun.
     """
 
-    both: Tensor
     kernel_step: Step
     bias_step: Step
 
-    def __init__(self, layer: architecture.Linear | architecture.Conv2d, dtype: torch.dtype, order: tuple[int, ...]) -> None:
-        (_, self._shape), (_, bias) = layer.tensors
-        self._order = order
-        last = self._shape[order[-1]]
-        self.size = math.prod(self._shape) + math.prod(bias)
+    def __init__(
+        self,
+        layer: architecture.Linear | architecture.Conv2d,
+        dtype: torch.dtype,
+        order: tuple[int, ...],
+        rows: int,
+        shape: architecture.Shape = (),
+    ) -> None:
+        (_, kernel), (_, bias) = layer.tensors
+        self._dimensions, self._shape, self._order = len(kernel), shape or kernel, order
+        self.size = math.prod(kernel) + math.prod(bias)
         memory = torch.empty(self.size, dtype=dtype)
-        kernel, self.bias = memory[: -layer.outputs], memory[-layer.outputs :]
-        self.kernel = kernel.view(-1, last)
-        if last == layer.outputs:
-            self.both = memory.view(-1, last)
+        self.bias = memory[-layer.outputs :]
+        self.kernel = memory[: -layer.outputs].view(math.prod(self._shape[axis] for axis in order[:rows]), -1)
 
     def load(self, weights: Tensor) -> None:
         """Take a flat layer, [size]."""
@@ -99,7 +104,7 @@ class Kernel:
         kernel, bias = (None, None) if constant is None else self._parts(constant)
         middle = at + self.kernel.numel()
         rules = descent.of(at, middle), descent.of(middle, at + self.size)
-        self.kernel_step = Step(self.kernel, rules[0], rules[0].shrinkage(True, len(self._shape)), kernel)
+        self.kernel_step = Step(self.kernel, rules[0], rules[0].shrinkage(True, self._dimensions), kernel)
         self.bias_step = Step(self.bias, rules[1], rules[1].shrinkage(kernel=False), bias)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,21 +132,23 @@ class Layer(Protocol):
 
 
 class Linear:
-    """A dense layer.
+    """A dense layer; of images it takes all numbers of a sample, as if they were flattened first.
 
     Args:
         layer: its sizes.
         dtype: of the numbers.
+        shape: of a sample, (features,) or (channels, height, width).
     """
 
-    def __init__(self, layer: architecture.Linear, dtype: torch.dtype) -> None:
-        self.trained = Kernel(layer, dtype, order=(0, 1))
+    def __init__(self, layer: architecture.Linear, dtype: torch.dtype, shape: architecture.Shape) -> None:
+        order = (0, 2, 3, 1) if len(shape) == 3 else (0, 1)
+        self.trained = Kernel(layer, dtype, order, 1, (layer.outputs, *shape))
         self._out, self._below = Room(dtype), Room(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
-        self._x, kernel = x, self.trained.kernel
-        return torch.addmm(self.trained.bias, x, kernel.t(), out=self._out.of(len(x), len(kernel)))
+        self._x, self._seen, kernel = x.view(len(x), -1), x.shape, self.trained.kernel
+        return torch.addmm(self.trained.bias, self._x, kernel.t(), out=self._out.of(len(x), len(kernel)))
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
         """See ``Layer``."""
@@ -150,7 +157,7 @@ class Linear:
             torch.mm(error, self.trained.kernel, out=below)
         self.trained.kernel_step.descend_product(error.t(), self._x)
         self.trained.bias_step.descend(error.sum(0))
-        return below
+        return below.view(self._seen)
 
 
 class ReLU:
@@ -192,7 +199,7 @@ class Conv2d:
 
     def __init__(self, layer: architecture.Conv2d, dtype: torch.dtype) -> None:
         self._layer = layer
-        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0))
+        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0), rows=3)
         self._framed, self._out, self._gradient = Room(dtype), Room(dtype), Room(dtype)
         self._errors, self._below = Room(dtype), Room(dtype)
 
@@ -261,24 +268,29 @@ class MaxPool2d:
 
     Args:
         size: side of a window.
+        dtype: of the numbers.
+        rectified: whether a ReLU comes before or after it: neither changes the other's result.
     """
 
-    def __init__(self, size: int) -> None:
-        self._sides = [size, size]
+    def __init__(self, size: int, dtype: torch.dtype, *, rectified: bool) -> None:
+        self._size, self._rectified = size, rectified
+        self._out, self._below, self._winners = Room(dtype), Room(dtype), Room(torch.uint16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maxima of [n, height, width, channels]."""
-        self._x = x.permute(0, 3, 1, 2)
-        out: Tensor
-        out, self._winners = torch.ops.aten.max_pool2d_with_indices(self._x, self._sides)
-        return out.permute(0, 2, 3, 1).contiguous()
+        self._sides, size = sides(x), self._size
+        n, height, width, channels = self._sides
+        out = self._out.of(n, height // size, width // size, channels)
+        self._won = flat(self._winners.of(*out.shape))
+        pool(flat(x), self._sides, size, self._rectified, flat(out), self._won)
+        return out
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
         """The error of each maximum to where it came from."""
-        below: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            error.permute(0, 3, 1, 2), self._x, self._sides, self._sides, [0, 0], [1, 1], False, self._winners
-        )
-        return below.permute(0, 2, 3, 1).contiguous()
+        below = self._below.of(*self._sides)
+        if onward:
+            give_to_winners(flat(error), self._won, self._sides, self._size, flat(below))
+        return below
 
 
 class Dropout:

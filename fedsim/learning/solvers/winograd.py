@@ -75,7 +75,7 @@ class Winograd:
 
     def __init__(self, layer: Conv2d, dtype: torch.dtype) -> None:
         self._layer = layer
-        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0))
+        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0), rows=3)
         self._side = PITCH + layer.kernel - 1
         values, kernels, signals = (
             np.array(matrix, dtype=torch.empty(0, dtype=dtype).numpy().dtype) for matrix in matrices(PITCH, layer.kernel)
