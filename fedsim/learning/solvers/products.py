@@ -8,21 +8,15 @@ is rounded as it is added: no bit depends on what else is multiplied.
 
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils as _untyped
 from numba.extending import intrinsic
 from torch import Tensor
 
 from fedsim.learning.solvers.compiled import compiled_entry
+from fedsim.learning.solvers.vectors import INT, REGISTER, Vectors, cgutils
 
-cgutils: Any = _untyped  # numba has no annotations
-
-_REGISTER = 64 if llvm.get_host_cpu_features().get("avx512f") else 32  # bytes
-_INT, _SHORT, _BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 _KINDS: dict[torch.dtype, np.floating[Any]] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
 
@@ -55,46 +49,16 @@ def _block(height: int, width: int) -> Any:
             columns: how many, if fewer than the registers have room for; only one register may be filled in part.
             add: whether to add to what is there.
         """
-        bits = kind.bitwidth
-        lanes = _REGISTER * 8 // bits
-        parts = [ir.Constant(_INT, part * lanes) for part in range(width)]
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             number = context.get_value_type(kind)
-            vector, flags, align = ir.VectorType(number, lanes), ir.VectorType(_BIT, lanes), _SHORT(bits // 8)
-
-            def function(name: str, result: Any, *given: Any) -> Any:
-                known = ir.FunctionType(result, given)
-                return cgutils.get_or_insert_function(builder.module, known, f"llvm.{name}.v{lanes}f{bits}")
-
-            multiply_add = function("fmuladd", vector, vector, vector, vector)
-            masked_load = function("masked.load", vector, vector.as_pointer(), _SHORT, flags, vector)
-            masked_store = function("masked.store", ir.VoidType(), vector, vector.as_pointer(), _SHORT, flags)
-
-            def spread(value: Any) -> Any:
-                one = builder.insert_element(ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined), value, _SHORT(0))
-                return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_SHORT, lanes), None))
-
             _, begins, row, rows, depths, steps, columns, add = args
             (far, near), (all_far, all_near, *apart), (up, on), (a_up, a_on, b_up, b_on) = (
                 cgutils.unpack_tuple(builder, given) for given in (row, rows, depths, steps)
             )
             a, b, c = (builder.inttoptr(begin, number.as_pointer()) for begin in cgutils.unpack_tuple(builder, begins))
-            lane = ir.Constant(ir.VectorType(_INT, lanes), list(range(lanes)))
-            within = builder.icmp_signed("<", lane, spread(columns)) if width == 1 else None
-
-            def load(place: Any) -> Any:
-                at = builder.bitcast(place, vector.as_pointer())
-                if within is not None:
-                    return builder.call(masked_load, [at, align, within, ir.Constant(vector, None)])
-                return builder.load(at, align=bits // 8)
-
-            def store(value: Any, place: Any) -> None:
-                at = builder.bitcast(place, vector.as_pointer())
-                if within is not None:
-                    builder.call(masked_store, [value, at, align, within])
-                else:
-                    builder.store(value, at, align=bits // 8)
+            vectors = Vectors(builder, number, kind.bitwidth, columns if width == 1 else None)
+            parts = [INT(part * vectors.lanes) for part in range(width)]
 
             def moved(place: Any, *by: Any) -> Any:
                 return builder.gep(place, [builder.add(*(builder.mul(count, step) for count, step in by))])
@@ -106,27 +70,27 @@ def _block(height: int, width: int) -> Any:
                 for places, base, step in ((lefts, a, apart[:2]), (results, c, apart[2:])):
                     place = moved(base, (far, step[0]), (near, step[1]))
                     places.append(builder.select(beyond, places[-1], place) if places else place)
-                near = builder.add(near, _INT(1))
+                near = builder.add(near, INT(1))
                 over = builder.icmp_signed("==", near, all_near)
-                far, near = builder.add(far, builder.zext(over, _INT)), builder.select(over, _INT(0), near)
+                far, near = builder.add(far, builder.zext(over, INT)), builder.select(over, INT(0), near)
             places = [builder.gep(result, [part]) for result in results for part in parts]
-            sums = [cgutils.alloca_once(builder, vector) for _ in places]
+            sums = [cgutils.alloca_once(builder, vectors.type) for _ in places]
             with builder.if_else(add) as (on_top, anew):
                 with on_top:
                     for own, place in zip(sums, places, strict=True):
-                        builder.store(load(place), own)
+                        builder.store(vectors.load(place), own)
                 with anew:
                     for own in sums:
-                        builder.store(ir.Constant(vector, None), own)
+                        builder.store(vectors.constant(0.0), own)
             with cgutils.for_range(builder, up) as outer, cgutils.for_range(builder, on) as inner:
                 right = moved(b, (outer.index, b_up), (inner.index, b_on))
-                rights = [load(builder.gep(right, [part])) for part in parts]
+                rights = [vectors.load(builder.gep(right, [part])) for part in parts]
                 for at, left in enumerate(lefts):
-                    factor = spread(builder.load(moved(left, (outer.index, a_up), (inner.index, a_on))))
+                    factor = vectors.spread(builder.load(moved(left, (outer.index, a_up), (inner.index, a_on))))
                     for own, other in zip(sums[at * width : (at + 1) * width], rights, strict=True):
-                        builder.store(builder.call(multiply_add, [factor, other, builder.load(own)]), own)
+                        builder.store(vectors.multiply_add(factor, other, builder.load(own)), own)
             for own, place in zip(sums, places, strict=True):
-                store(builder.load(own), place)
+                vectors.store(builder.load(own), place)
             return context.get_dummy_value()
 
         return types.void(kind, begins, row, rows, depths, steps, columns, add), codegen
@@ -152,7 +116,7 @@ def _multiply(
     """``multiply``, with ``shape`` and the strides of a, and those of b and c but the last."""
     times, far, near, up, on = shape
     rows, steps = (far, near, of_a[1], of_a[2], of_c[1], of_c[2]), (of_a[3], of_a[4], of_b[1], of_b[2])
-    lanes = _REGISTER // size
+    lanes = REGISTER // size
     for t in range(times):
         column = 0
         while column < columns:
