@@ -26,7 +26,7 @@ from fedsim.learning.architecture import (
     dense,
 )
 from fedsim.learning.models import CNN5, CataCNN, FemnistCNN, MnistCNN, ModelSpec
-from fedsim.learning.solvers import winograd
+from fedsim.learning.solvers import winograd, winograd_loops
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solver, compute_with_one_thread
 from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
@@ -307,7 +307,7 @@ def test_a_model_is_applied_as_by_modules(model: ModelSpec) -> None:
 
 @pytest.mark.parametrize(("outputs", "taps"), [(4, 3), (4, 5), (2, 3), (1, 2)])
 def test_toom_cook_is_a_correlation_exactly(outputs: int, taps: int) -> None:
-    values, kernels, signals = winograd.matrices(outputs, taps)
+    values, kernels, signals = winograd_loops.matrices(outputs, taps)
     signal = [Fraction(number) for number in (3, -1, 4, 1, -5, 9, 2, -6)[: outputs + taps - 1]]
     kernel = [Fraction(number) for number in (2, 7, -1, 8, 3)[:taps]]
     products = [

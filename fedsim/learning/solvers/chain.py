@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -75,21 +74,24 @@ class Network:
 
 
 def _layers(architecture: described.Architecture, dtype: torch.dtype) -> Iterator[layers.Layer]:
-    """The layers; ReLU goes after the pooling that follows it: there are fewer numbers, and neither changes the other's."""
-    ordered, place = list(architecture.layers), 0
-    for at, pair in enumerate(pairwise(architecture.layers)):
-        if isinstance(pair[0], described.ReLU) and isinstance(pair[1], described.MaxPool2d):
-            ordered[at : at + 2] = pair[::-1]
-    for layer in ordered:
+    """The layers; pooling takes a ReLU beside it along, and a dense layer the flattening before it."""
+    place, last, before = 0, max(at for at, _ in architecture.trained()), architecture.layers
+    flattened: described.Shape = ()
+    for at, (layer, shape) in enumerate(zip(architecture.layers, architecture.shapes, strict=False)):
+        beside = [type(other) for other in (*before[max(0, at - 1) : at], *before[at + 1 : at + 2])]
         match layer:
             case described.MaxPool2d(size):
-                yield layers.MaxPool2d(size)
+                yield layers.MaxPool2d(size, dtype, rectified=described.ReLU in beside)
             case described.ReLU():
-                yield layers.ReLU()
+                if described.MaxPool2d not in beside:
+                    yield layers.ReLU()
             case described.Flatten():
-                yield layers.Flatten()
+                if at > last:
+                    yield layers.Flatten()
+                flattened = flattened or shape
             case described.Linear():
-                yield layers.Linear(layer, dtype)
+                yield layers.Linear(layer, dtype, flattened or shape)
+                flattened = ()
             case described.Conv2d():
                 yield (Winograd if Winograd.suits(layer) else layers.Conv2d)(layer, dtype)
             case described.Dropout(rate):

@@ -50,11 +50,13 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)
-        self._cache_file = _CheckedFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
+        stamps = [(path.name, path.stat().st_mtime, path.stat().st_size) for path in beside]
+        self._cache_file = _CheckedFile(self._cache_path, self._impl.filename_base, stamps)
 
 
 def compiled(function: F) -> F:
-    """``function`` as machine code of this processor, for use in other such functions of the same file."""
+    """``function`` as machine code of this processor, for use in other such functions of the same folder."""
     made: F = _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
     return made
 
@@ -62,8 +64,8 @@ def compiled(function: F) -> F:
 def compiled_entry(function: F) -> F:
     """The same for a function that Python calls: made at the first call, and kept beside the source for later processes.
 
-    What is kept is made again when the function's own file changes, or when it is damaged. It includes all that the function
-    calls, which therefore belongs in the same file.
+    What is kept is made again when a file of the function's folder changes, or when it is damaged. It includes all that the
+    function calls, which therefore belongs in the same folder.
     """
     return _kept(function, _OPTIONS)
 

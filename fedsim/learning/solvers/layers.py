@@ -1,6 +1,8 @@
 """Layers that are trained in closed form, one device at a time. Images are [n, height, width, channels]."""
 
 import math
+from collections.abc import Sequence
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,8 @@ from fedsim.learning import architecture
 from fedsim.learning.solvers.base import Descent, Step
 from fedsim.learning.solvers.dropout import WORD, KeyedDropout
 from fedsim.learning.solvers.dropout_loops import drop
+from fedsim.learning.solvers.pooling_loops import give_to_winners, pool
+from fedsim.learning.solvers.products import multiply
 
 Numbers = NDArray[np.floating[Any]]
 
@@ -54,29 +58,33 @@ class Kernel:
         layer: whose.
         dtype: of the numbers.
         order: how the axes of the kernel lie in memory.
+        rows: how many of them, in that order, are the rows of a matrix.
+        shape: the axes of the kernel, where they are to be told apart in more detail than the layer does.
 
     Attributes:
-        kernel: a matrix, whose rows are all axes but the last.
+        kernel: that matrix.
         bias: [outputs].
-        both: the kernel with the bias as its last row, where that axis is the outputs.
         size: numbers in both.
         kernel_step, bias_step: their rules, once training has begun.
     """
 
-    both: Tensor
     kernel_step: Step
     bias_step: Step
 
-    def __init__(self, layer: architecture.Linear | architecture.Conv2d, dtype: torch.dtype, order: tuple[int, ...]) -> None:
-        (_, self._shape), (_, bias) = layer.tensors
-        self._order = order
-        last = self._shape[order[-1]]
-        self.size = math.prod(self._shape) + math.prod(bias)
+    def __init__(
+        self,
+        layer: architecture.Linear | architecture.Conv2d,
+        dtype: torch.dtype,
+        order: tuple[int, ...],
+        rows: int,
+        shape: architecture.Shape = (),
+    ) -> None:
+        (_, kernel), (_, bias) = layer.tensors
+        self._dimensions, self._shape, self._order = len(kernel), shape or kernel, order
+        self.size = math.prod(kernel) + math.prod(bias)
         memory = torch.empty(self.size, dtype=dtype)
-        kernel, self.bias = memory[: -layer.outputs], memory[-layer.outputs :]
-        self.kernel = kernel.view(-1, last)
-        if last == layer.outputs:
-            self.both = memory.view(-1, last)
+        self.bias = memory[-layer.outputs :]
+        self.kernel = memory[: -layer.outputs].view(math.prod(self._shape[axis] for axis in order[:rows]), -1)
 
     def load(self, weights: Tensor) -> None:
         """Take a flat layer, [size]."""
@@ -96,7 +104,7 @@ class Kernel:
         kernel, bias = (None, None) if constant is None else self._parts(constant)
         middle = at + self.kernel.numel()
         rules = descent.of(at, middle), descent.of(middle, at + self.size)
-        self.kernel_step = Step(self.kernel, rules[0], rules[0].shrinkage(True, len(self._shape)), kernel)
+        self.kernel_step = Step(self.kernel, rules[0], rules[0].shrinkage(True, self._dimensions), kernel)
         self.bias_step = Step(self.bias, rules[1], rules[1].shrinkage(kernel=False), bias)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,21 +132,23 @@ class Layer(Protocol):
 
 
 class Linear:
-    """A dense layer.
+    """A dense layer; of images it takes all numbers of a sample, as if they were flattened first.
 
     Args:
         layer: its sizes.
         dtype: of the numbers.
+        shape: of a sample, (features,) or (channels, height, width).
     """
 
-    def __init__(self, layer: architecture.Linear, dtype: torch.dtype) -> None:
-        self.trained = Kernel(layer, dtype, order=(0, 1))
+    def __init__(self, layer: architecture.Linear, dtype: torch.dtype, shape: architecture.Shape) -> None:
+        order = (0, 2, 3, 1) if len(shape) == 3 else (0, 1)
+        self.trained = Kernel(layer, dtype, order, 1, (layer.outputs, *shape))
         self._out, self._below = Room(dtype), Room(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
-        self._x, kernel = x, self.trained.kernel
-        return torch.addmm(self.trained.bias, x, kernel.t(), out=self._out.of(len(x), len(kernel)))
+        self._x, self._seen, kernel = x.view(len(x), -1), x.shape, self.trained.kernel
+        return torch.addmm(self.trained.bias, self._x, kernel.t(), out=self._out.of(len(x), len(kernel)))
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
         """See ``Layer``."""
@@ -147,7 +157,7 @@ class Linear:
             torch.mm(error, self.trained.kernel, out=below)
         self.trained.kernel_step.descend_product(error.t(), self._x)
         self.trained.bias_step.descend(error.sum(0))
-        return below
+        return below.view(self._seen)
 
 
 class ReLU:
@@ -180,7 +190,7 @@ class Flatten:
 
 
 class Conv2d:
-    """Any convolution, by torch's own routines.
+    """Any convolution, as products with the patches of its images, which are a view of them.
 
     Args:
         layer: the convolution.
@@ -189,25 +199,68 @@ class Conv2d:
 
     def __init__(self, layer: architecture.Conv2d, dtype: torch.dtype) -> None:
         self._layer = layer
-        self._stride, self._padding = [layer.stride] * 2, [layer.padding] * 2
-        self.trained = Kernel(layer, dtype, order=(0, 2, 3, 1))
+        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0), rows=3)
+        self._framed, self._out, self._gradient = Room(dtype), Room(dtype), Room(dtype)
+        self._errors, self._below = Room(dtype), Room(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of [n, height, width, channels]."""
-        self._x, layer = x.permute(0, 3, 1, 2), self._layer
-        self._kernel = self.trained.kernel.view(layer.outputs, layer.kernel, layer.kernel, layer.inputs).permute(0, 3, 1, 2)
-        out = torch.conv2d(self._x, self._kernel, self.trained.bias, self._stride, self._padding)
-        return out.permute(0, 2, 3, 1).contiguous()
+        layer, (n, height, width, channels) = self._layer, x.shape
+        outputs, down, across = layer.output((channels, height, width))
+        self._sides, edge = (height, width), 2 * layer.padding
+        framed = _framed(x, self._framed.of(n, height + edge, width + edge, channels), layer.padding)
+        self._patches = _patches(framed, (0, 0), (down, across), (layer.kernel, layer.kernel), layer.stride)
+        out = self._out.of(n, down, across, outputs).copy_(self.trained.bias)
+        multiply(self._patches, self.trained.kernel.view(layer.kernel, -1, outputs).expand(n, -1, -1, -1), out, add=True)
+        return out
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
         """Trains; gives the error of the input."""
-        below, kernel, bias = torch.ops.aten.convolution_backward(
-            error.permute(0, 3, 1, 2), self._x, self._kernel, [self._layer.outputs], self._stride, self._padding,
-            [1, 1], False, [0, 0], 1, [onward, True, True],
-        )  # fmt: skip
-        self.trained.kernel_step.descend(kernel.permute(0, 2, 3, 1).reshape(self.trained.kernel.shape))
-        self.trained.bias_step.descend(bias)
-        return below.permute(0, 2, 3, 1).contiguous() if onward else error
+        layer, (n, *_, terms) = self._layer, self._patches.shape
+        below = self._below.of(n, *self._sides, layer.inputs)
+        if onward:
+            self._spread(error, below)
+        gradient = self._gradient.of(layer.kernel, terms, layer.outputs).zero_()
+        multiply(self._patches.permute(0, 3, 4, 1, 2), error, gradient.expand(n, -1, -1, -1), add=True)
+        self.trained.kernel_step.descend(gradient.view(self.trained.kernel.shape))
+        self.trained.bias_step.descend(error.sum((0, 1, 2)))
+        return below
+
+    def _spread(self, error: Tensor, below: Tensor) -> None:
+        """The error of the input, whose pixels at one place between two strides are a convolution of ``error`` each."""
+        side, stride, padding = self._layer.kernel, self._layer.stride, self._layer.padding
+        n, *sides, channels = below.shape
+        margin = -(-side // stride) - 1
+        reach = [margin + max((own - 1 + padding) // stride + 1, out) for own, out in zip(sides, error.shape[1:3], strict=True)]
+        framed = _framed(error, self._errors.of(n, *reach, self._layer.outputs), margin)
+        kernel = self.trained.kernel.view(side, side, channels, -1)
+        for y, x in product(range(min(stride, sides[0])), range(min(stride, sides[1]))):
+            target = below[:, y::stride, x::stride]
+            (row, up), (column, left) = (divmod(at + padding, stride) for at in (y, x))
+            seen = kernel[up::stride, left::stride].flip(0, 1).transpose(2, 3).contiguous()
+            down, across = seen.shape[:2]
+            if not down * across:
+                target.zero_()
+                continue
+            row, column = row + margin + 1 - down, column + margin + 1 - across
+            patches = _patches(framed, (row, column), target.shape[1:3], (down, across), 1)
+            multiply(patches, seen.view(down, -1, channels).expand(n, -1, -1, -1), target)
+
+
+def _framed(x: Tensor, room: Tensor, margin: int) -> Tensor:
+    """Images within larger ones, from ``margin`` on, zero around them."""
+    if room.shape == x.shape:
+        return x
+    room.zero_()[:, margin : margin + x.shape[1], margin : margin + x.shape[2]] = x
+    return room
+
+
+def _patches(x: Tensor, begin: Sequence[int], count: Sequence[int], size: Sequence[int], stride: int) -> Tensor:
+    """Patches of images, as a view: [n, *count, height, width x channels] with (height, width) = ``size``."""
+    n, height, width, channels = x.shape
+    line = width * channels
+    shape, strides = (n, *count, size[0], size[1] * channels), (height * line, stride * line, stride * channels, line, 1)
+    return x.as_strided(shape, strides, x.storage_offset() + begin[0] * line + begin[1] * channels)
 
 
 class MaxPool2d:
@@ -215,24 +268,29 @@ class MaxPool2d:
 
     Args:
         size: side of a window.
+        dtype: of the numbers.
+        rectified: whether a ReLU comes before or after it: neither changes the other's result.
     """
 
-    def __init__(self, size: int) -> None:
-        self._sides = [size, size]
+    def __init__(self, size: int, dtype: torch.dtype, *, rectified: bool) -> None:
+        self._size, self._rectified = size, rectified
+        self._out, self._below, self._winners = Room(dtype), Room(dtype), Room(torch.uint16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maxima of [n, height, width, channels]."""
-        self._x = x.permute(0, 3, 1, 2)
-        out: Tensor
-        out, self._winners = torch.ops.aten.max_pool2d_with_indices(self._x, self._sides)
-        return out.permute(0, 2, 3, 1).contiguous()
+        self._sides, size = sides(x), self._size
+        n, height, width, channels = self._sides
+        out = self._out.of(n, height // size, width // size, channels)
+        self._won = flat(self._winners.of(*out.shape))
+        pool(flat(x), self._sides, size, self._rectified, flat(out), self._won)
+        return out
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
         """The error of each maximum to where it came from."""
-        below: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            error.permute(0, 3, 1, 2), self._x, self._sides, self._sides, [0, 0], [1, 1], False, self._winners
-        )
-        return below.permute(0, 2, 3, 1).contiguous()
+        below = self._below.of(*self._sides)
+        if onward:
+            give_to_winners(flat(error), self._won, self._sides, self._size, flat(below))
+        return below
 
 
 class Dropout:

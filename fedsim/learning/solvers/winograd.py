@@ -7,16 +7,12 @@ it is one matrix product. Gradients are the adjoint of just that, with the same 
 gradient differs from the exact one by some 1e-6 of its norm (sides of 3: 1 to 2, of 5: 2 to 4; a plain sum 0.3).
 """
 
-from collections.abc import Sequence
-from fractions import Fraction
-from math import prod
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.learning.architecture import Conv2d
 from fedsim.learning.solvers.layers import Kernel, Room, flat, sides
+from fedsim.learning.solvers.products import multiply
 from fedsim.learning.solvers.winograd_loops import (
     PITCH,
     add_out_of_tiles,
@@ -26,38 +22,8 @@ from fedsim.learning.solvers.winograd_loops import (
     transform_kernels,
 )
 
-POINTS = (*map(Fraction, (0, 1, -1)), Fraction(1, 2), Fraction(-2), Fraction(-1, 2), Fraction(2))
-"""Where polynomials are evaluated, besides infinity: of the choices tried, the one that loses the fewest digits."""
-
 ONE = 1
 """Position of the point 1, where the value of a polynomial is the sum of its coefficients."""
-
-Matrix = list[list[Fraction]]
-
-
-def matrices(outputs: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
-    """A [outputs, side], G [side, taps], B [side, side] with correlate(d, g) = A ((G g) (B d)), side = outputs + taps - 1."""
-    points = POINTS[: outputs + taps - 2]
-    values = [[point**power for point in points] + [Fraction(int(power == outputs - 1))] for power in range(outputs)]
-    kernels = []
-    signals = []
-    for at, point in enumerate(points):
-        others = points[:at] + points[at + 1 :]
-        scale = prod((point - other for other in others), start=Fraction(1))
-        kernels.append([point**power / scale for power in range(taps)])
-        signals.append([*_expanded(others), Fraction(0)])
-    kernels.append([Fraction(int(power == taps - 1)) for power in range(taps)])
-    signals.append(_expanded(points))
-    return values, kernels, signals
-
-
-def _expanded(roots: Sequence[Fraction]) -> list[Fraction]:
-    """Coefficients of the product of (x - root), the constant one first."""
-    coefficients = [Fraction(1)]
-    for root in roots:
-        coefficients = [a - root * b for a, b in zip([Fraction(0), *coefficients], [*coefficients, Fraction(0)], strict=True)]
-    return coefficients
-
 
 _KERNELS = (3, 5)
 _PART_BYTES = 1 << 25  # tiles and products of one part of a batch; of larger batches tiles are made twice, not kept
@@ -74,15 +40,8 @@ class Winograd:
 
     def __init__(self, layer: Conv2d, dtype: torch.dtype) -> None:
         self._layer = layer
-        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0))
+        self.trained = Kernel(layer, dtype, order=(2, 3, 1, 0), rows=3)
         self._side = PITCH + layer.kernel - 1
-        values, kernels, signals = (
-            np.array(matrix, dtype=torch.empty(0, dtype=dtype).numpy().dtype) for matrix in matrices(PITCH, layer.kernel)
-        )
-        self._to_kernel, self._to_signal, self._from_product = kernels, signals, values
-        self._from_kernel, self._from_signal, self._to_product = (
-            np.ascontiguousarray(matrix.T) for matrix in (kernels, signals, values)
-        )
         self._kernels, self._signals, self._products = Room(dtype), Room(dtype), Room(dtype)
         self._kernel_errors, self._gradient = Room(dtype), Room(dtype)
         self._out, self._below, self._empty = Room(dtype), Room(dtype), Room(torch.uint8)
@@ -99,18 +58,17 @@ class Winograd:
         outputs, down, across = layer.output((channels, height, width))
         rows, columns = self._tiling = -(-down // PITCH), -(-across // PITCH)
         self._x, self._kernel = x, self._kernels.of(points, channels, outputs)
-        transform_kernels(self._to_kernel, flat(self.trained.kernel), flat(self._kernel), channels * outputs)
+        transform_kernels(layer.kernel, False, flat(self.trained.kernel), flat(self._kernel), channels * outputs)
         out, empty = self._out.of(n, down, across, outputs), self._empty.of(n, down, across)
         see_nothing(flat(x), sides(x), layer.kernel, layer.padding, flat(empty))
         together = max(1, _PART_BYTES // (4 * points * rows * columns * (channels + outputs)))
         self._parts = [slice(at, at + together) for at in range(0, n, together)]
         for part in self._parts:
             signal = self._transformed(x[part])
-            product = torch.bmm(signal, self._kernel, out=self._products.of(*signal.shape[:2], outputs))
+            product = self._products.of(*signal.shape[:2], outputs)
+            multiply(signal[:, None, :, None], self._kernel[:, None], product[:, None])
             blank, image = flat(empty[part]), out[part]
-            out_of_tiles(
-                self._from_product, flat(product), flat(self.trained.bias), blank, rows, columns, flat(image), sides(image)
-            )
+            out_of_tiles(layer.kernel, flat(product), flat(self.trained.bias), blank, rows, columns, flat(image), sides(image))
         return out
 
     def backward(self, error: Tensor, onward: bool) -> Tensor:
@@ -121,14 +79,14 @@ class Winograd:
         for number, part in enumerate(self._parts):
             signal = self._signal if len(self._parts) == 1 else self._transformed(self._x[part])
             errors = self._products.of(*signal.shape[:2], layer.outputs)
-            into_tiles(self._to_product, flat(error[part]), sides(error[part]), 0, *places, flat(errors))
-            kernel_error.baddbmm_(signal.transpose(1, 2), errors, beta=min(number, 1))
+            into_tiles(layer.kernel, False, flat(error[part]), sides(error[part]), 0, *places, flat(errors))
+            multiply(signal.transpose(1, 2)[:, None, :, None], errors[:, None], kernel_error[:, None], add=number > 0)
             bias_error += errors[ONE * self._side + ONE].sum(0)
             if onward:
                 torch.bmm(errors, self._kernel.transpose(1, 2), out=signal)
                 image = below[part]
-                add_out_of_tiles(self._from_signal, flat(signal), layer.padding, *places, flat(image), sides(image))
-        transform_kernels(self._from_kernel, flat(kernel_error), flat(gradient), layer.inputs * layer.outputs)
+                add_out_of_tiles(layer.kernel, flat(signal), layer.padding, *places, flat(image), sides(image))
+        transform_kernels(layer.kernel, True, flat(kernel_error), flat(gradient), layer.inputs * layer.outputs)
         self.trained.kernel_step.descend(gradient)
         self.trained.bias_step.descend(bias_error)
         return below
@@ -137,5 +95,5 @@ class Winograd:
         """The tiles of some images, B x B^T: [points, tiles, inputs]."""
         rows, columns = self._tiling
         self._signal = self._signals.of(self._side**2, len(x) * rows * columns, self._layer.inputs)
-        into_tiles(self._to_signal, flat(x), sides(x), self._layer.padding, rows, columns, flat(self._signal))
+        into_tiles(self._layer.kernel, True, flat(x), sides(x), self._layer.padding, rows, columns, flat(self._signal))
         return self._signal
