@@ -118,6 +118,14 @@ def test_every_gradient_is_that_of_autograd(name: str, dtype: torch.dtype, toler
         assert np.linalg.norm(trained.weights[part] - expected[part]) <= tolerance * np.linalg.norm(gradient), tensor
 
 
+def test_the_numbers_of_an_image_may_be_the_logits() -> None:
+    architecture = Architecture((2, 3, 5), (Conv2d(2, 2, 3), Flatten()))
+    solve = solve_of(_start(architecture, 1, np.float64), 6, architecture.input, CLASSES, seed=2, epochs=1)
+    (trained,) = Chain(architecture, torch.float64).solve([solve], Descent(1.0))
+    expected, _ = _by_autograd(architecture, solve, Descent(1.0), torch.float64)
+    assert np.abs(trained.weights - expected).max() <= 1e-12
+
+
 @PRECISIONS
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("name", ["one channel", "3x3 of many channels", "strides", "dropout between"])
