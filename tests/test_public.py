@@ -66,6 +66,12 @@ def test_reading_a_scenario_loads_nothing_heavy() -> None:
     assert not HEAVY & set(modules)
 
 
+def test_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    run = f"fedsim.run(fedsim.load('quickstart', ['learning=off', 'stop.rounds=2']), {str(tmp_path / 'run')!r})"
+    code = f"import sys; import fedsim; {run}; print(*sys.modules)"
+    assert not (HEAVY | {"scipy", "networkx"}) & set(python(code).split())
+
+
 def modules() -> dict[str, Path]:
     """Every module of the package, by name."""
     paths = {*PACKAGE.rglob("*.py"), *(PACKAGE / "analysis").rglob("*.py")}  # a link, which Python before 3.13 does not follow

@@ -251,9 +251,11 @@ def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from fedsim.records.schema import column
+
     rows = len(columns[schema.names[0]])
     with replacing(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer:
         for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
-            arrays = [pa.array(columns[field.name][piece], type=field.type) for field in schema]
+            arrays = [column(columns[field.name][piece], field.type) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))

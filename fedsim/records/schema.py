@@ -11,9 +11,14 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from fedsim.simulation import Record
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
@@ -125,6 +130,26 @@ ENERGY = pa.schema(
         *((name, pa.float64()) for name in ("idle_j", "compute_j", "receive_j", "send_j", "tail_j", "grams")),
     ]
 )
+
+
+def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
+    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which would load pandas first.
+
+    Raises:
+        pyarrow.ArrowInvalid: a number is none of that kind.
+    """
+    if pa.types.is_string(kind):
+        strings = pa.lib.StringBuilder()
+        strings.append_values(values)
+        return strings.finish()
+    cells, filled = np.ascontiguousarray(values), None
+    if cells.dtype == object:
+        empty = cells == np.array(None)
+        filled = pa.py_buffer(np.packbits(~empty, bitorder="little"))
+        cells = np.where(empty, 0.0, cells).astype(float)
+    content = np.packbits(cells, bitorder="little") if cells.dtype == bool else cells
+    return pa.Array.from_buffers(pa.from_numpy_dtype(cells.dtype), len(cells), [filled, pa.py_buffer(content)]).cast(kind)
+
 
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """A value as JSON, without spaces and with sorted keys."""

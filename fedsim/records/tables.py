@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from fedsim.durable import replacing
 from fedsim.errors import CheckpointError
 from fedsim.records.folder import fingerprint
+from fedsim.records.schema import column
 
 _ROWS_A_BATCH = 4_096
 _ROWS_A_PART = 100_000  # also of a row group of the file
@@ -81,7 +82,7 @@ class TableWriter:
     def copy_to(self, path: Path) -> None:
         """Write the table as it is so far."""
         with replacing(path) as beside, pq.ParquetWriter(beside, self._schema, **self._how) as writer:
-            waiting = self._plain.empty_table()
+            waiting = pa.Table.from_batches([], schema=self._plain)
             for table in self._tables():
                 waiting = pa.concat_tables([waiting, table])
                 while len(waiting) >= _ROWS_A_PART:
@@ -115,7 +116,7 @@ class TableWriter:
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
-        arrays = [pa.array(values, type=field.type) for values, field in zip(columns, self._plain, strict=True)]
+        arrays = [column(values, field.type) for values, field in zip(columns, self._plain, strict=True)]
         self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._plain))
         self._packed += len(self._rows)
         self._rows = []
@@ -125,11 +126,11 @@ class TableWriter:
     def _named(self, table: pa.Table) -> pa.Table:
         """Rows with the names of the schema's dictionaries, in the order in which they occur in these rows."""
         columns = []
-        for column, field in zip(table.combine_chunks().columns, self._schema, strict=True):
+        for cells, field in zip(table.combine_chunks().columns, self._schema, strict=True):
             if pa.types.is_dictionary(field.type):
-                names = column.combine_chunks().dictionary_encode()
-                column = pa.DictionaryArray.from_arrays(names.indices.cast(field.type.index_type), names.dictionary)
-            columns.append(column)
+                names = cells.combine_chunks().dictionary_encode()
+                cells = pa.DictionaryArray.from_arrays(names.indices.cast(field.type.index_type), names.dictionary)
+            columns.append(cells)
         return pa.Table.from_arrays(columns, schema=self._schema)
 
 

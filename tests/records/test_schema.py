@@ -4,11 +4,14 @@ import hashlib
 import json
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.records.digest import EventChain
-from fedsim.records.schema import EVENT_COLUMNS, Row, encode, encode_payloads, event_row
+from fedsim.records.schema import EVENT_COLUMNS, Row, column, encode, encode_payloads, event_row
 from fedsim.simulation import Record
 from fedsim.world.task import Payload
 
@@ -100,3 +103,31 @@ def test_the_chain_is_over_the_rows_as_python_writes_them(rows: list[Row], cut: 
     rest = EventChain(first.state, first.count)  # saved and continued
     rest.extend(iter(rows[cut:]))
     assert (rest.hexdigest(), rest.count) == (state.hex(), len(rows))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1.5, None, 3], pa.float64()),
+        ((None, None), pa.float64()),
+        ((4, None, -1), pa.int32()),
+        ([], pa.int32()),
+        (("a", None, "ü", ""), pa.string()),
+        ([True, None, False], pa.bool_()),
+        (np.arange(20) % 3 == 0, pa.bool_()),
+        (np.broadcast_to(5, 7), pa.float64()),
+        (np.arange(9)[::2], pa.int32()),
+        (np.array([2**53, None, 1], object), pa.int64()),
+    ],
+)
+def test_columns_are_those_of_pyarrow(values: Any, kind: pa.DataType) -> None:
+    assert column(values, kind).equals(pa.array(values, type=kind))
+
+
+def test_what_is_not_a_number_is_not_empty() -> None:
+    assert column([1.0, float("nan"), None], pa.float64()).null_count == 1
+
+
+def test_a_number_that_is_too_large_for_its_column_is_refused() -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        column([2**40, None], pa.int32())
