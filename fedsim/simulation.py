@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import simpy
@@ -30,6 +30,7 @@ from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
+_ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, the dead ones are dropped
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
@@ -406,7 +407,7 @@ class Simulation:
 
     async def _play(self) -> AsyncIterator[None]:
         go_to, queue = self.env.go_to, self.env.queue
-        breath, instants = time.perf_counter(), 0
+        breath, instants, room = time.perf_counter(), 0, _ROOM
         while True:
             self._play_world()
             if self._joins:
@@ -436,6 +437,10 @@ class Simulation:
                 instants = 0
                 if self._watched:
                     yield
+                if len(queue) > room:  # what was cancelled may be due in hours, and makes the heap deep until then
+                    queue[:] = [entry for entry in queue if type(entry[3]) is not Wakeup or entry[3].ring is not None]
+                    heapify(queue)
+                    room = max(_ROOM, 2 * len(queue))
                 if time.perf_counter() - breath > _BREATH_S:
                     await asyncio.sleep(0)
                     yield

@@ -30,6 +30,15 @@ def records_of(simulation: Simulation) -> list[tuple[float, str, dict[str, Any]]
     return seen
 
 
+def test_a_sink_may_want_some_kinds_alone() -> None:
+    simulation, some, every, names = Simulation(), list[int](), list[int](), ("a", "b", "c", "a")
+    simulation.listen(lambda record: some.append(record.fields["number"]), kinds=("a", "c"))
+    simulation.listen(lambda record: every.append(record.fields["number"]))
+    for number, kind in enumerate(names):
+        simulation.emit(kind, number=number)
+    assert (some, every) == ([0, 2, 3], [0, 1, 2, 3])
+
+
 class TestGrid:
     def test_sums_of_grid_times_are_exact_in_any_order(self) -> None:
         parts = [on_grid(x) for x in (0.1, 0.2, 0.3, 1 / 3, 1e-9, 86400.1)]
@@ -127,6 +136,24 @@ class TestClock:
         simulation.wake(("two", 0), 0.0, lambda: simulation.wake(("three", 0), 5.0, lambda: order.append("three")))
         run(simulation)
         assert order == ["one", "process", "three"]
+
+    def test_cancelled_alarms_of_later_do_not_fill_the_schedule(self) -> None:
+        """An alarm a second, each of which sets one for much later and cancels it, but for every tenth."""
+        simulation, rung, most = Simulation(), list[float](), 0
+
+        def tick() -> None:
+            nonlocal most
+            second, most = int(simulation.now), max(most, len(simulation.env.queue))
+            late = simulation.wake(("late", second), 1e6 + second, lambda: rung.append(simulation.now))
+            if second % 10:
+                late.cancel()
+            if second < 5_000:
+                simulation.wake(("tick", second), simulation.now + 1, tick)
+
+        simulation.wake(("tick", 0), 0.0, tick)
+        run(simulation)
+        assert rung == [1e6 + second for second in range(0, 5_001, 10)]
+        assert most < 1_200  # of 5,001
 
     def test_an_alarm_rings_once_and_can_be_cancelled_in_its_instant(self) -> None:
         simulation = Simulation()

@@ -1,6 +1,7 @@
 """When devices came and went, as a table for the run folder."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,17 @@ from numpy.typing import NDArray
 
 from fedsim.world.phases import Span
 
-Path = Callable[[int, float], Span]
+States = Callable[[int, float, int], list[tuple[float, bool]]]
+"""Of a device up to a time (s): each state and since when; not many more than so many."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def changes(span: Path, devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
+def changes(states: States, devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
     """Each device's state at time 0, and every change of it up to ``end``, in order of devices and times.
 
     Args:
-        span: the phase that a device is in at a time (s), cut to its lifetime.
+        states: those of a device, cut to its lifetime; ``stepwise`` where only its phases are known.
         devices: whose changes are wanted.
         end: of the run (s).
         most: of rows. Of too many, whole devices are left out, evenly over their numbers.
@@ -29,7 +31,7 @@ def changes(span: Path, devices: NDArray[np.int64], end: float, most: int) -> di
     rows = 0
     spread = np.argsort(np.arange(len(devices)) * _GOLDEN % 1, kind="stable")  # any beginning of it is spread evenly
     for device in devices[spread].tolist():
-        own = _of_one(span, device, end, most - rows)
+        own = states(device, end, most - rows)
         rows += len(own)
         if rows > most:
             break
@@ -41,8 +43,12 @@ def changes(span: Path, devices: NDArray[np.int64], end: float, most: int) -> di
     }
 
 
-def _of_one(span: Path, device: int, end: float, most: int) -> list[tuple[float, bool]]:
-    """The changes of one device, not many more than ``most``; an off phase may follow another one."""
+def stepwise(span: Callable[[int, float], Span]) -> States:
+    """States found phase by phase: ``span`` is the one that a device is in at a time (s). An off phase may follow another."""
+    return partial(_of_one, span)
+
+
+def _of_one(span: Callable[[int, float], Span], device: int, end: float, most: int) -> list[tuple[float, bool]]:
     own: list[tuple[float, bool]] = []
     time = 0.0
     while time <= end and len(own) <= most:
