@@ -357,7 +357,7 @@ def _dated(texts: Sequence[str]) -> bool:
 
 
 def _of_run(path: Path) -> Iterator[Row]:
-    """What a run recorded, without steps that were cut off; samples from the table of devices."""
+    """What a run recorded of its rounds, without steps that were cut off; samples from the table of devices."""
     from fedsim.records.reading import RunFolder
 
     run = RunFolder(path)
@@ -374,7 +374,7 @@ def _of_run(path: Path) -> Iterator[Row]:
         elif kind == "round":
             yield Row(0, "server", number, "round", last, time, 0.0, 0.0, 1)
             last = time
-        elif outcome == "done" and step in ("download", "train", "upload"):
+        elif outcome == "done" and step in ("download", "train", "upload") and number is not None:
             facts = json.loads(data)
             epochs = facts.get("epochs") or 1
             held = samples.get(device, 0) * epochs

@@ -1,5 +1,6 @@
 """Logs as they are met: what is read, and what is refused, with one message each."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 
 from fedsim.calibrate.log import Said, read_log
 from fedsim.errors import DataError
+from fedsim.records.reading import RunFolder
+from fedsim.testing import quiet_world, run
 from tests.calibrate.logs import DEVICES, HEAD, SIZE, rounds, task, written
 
 GOOD = rounds(3)
@@ -62,6 +65,18 @@ def test_versions_that_overlap_are_of_an_asynchronous_server(tmp_path: Path) -> 
     assert read_log(written(tmp_path / "a.csv", text), Said()).synchronous
     text = "".join(task(str(one), number, 10.0 * one + 12.0 * number, DEVICES[2]) for number in range(5) for one in range(2))
     assert not read_log(written(tmp_path / "b.csv", text), Said()).synchronous
+
+
+def test_what_a_run_asks_before_its_rounds_is_left_out(tmp_path: Path) -> None:
+    """TiFL's profiling is of no round."""
+    tifl = {"kind": "tifl", "clients_per_round": 8, "tiers": 3}
+    run(quiet_world(tifl, rounds=9) | {"learning": "off"}, tmp_path / "run")
+    asked = [(event["device"], event["round"]) for event in RunFolder(tmp_path / "run").events if event["kind"] == "task-start"]
+    often = Counter(device for device, number in asked if number is not None)
+    assert len(asked) > often.total()
+    log = read_log(tmp_path / "run", Said(lenient=True))
+    assert len(log.tasks.round) == sum(count for count in often.values() if count > 1)  # who was asked once is left out, too
+    assert set(log.tasks.round.tolist()) <= set(range(9))
 
 
 WRONG = {
