@@ -22,14 +22,13 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability.changes import States, changes, stepwise
+from fedsim.world.availability.changes import changes
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
 from fedsim.world.edges import Edges
 from fedsim.world.energy.batteries import Powered
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Network
-from fedsim.world.phases import Phases
 from fedsim.world.processes.world import Processes
 from fedsim.world.roofline import Rooflines
 from fedsim.world.workforce import Workforce
@@ -78,8 +77,7 @@ class Run:
         self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
         paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
-        # What became of it, for the run folder:
-        self._past: States = availability.states if isinstance(availability, Phases) else stepwise(availability.span)
+        self._past = availability.span  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         self.energy, batteries = None, None
         if scenario.energy is not None:
@@ -88,7 +86,7 @@ class Run:
             batteries = scenario.energy.batteries(self.energy, simulation, streams, self.population.arrival, paths, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
-            self._past = stepwise(powered.past)
+            self._past = powered.past
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )

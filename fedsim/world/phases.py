@@ -73,17 +73,6 @@ class Phases:
         self._count[row], self._on[row], self._start[row], self._end[row] = count, on, start, end
         return Span(on, start, end)
 
-    def states(self, device: int, end: float, most: int) -> list[tuple[float, bool]]:
-        """Each phase up to ``end`` (s) as its start and whether it is on; not many more than ``most``."""
-        first = self._streams.uniform(f"{self._purpose}/first", device) < self._share_on
-        starts = [0.0]
-        while starts[-1] <= end and len(starts) <= most:
-            ahead = min(_PHASES_AT_ONCE, int(1.1 * (end - starts[-1]) / (sum(self._means) / 2)) + 4)
-            counts = np.arange(len(starts) - 1, len(starts) - 1 + ahead)[None, :]
-            lengths = self._lengths(np.array([device]), counts, (counts % 2 == 1) ^ first)
-            starts += np.cumsum(np.append(starts[-1], lengths))[1:].tolist()
-        return [(start, bool(number % 2) ^ first) for number, start in enumerate(starts) if start <= end]
-
     def check_walk(self, device: int, start: float, end: float) -> None:
         """Refuse to go through far too many phases from ``start`` to ``end`` (s).
 

@@ -1,7 +1,6 @@
 """When devices came and went, as a table for the run folder."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,17 +8,16 @@ from numpy.typing import NDArray
 
 from fedsim.world.phases import Span
 
-States = Callable[[int, float, int], list[tuple[float, bool]]]
-"""Of a device up to a time (s): each state and since when; not many more than so many."""
+Path = Callable[[int, float], Span]
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def changes(states: States, devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
+def changes(span: Path, devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
     """Each device's state at time 0, and every change of it up to ``end``, in order of devices and times.
 
     Args:
-        states: those of a device, cut to its lifetime; ``stepwise`` where only its phases are known.
+        span: the phase that a device is in at a time (s), cut to its lifetime.
         devices: whose changes are wanted.
         end: of the run (s).
         most: of rows. Of too many, whole devices are left out, evenly over their numbers.
@@ -31,7 +29,7 @@ def changes(states: States, devices: NDArray[np.int64], end: float, most: int) -
     rows = 0
     spread = np.argsort(np.arange(len(devices)) * _GOLDEN % 1, kind="stable")  # any beginning of it is spread evenly
     for device in devices[spread].tolist():
-        own = states(device, end, most - rows)
+        own = _of_one(span, device, end, most - rows)
         rows += len(own)
         if rows > most:
             break
@@ -43,12 +41,8 @@ def changes(states: States, devices: NDArray[np.int64], end: float, most: int) -
     }
 
 
-def stepwise(span: Callable[[int, float], Span]) -> States:
-    """States found phase by phase: ``span`` is the one that a device is in at a time (s). An off phase may follow another."""
-    return partial(_of_one, span)
-
-
-def _of_one(span: Callable[[int, float], Span], device: int, end: float, most: int) -> list[tuple[float, bool]]:
+def _of_one(span: Path, device: int, end: float, most: int) -> list[tuple[float, bool]]:
+    """The changes of one device, not many more than ``most``; an off phase may follow another one."""
     own: list[tuple[float, bool]] = []
     time = 0.0
     while time <= end and len(own) <= most:
