@@ -359,3 +359,22 @@ class TestStar:
         half.share(0.0)
         assert set(half.rates().values()) == {1000.0}
         assert len(half._tiers) == 1
+
+
+def test_a_link_at_rest_carries_nothing_whatever_its_flows_weigh() -> None:
+    """The weights of tcp, under which sums of rates are exact only as whole numbers."""
+    draw = np.random.default_rng(0)
+    half = Half(math.inf)
+    for flow in range(13):
+        half.enter(flow, 1e5, 3476.25, 0.0, weight=float(draw.uniform(0.5, 2.0)))
+    half.share(0.0)
+    half.set_capacity(0.0, 1.0)
+    half.share(1.0)
+    assert set(half.rates().values()) == {0.0}
+    assert half.next_end == math.inf
+    half.enter(13, 1e5, 3476.25, 2.0, weight=1.3)
+    half.set_capacity(math.inf, 3.0)
+    half.share(3.0)
+    ends = {flow: end for end, flow in half.advance(100.0)}
+    alone = 1e5 / 3476.25
+    assert [ends[flow] for flow in range(14)] == pytest.approx([alone + 2.0] * 13 + [alone + 3.0])

@@ -42,7 +42,9 @@ Units = int | float
 
 
 def _in_units(rate: float) -> Units:
-    return rate if rate == math.inf or rate == 0 else max(1, round(rate * _UNITS))
+    if rate == math.inf:
+        return rate
+    return max(1, round(rate * _UNITS)) if rate else 0  # an int: sums are exact of these alone
 
 
 def _duration(size: float, rate: float) -> float:
