@@ -130,7 +130,9 @@ class Reading(Spec):
             if self.last is not None:
                 values = values[-min(self.last, len(values) // 2) :]
             values = values[: self.first]
-            return float(_OF_VALUES[self.take](values)) if len(values) >= _LEAST.get(self.take, 0) else math.nan
+            if len(values) < _LEAST.get(self.take, 0):
+                return math.nan
+            return (self.scale if self.take == "zeros" else 1.0) * float(_OF_VALUES[self.take](values))
         goal = target if self.target is None else self.target
         reached = next((row for row in rows if row[self.column] is not None and self.scale * row[self.column] >= goal), None)
         if self.take == "missed":

@@ -270,6 +270,11 @@ def test_readings(said: dict[str, Any], value: float, tmp_path: Path) -> None:
     assert Reading(title="x", scale=100, **said).of(run, best=85.0) == pytest.approx(value)
 
 
+def test_a_share_is_in_the_unit_that_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.0, 0.5, 0.0, None, 0.5], [])
+    assert Reading(title="%", take="zeros", scale=100).of(run) == 50.0
+
+
 def test_what_a_run_does_not_have_is_unknown_and_a_column_that_there_is_not_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ACCURACY, [("split", 0)])
     for said in ({"take": "after", "rounds": 2}, {"take": "after", "rounds": 7}, {"take": "before", "event": "split"}):
