@@ -57,7 +57,7 @@ class Recorder:
         self.last_time = time
         if kind in OF_TASKS:
             self._waiting.append(record)
-            if kind != "task-end" or len(self._waiting) < _ROWS_AT_ONCE:
+            if len(self._waiting) < _ROWS_AT_ONCE:
                 return
         self._book()
         if kind not in OF_TASKS:
