@@ -1,8 +1,7 @@
 """The clock: one SimPy environment, driven by asyncio, in which real work may be joined and every event is emitted.
 
-Simulated time belongs to SimPy alone. asyncio drives it and lets others watch; it never decides an order. Within one
-instant the order is fixed: world events; one solve for each network that changed; joins, oldest first; then the inbox, a
-message at a time, in order of posting; and round again until nothing is due now. Only then does time move on. So real work
+Simulated time belongs to SimPy alone. asyncio steps the environment and lets others watch; it never decides an order. Within
+one instant the order is that of ``fedsim.environment``. While real work is joined no event is processed, so that the work
 may take any time on any number of workers, and the run is the same to the bit.
 
 Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days), so two times
@@ -17,12 +16,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from heapq import heapify, heappop, heappush
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import simpy
-from simpy.events import NORMAL, URGENT, Event, ProcessGenerator
+from simpy.events import EventPriority
 
+from fedsim.environment import NORMAL, SERVE, SETTLE, URGENT, Alarm, Environment, Join, Name, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
@@ -30,7 +31,6 @@ from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
-_ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, the dead ones are dropped
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
@@ -60,117 +60,6 @@ class Record(NamedTuple):
 Sink = Callable[[Record], None]
 
 _make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
-
-
-class Environment(simpy.Environment):
-    """SimPy's environment, and the one place that uses what SimPy keeps to itself: its schedule, its counter, its clock.
-
-    The driver needs all three. What is due in one instant is done in the order in which it was asked for, SimPy's events and
-    the engine's alarms alike, so both are numbered by one counter. Alarms are set for a time, where ``schedule`` takes a delay
-    (and now + (when - now) is not always when). They ring without an event's list of callbacks, and a cancelled one is dropped
-    without moving the clock: an alarm costs 1.8 microseconds in all, 2.3 as a ``Timeout`` with a callback.
-
-    Attributes:
-        awaited: the work that a handler waits for, the last one.
-        queue: SimPy's schedule: a heap of (time, priority, number, event or ``Wakeup``).
-        number: gives the next number.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(initial_time=0.0)
-        self.awaited: asyncio.Future[Any] | None = None
-        self.queue: list[Any] = self._queue
-        self.number: Callable[[], int] = self._eid.__next__
-        for made in ("event", "process", "timeout"):
-            setattr(self, made, getattr(self, made))  # bound once, as SimPy does for its own class
-
-    def go_to(self, when: float) -> float:
-        """Set the clock (s); returns what it says."""
-        self._now = when
-        return when
-
-
-class Wakeup:
-    """A named alarm at an absolute simulated time. Every wait of the engine is one, so that a snapshot can name it.
-
-    It is rung by the driver itself: alarms are most of what a run consists of.
-
-    Attributes:
-        name: a kind and a number.
-        when: the time (s).
-        ring: what happens then; None when it has happened, or was cancelled.
-    """
-
-    __slots__ = ("name", "ring", "when")
-
-    def __init__(self, name: tuple[str, int], when: float, ring: Callable[[], None]) -> None:
-        self.name = name
-        self.when = when
-        self.ring: Callable[[], None] | None = ring
-
-    def cancel(self) -> None:
-        """Never ring. The dead entry is dropped from the schedule without moving the clock."""
-        self.ring = None
-
-
-class Join(Event):
-    """The result of real work, for a process (``value = yield join``) or a handler (``value = await join``).
-
-    In a process it fires in the instant in which it was made, after everything else due then, in order of making.
-    """
-
-    def __init__(self, env: Environment, work: "Future[Any]") -> None:
-        super().__init__(env)
-        self.work = work
-        self._environment = env
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        future = self._environment.awaited = asyncio.wrap_future(self.work)
-        return future.__await__()
-
-    async def resolve(self) -> None:
-        """Wait (in real time) for the work, then fire with its value or its exception."""
-        try:
-            value = await asyncio.wrap_future(self.work)
-        except Exception as error:
-            self.fail(error)
-        else:
-            self.succeed(value)
-
-
-class _Handled:
-    """The rest of a handler, which may wait for real work alone: for anything else the clock would stand still.
-
-    The error arises in the handler itself, so that it says where.
-
-    Args:
-        inner: what it does after its first wait.
-        waited: for what it waits.
-        env: knows what it may wait for.
-    """
-
-    def __init__(self, inner: Generator[Any, Any, None], waited: Any, env: Environment) -> None:
-        self._inner, self._waited, self._env = inner, waited, env
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        inner, waited = self._inner, self._waited
-        try:
-            while True:
-                if waited is not self._env.awaited:
-                    waited = inner.throw(
-                        SimulationError(
-                            "a handler waits for something that is no value of this run, such as asyncio.sleep; to wait in "
-                            "simulated time set a timer (server.timer), of what takes real time await server.value and the like"
-                        )
-                    )
-                try:
-                    sent = yield waited
-                except BaseException as error:
-                    waited = inner.throw(error)
-                else:
-                    waited = inner.send(sent)
-        except StopIteration:
-            return
 
 
 class Solver(Protocol):
@@ -224,7 +113,7 @@ class Simulation:
         executor: where real work runs; by default in this thread.
 
     Attributes:
-        now: the simulated time, seconds since the start; to be read only.
+        env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run`` below.
         settled: whether it stands between two instants (it may be saved there), or is over, however it ended.
         working: whether real work is done in this very thread now, because the executor works there.
         end: what would happen later than this (s) never does; it need not be computed.
@@ -234,20 +123,15 @@ class Simulation:
 
     def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
         self.env = Environment()
-        self.now = 0.0
         self.end = CLOCK_END_S
         self.executor: Executor = Inline() if executor is None else executor
         self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
+        self._over = False
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
-        self._first: deque[tuple[int, Callable[[], None]]] = deque()  # what is to happen in this instant: its place among all
-        self._soon: deque[tuple[int, Callable[[], None]]] = deque()  # that is due, and what
-        self._unsettled: list[Solver] = []
-        self._joins: deque[Join] = deque()
-        self._inbox: deque[Any] = deque()
         self._watched: deque[Record] | None = None
         self._between: list[Callable[[], None]] = []
         self._interrupted = False
@@ -256,29 +140,35 @@ class Simulation:
         self.idle: Callable[[], bool] | None = None  # asked between two instants: does nothing to come matter?
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
+    @property
+    def now(self) -> float:
+        """The simulated time (s since the start)."""
+        return self.env.now
+
     # What the world and the server use.
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
-        """Start a SimPy process in this instant."""
-        return self.env.process(generator)
+        """Start a SimPy process in this instant. What it does not catch is raised by the run, as it was raised."""
+        process = self.env.process(generator)
+        process.callbacks.append(_raise_failure)
+        return process
 
-    def wake(self, name: tuple[str, int], when: float, callback: Callable[[], None]) -> Wakeup:
-        """Call ``callback`` at the absolute time ``when`` (seconds; not before now)."""
-        wakeup = Wakeup(name, when, callback)
-        heappush(self.env.queue, (when, NORMAL, self.env.number(), wakeup))
-        return wakeup
+    def wake(self, name: Name, when: float, callback: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
+        """Call ``callback`` at the absolute time ``when`` (s, not before now)."""
+        return Alarm(self.env, name, when, callback, priority)
 
     def soon(self, callback: Callable[[], None], *, first: bool = False) -> None:
         """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
-        (self._first if first else self._soon).append((self.env.number(), callback))
+        self.env.call(callback, URGENT if first else NORMAL)
 
     def unsettle(self, solver: Solver) -> None:
         """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
-        self._unsettled.append(solver)
+        self.env.call(solver.solve, SETTLE)
 
     def post(self, message: Any) -> None:
         """Put a message into the server's inbox; it is handled in this instant, after the world's events."""
-        self._inbox.append(message)
+        if not self._over:
+            self.env.call(partial(self._serve, message), SERVE)
 
     def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
         """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in.
@@ -297,10 +187,7 @@ class Simulation:
 
     def join(self, work: "Future[Any]") -> Join:
         """The result of ``work``, at this very instant: the clock stands still until it is there."""
-        join = Join(self.env, work)
-        if self.env.active_process is not None:
-            self._joins.append(join)
-        return join
+        return self.env.join(work)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Record that something happened now. Fields are JSON-able."""
@@ -350,30 +237,22 @@ class Simulation:
         self._between.append(action)
 
     def alarms(self) -> list[tuple[str, int, float]]:
-        """Every wake-up to come: kind, number and time (s), in the order in which they will ring.
+        """Every alarm to come: kind, number and time (s), in the order in which they will ring.
 
         Raises:
-            SimulationError: something else waits, which a snapshot could not name.
+            SimulationError: the instant is not over, or an event waits that is no alarm, which a snapshot could not name.
         """
-        if self._first or self._soon:
-            raise SimulationError(f"a snapshot is not possible at {self.now!r} s: the instant is not over")
         found = []
-        for when, _, _, event in sorted(self.env.queue, key=lambda entry: entry[:3]):
-            if not isinstance(event, Wakeup):
-                raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {event!r} has no name")
-            if event.ring is not None:
-                found.append((*event.name, when))
+        for event in self.env.alarms():
+            if not isinstance(event, Alarm) or event.when <= self.now:
+                why = f"{event!r} has no name" if not isinstance(event, Alarm) else "the instant is not over"
+                raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {why}")
+            found.append((*event.name, event.when))
         return found
 
     def expected(self) -> Iterator[str]:
-        """The kind of each wake-up to come, in no particular order."""
-        return (event.name[0] for *_, event in self.env.queue if type(event) is Wakeup and event.ring is not None)
-
-    def set_clock(self, now: float) -> None:
-        """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
-        for waiting in (self.env.queue, self._first, self._soon, self._inbox):
-            waiting.clear()
-        self.now = self.env.go_to(now)
+        """The kind of each alarm to come."""
+        return (event.name[0] for event in self.env.alarms() if isinstance(event, Alarm))
 
     # What a person uses.
 
@@ -397,99 +276,97 @@ class Simulation:
             with _RARE_COLLECTIONS:
                 async for _ in self._play():
                     yield
+                self._over = True  # no message is handled any more
                 for final in self._finals:
                     final()
-                    self._play_world()
+                    while self.env.peek() <= self.now:
+                        self.env.step()
         finally:
             self.settled = True
             for close in self._closers:
                 close()
 
     async def _play(self) -> AsyncIterator[None]:
-        go_to, queue = self.env.go_to, self.env.queue
-        breath, instants, room = time.perf_counter(), 0, _ROOM
+        env, now = self.env, self.now
+        breath, instants = time.perf_counter(), 0
         while True:
-            self._play_world()
-            if self._joins:
-                await self._joins.popleft().resolve()
-                continue
-            if self._inbox:
-                if self.handle is None:
-                    raise SimulationError("a message was posted, but no server handles messages in this simulation")
-                inner = self.handle(self._inbox.popleft()).__await__()
-                try:
-                    waited = next(inner)
-                except StopIteration:  # as most do, which wait for nothing
-                    continue
-                await _Handled(inner, waited, self.env)
-                continue
-            if self._between:
-                self.settled = True
-                while self._between:
-                    self._between.pop(0)()
-                self.settled = False
-            if self._interrupted:
-                self.stop("interrupted")
-            if self.stopped is not None:
-                return
-            instants += 1
-            if self._watched or instants >= _INSTANTS_A_LOOK:
-                instants = 0
-                if self._watched:
-                    yield
-                if len(queue) > room:  # what was cancelled may be due in hours, and makes the heap deep until then
-                    queue[:] = [entry for entry in queue if type(entry[3]) is not Wakeup or entry[3].ring is not None]
-                    heapify(queue)
-                    room = max(_ROOM, 2 * len(queue))
-                if time.perf_counter() - breath > _BREATH_S:
-                    await asyncio.sleep(0)
-                    yield
-                    breath = time.perf_counter()
-            while queue and type(queue[0][3]) is Wakeup and queue[0][3].ring is None:
-                heappop(queue)
-            if not queue or (self.idle is not None and self.idle()):
-                return
-            if queue[0][0] > CLOCK_END_S:
-                self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
-                return
-            self.now = go_to(queue[0][0])
-
-    def _play_world(self) -> None:
-        """Process all events that are due now, and settle what they changed, until the world stands still.
-
-        In SimPy's order: the urgent events first, and then as they were scheduled.
-        """
-        env, queue, first, soon, now = self.env, self.env.queue, self._first, self._soon, self.now
-        while True:
-            due = queue[0] if queue and queue[0][0] <= now else None
-            if first and (due is None or due[1] != URGENT or due[2] > first[0][0]):
-                first.popleft()[1]()
-            elif soon and (due is None or (due[1] != URGENT and due[2] > soon[0][0])):
-                soon.popleft()[1]()
-            elif due is None:
-                if not self._unsettled:
+            due = env.peek()
+            if due > now:
+                self._end_instant()
+                if self.stopped is not None:
                     return
-                unsettled, self._unsettled = self._unsettled, []
-                for solver in unsettled:
-                    solver.solve()
-            elif type(event := due[3]) is Wakeup:
-                heappop(queue)
-                ring, event.ring = event.ring, None
-                if ring is not None:
-                    ring()
-            else:
-                env.step()
+                instants += 1
+                if self._watched or instants >= _INSTANTS_A_LOOK:
+                    instants = 0
+                    if self._watched:
+                        yield
+                    env.trim()
+                    if time.perf_counter() - breath > _BREATH_S:
+                        await asyncio.sleep(0)
+                        yield
+                        breath = time.perf_counter()
+                if due == math.inf or (self.idle is not None and self.idle()):
+                    return
+                if due > CLOCK_END_S:
+                    self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
+                    return
+                now = due
+            env.advance()
+            while env.pending is not None:
+                (work, go_on), env.pending = env.pending, None
+                with suppress(Exception):  # it is raised where it is joined
+                    await asyncio.wrap_future(work)
+                go_on()
+
+    def _end_instant(self) -> None:
+        if self._between:
+            self.settled = True
+            while self._between:
+                self._between.pop(0)()
+            self.settled = False
+        if self._interrupted:
+            self.stop("interrupted")
+
+    def _serve(self, message: Any) -> None:
+        """Give a message to the server. Its handler may wait for real work alone."""
+        if self.handle is None:
+            raise SimulationError("a message was posted, but no server handles messages in this simulation")
+        self._handle(self.handle(message).__await__())
+
+    def _handle(self, handler: Generator[Any, None, None]) -> None:
+        """Go on with a handler, to its end or its next wait."""
+        self.env.handling = True
+        try:
+            waited = next(handler)
+            while not isinstance(waited, Join):  # the error arises in the handler itself, so that it says where
+                waited = handler.throw(
+                    SimulationError(
+                        "a handler waits for something that is no value of this run, such as asyncio.sleep; to wait in "
+                        "simulated time set a timer (server.timer), of what takes real time await server.value and the like"
+                    )
+                )
+        except StopIteration:
+            return
+        finally:
+            self.env.handling = False
+        self.env.wait_for(waited.work, partial(self._handle, handler))
+
+
+def _raise_failure(process: simpy.events.Event) -> None:
+    """SimPy raises a copy of what a process does not catch; the exception itself says where it was raised."""
+    if not process.ok:
+        raise process.value
 
 
 __all__ = [
     "TICK_S",
+    "Alarm",
     "Blueprint",
     "Environment",
     "Join",
     "Record",
     "Simulation",
     "Solver",
-    "Wakeup",
     "on_grid",
     "on_grid_after",
     "tie_s",

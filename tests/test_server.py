@@ -21,7 +21,7 @@ def world(devices: int, now: float, availability: dict[str, Any] | None = None, 
     people = {"devices": devices, "samples": samples, "availability": availability} | population
     scenario = fedsim.Scenario(learning="off", population=people, strategy={"kind": "fedavg", "clients_per_round": 1})
     run: Run = fedsim.Simulation(scenario).installed
-    run.simulation.set_clock(now)
+    run.simulation.env.restart(now)
     return run
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import hashlib
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -143,7 +144,7 @@ class TestClock:
 
         def tick() -> None:
             nonlocal most
-            second, most = int(simulation.now), max(most, len(simulation.env.queue))
+            second, most = int(simulation.now), max(most, len(simulation.env._queue))
             late = simulation.wake(("late", second), 1e6 + second, lambda: rung.append(simulation.now))
             if second % 10:
                 late.cancel()
@@ -288,27 +289,23 @@ def _slowly(value: int, delay_s: float) -> int:
 class NaiveBridge(Simulation):
     """The mistake that the design avoids: the clock goes on, and whatever work finishes first triggers its event first."""
 
+    def __init__(self, executor: Any) -> None:
+        super().__init__(executor=executor)
+        self._outstanding: list[tuple[Future[Any], Event]] = []
+        self._peek, self.env.peek = self.env.peek, self._look  # type: ignore[method-assign]
+
     def join(self, work: "Future[Any]") -> Any:
-        event = Event(self.env)
-        self._outstanding = [*getattr(self, "_outstanding", []), (work, event)]
-        return event
+        self._outstanding.append((work, Event(self.env)))
+        return self._outstanding[-1][1]
 
-    def _play_world(self) -> None:
-        self._deliver_what_happens_to_be_ready()
-        super()._play_world()
-        if not self.env.queue:
-            while getattr(self, "_outstanding", []):
-                self._deliver_what_happens_to_be_ready()
-                super()._play_world()
-
-    def _deliver_what_happens_to_be_ready(self) -> None:
-        waiting = []
-        for work, event in getattr(self, "_outstanding", []):
-            if work.done():
+    def _look(self) -> float:
+        while True:
+            ready = [pair for pair in self._outstanding if pair[0].done()]
+            self._outstanding = [pair for pair in self._outstanding if pair not in ready]
+            for work, event in ready:
                 event.succeed(work.result())
-            else:
-                waiting.append((work, event))
-        self._outstanding = waiting
+            if self._peek() < math.inf or not self._outstanding:
+                return self._peek()
 
 
 def contest(simulation: Simulation) -> str:

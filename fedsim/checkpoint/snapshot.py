@@ -90,7 +90,7 @@ def put_back(run: "Run", recorder: "Recorder", origins: Origins, tree: Any, arra
 
 
 def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
-    run.simulation.set_clock(state["now"])
+    run.simulation.env.restart(state["now"])
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])
     if run.drift is not None:

@@ -22,7 +22,7 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
-from fedsim.simulation import Simulation, Wakeup, on_grid_after
+from fedsim.simulation import Simulation, Alarm, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
@@ -120,7 +120,7 @@ class Dispatch:
         self._devices = devices
         self._attack, self._malicious = attack, frozenset(malicious)
         self._batch_size = batch_size
-        self._timers: dict[str, Wakeup] = {}
+        self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
         self._hauled: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages of edge servers: what arrives, is kept

@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 from numpy.typing import NDArray
 
-from fedsim.simulation import Simulation, Wakeup
+from fedsim.simulation import Simulation, Alarm
 from fedsim.world.network.flow import Flow
 from fedsim.world.task import Cause, Task
 
@@ -42,7 +42,7 @@ class Wait:
     off: float
     dry: float = math.inf
     closed: bool = False
-    alarm: Wakeup | None = None
+    alarm: Alarm | None = None
     flow: Flow | None = None
     slot: simpy.resources.resource.Request | None = None
 

@@ -307,15 +307,15 @@ class TestLifetimes:
     def test_two_wakeups_at_most_however_many_are_to_come(self) -> None:
         devices = 200_000
         site = Site([0.0, *range(1, devices)], [float(devices)] * devices)
-        assert sorted(entry[3].name for entry in site.simulation.env.queue) == [("arrival", 0), ("departure", 0)]
+        assert sorted(event.name for event in site.simulation.env.alarms()) == [("arrival", 0), ("departure", 0)]
         site.simulation.wake(("stop", 0), 3.0, lambda: site.simulation.stop("enough"))
         site.run()
-        assert sorted(entry[3].name for entry in site.simulation.env.queue) == [("arrival", 3), ("departure", 0)]
+        assert sorted(event.name for event in site.simulation.env.alarms()) == [("arrival", 3), ("departure", 0)]
         assert site.told == [(1.0, 1), (2.0, 2), (3.0, 3)]
 
     def test_where_all_are_there_for_ever_nothing_happens(self) -> None:
         site = Site([0.0, 0.0])
-        assert not site.simulation.env.queue
+        assert not list(site.simulation.env.alarms())
         assert site.lifetimes.present(0.0).all()
 
     def test_present(self) -> None:

@@ -251,7 +251,11 @@ class TestRuns:
     def test_a_process_without_end_does_not_keep_a_run_alive(self) -> None:
         scenario = world(f"{HERE}:forever", devices=1)
         simulation = fedsim.Simulation(fedsim.Scenario(**scenario))
-        simulation.handle = lambda _: asyncio.sleep(0)  # a server that asks for nothing
+
+        async def asks_for_nothing(_: object) -> None:
+            pass
+
+        simulation.handle = asks_for_nothing
         assert asyncio.run(simulation.run()) == "nothing left to happen"
 
     def test_the_same_draws_whatever_the_strategy(self) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.language.spec import Spec
-from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid
+from fedsim.simulation import TICK_S, Simulation, Alarm, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.distributions import Constant, Distribution
@@ -154,7 +154,7 @@ class Batteries:
         self._tails: dict[int, float] = {}  # until when the radio of a device stays awake (s)
         self._turns: dict[int, list[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
         self._paths: dict[int, list[list[float]]] = {}  # of those that were ever asked
-        self._alarms: dict[int, Wakeup] = {}
+        self._alarms: dict[int, Alarm] = {}
         self._spans: dict[int, Span] = {}  # in which each was last found, plugged in or not: a cache
 
     def has(self, device: int) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, nearest
-from fedsim.simulation import TICK_S, Simulation, Wakeup, on_grid, on_grid_after, tie_s
+from fedsim.simulation import TICK_S, Simulation, Alarm, on_grid, on_grid_after, tie_s
 from fedsim.world.columns import ALL, each
 from fedsim.world.network.flow import Direction, Flow, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
@@ -93,12 +93,12 @@ class Network(ABC):
         self._rules = list({id(rule): rule for rule in sharing.values()}.values())
         self._started = 0
         self._busy: dict[Direction, dict[int, Flow]] = {"down": {}, "up": {}}
-        self._in_latency: dict[int, Wakeup] = {}
+        self._in_latency: dict[int, Alarm] = {}
         self._entering: dict[int, Flow] = {}  # since the last solve
         self._leaving: list[Flow] = []  # cancelled since the last solve
         self._running: dict[int, Flow] = {}
         self._arrived: list[Flow] = []  # ended, and nobody has been told yet
-        self._wakeup: Wakeup | None = None
+        self._wakeup: Alarm | None = None
         self._unsettled = False
         self._shared = shared
         self.limits: dict[str, float] = {}

@@ -1,0 +1,199 @@
+"""SimPy's environment for this simulator: alarms at absolute times, and one order of events within an instant.
+
+Events of one instant are processed by priority, and those of one priority as they were scheduled:
+
+1. ``URGENT``: starts and interruptions of processes (SimPy's own use of it);
+2. ``NORMAL``: everything that completes: the end of a flow or a computation, an arrival, any event of a process;
+3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage. What completes in the same
+   instant has completed;
+4. ``SETTLE``: networks share their links again, once for all the changes of the instant;
+5. ``JOIN``: results of real work, in the order in which processes asked for them;
+6. ``SERVE``: the server handles its messages, one at a time.
+
+An event that schedules others in the same instant goes on in that order: the server acts only when the world stands still.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, wait
+from heapq import heapify, heappop
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator, Timeout
+
+CUT, SETTLE, JOIN, SERVE = map(EventPriority, (2, 3, 4, 5))
+
+_ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are dropped
+
+Name = tuple[str, int]
+"""What a snapshot calls an alarm: a kind and a number."""
+
+
+class Alarm(Timeout):
+    """A named event at an absolute time, which can be cancelled and can be saved.
+
+    Attributes:
+        name: a kind and a number.
+        when: the time (s).
+        priority: its place among the events of that instant.
+        ring: called when it happens; None when it has happened or was cancelled.
+    """
+
+    def __init__(
+        self, env: "Environment", name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL
+    ) -> None:
+        self.name, self.when, self.priority = name, when, priority
+        self.ring: Callable[[], None] | None = ring
+        super().__init__(env, env.delay_until(when))
+        self.callbacks.append(_ring)
+
+    def cancel(self) -> None:
+        """Never ring. The clock does not stop for a cancelled alarm."""
+        self.ring = None
+
+
+def _ring(alarm: Any) -> None:
+    ring, alarm.ring = alarm.ring, None
+    ring()
+
+
+class Join(Event):
+    """The result of real work, for a process (``value = yield join``) or a handler (``value = await join``).
+
+    The clock stands still until the work is done. In a process a join is resolved in the instant in which it was made.
+    """
+
+    def __init__(self, env: "Environment", work: "Future[Any]") -> None:
+        super().__init__(env)
+        self.work = work
+        self._environment = env
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._environment.handling:  # outside of simulated time: after a run
+            import asyncio
+
+            return (yield from asyncio.wrap_future(self.work).__await__())
+        yield self
+        return self.work.result()
+
+    def resolve(self) -> None:
+        """Fire with the value or the exception of the work, which is done."""
+        error = self.work.exception()
+        if error is None:
+            self.succeed(self.work.result())
+        else:
+            self.fail(error)  # type: ignore[arg-type]
+
+
+class Environment(simpy.Environment):
+    """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and resources are SimPy's.
+
+    One private name of SimPy is used, its schedule: a cancelled alarm is dropped without moving the clock, and many are
+    dropped at once. Most alarms of a run are cancelled, since devices finish before they disconnect; if they stayed until
+    they were due, hours later, the schedule would be several times as deep.
+
+    Attributes:
+        pending: real work that must be done before the next event, and what goes on then.
+        handling: whether a handler of the server runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(initial_time=0.0)
+        self.pending: tuple[Future[Any], Callable[[], None]] | None = None
+        self.handling = False
+        self._schedule: list[Any] = self._queue
+        self._room = _ROOM
+
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0.0) -> None:
+        """See SimPy. An alarm has a priority of its own."""
+        super().schedule(event, event.priority if type(event) is Alarm else priority, delay)
+
+    def peek(self) -> float:
+        """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
+        schedule = self._schedule
+        while schedule:
+            when, _, _, event = schedule[0]
+            if type(event) is not Alarm or event.ring is not None:
+                return when  # type: ignore[no-any-return]
+            heappop(schedule)
+        return float("inf")
+
+    def advance(self) -> None:
+        """Process the next event. Real work that it joins stays ``pending``; nothing else may be processed before it is done."""
+        self.peek()
+        super().step()
+
+    def step(self) -> None:
+        """Process the next event, and wait for the real work that it joins."""
+        self.advance()
+        while self.pending is not None:
+            (work, go_on), self.pending = self.pending, None
+            wait([work])
+            go_on()
+
+    # Alarms.
+
+    def at(self, when: float, ring: Callable[[], None], name: Name = ("", 0), priority: EventPriority = NORMAL) -> Alarm:
+        """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
+        return Alarm(self, name, when, ring, priority)
+
+    def call(self, ring: Callable[[], None], priority: EventPriority = NORMAL) -> None:
+        """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
+        Alarm(self, ("", 0), self.now, ring, priority)
+
+    def delay_until(self, when: float) -> float:
+        """The delay that leads SimPy from now to exactly ``when``.
+
+        SimPy schedules at now + delay. On the clock's grid, up to 97 days, now + (when - now) is ``when``. Later it may be the
+        float beside it; then a neighbour of the delay leads there.
+        """
+        now = self.now
+        delay = when - now
+        if now + delay != when:
+            delay = next(near for near in _around(delay) if now + near == when)
+        return delay
+
+    def alarms(self) -> Iterator[Event]:
+        """The events to come, cancelled alarms aside, in the order in which they will be processed."""
+        for *_, event in sorted(self._schedule, key=lambda entry: entry[:3]):
+            if type(event) is not Alarm or event.ring is not None:
+                yield event
+
+    def trim(self) -> None:
+        """Drop cancelled alarms if they are half of a long schedule."""
+        if len(self._schedule) > self._room:
+            self._schedule[:] = [entry for entry in self._schedule if type(entry[3]) is not Alarm or entry[3].ring is not None]
+            heapify(self._schedule)
+            self._room = max(_ROOM, 2 * len(self._schedule))
+
+    def restart(self, now: float) -> None:
+        """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
+        self._schedule.clear()
+        self.at(now, lambda: None)
+        self.step()
+
+    # Real work.
+
+    def join(self, work: "Future[Any]") -> Join:
+        """The result of ``work`` at this very instant."""
+        join = Join(self, work)
+        if self.active_process is not None:
+            self.call(lambda: self.wait_for(work, join.resolve), JOIN)
+        return join
+
+    def wait_for(self, work: "Future[Any]", go_on: Callable[[], None]) -> None:
+        """Process no event before ``work`` is done, and ``go_on`` then."""
+        self.pending = work, go_on
+
+
+def _around(number: float) -> Iterator[float]:
+    from math import inf, nextafter
+
+    below = above = number
+    for _ in range(4):
+        below, above = nextafter(below, -inf), nextafter(above, inf)
+        yield below
+        yield above
+
+
+__all__ = ["CUT", "JOIN", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "Environment", "Join", "Name", "ProcessGenerator"]
