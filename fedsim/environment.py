@@ -119,7 +119,7 @@ class Environment(simpy.Environment):
         return float("inf")
 
     def advance(self) -> None:
-        """Process the next event. Real work that it joins stays ``pending``; nothing else may be processed before it is done."""
+        """Process the next event. Real work that it joins is left ``pending``, and must be done before the next event."""
         self.peek()
         super().step()
 

@@ -355,7 +355,8 @@ class Simulation:
 def _raise_failure(process: simpy.events.Event) -> None:
     """SimPy raises a copy of what a process does not catch; the exception itself says where it was raised."""
     if not process.ok:
-        raise process.value
+        error: Any = process.value
+        raise error
 
 
 __all__ = [

@@ -254,7 +254,7 @@ def test_no_half_has_a_name_for_the_others_things(strategy: str) -> None:
     assert list(parameters) == ["self", "params", "setting"]  # what a client half is made from holds no way to the server
     public = {name for name in dir(Device) if not name.startswith("_")}
     assert not {"server", "strategy", "dispatch", "simulation", "now", "population", "test"} & public
-    assert not {"client", "devices_of", "population", "workforce", "learner"} & {
+    assert not {"client", "devices_of", "population", "tasks", "learner"} & {
         name for name in dir(Server) if not name.startswith("_")
     }
 

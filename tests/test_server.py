@@ -34,7 +34,7 @@ def drawn_one_by_one(run: Run, count: int, purpose: str, number: int, among: Seq
         position = int(next(draws) * len(order))
         order[position], order[-1] = order[-1], order[position]
         device = order.pop()
-        if run.workforce.is_idle(device):
+        if run.tasks.is_idle(device):
             chosen.append(device)
     return chosen
 
@@ -55,7 +55,7 @@ def test_it_is_a_walk_along_a_random_permutation(
         run.server.ask(device, {"model": run.server.initial()})
     expected = drawn_one_by_one(run, count, "x", number, among)
     assert run.server.sample(count, "x", number, among=among) == expected
-    assert run.server.online() == [device for device in range(60) if run.workforce.is_idle(device)]
+    assert run.server.online() == [device for device in range(60) if run.tasks.is_idle(device)]
 
 
 def test_lifetimes_count() -> None:
@@ -72,14 +72,14 @@ def test_lifetimes_count() -> None:
 def test_the_devices_looked_at_do_not_grow_with_the_population(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = world(devices, 3 * 86400.0)
     looked = 0
-    idle = run.workforce.idle
+    idle = run.tasks.idle
 
     def count(asked: NDArray[np.int64]) -> NDArray[np.bool_]:
         nonlocal looked
         looked += len(asked)
         return idle(asked)
 
-    monkeypatch.setattr(run.workforce, "idle", count)
+    monkeypatch.setattr(run.tasks, "idle", count)
     assert len(run.server.sample(100, "x")) == 100
     assert looked < 450  # a third of them is on
 

@@ -22,7 +22,7 @@ from fedsim.world.energy.batteries import Load
 from fedsim.world.network.filling import Filling
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.star import Half, Place, Tier
-from fedsim.world.task import Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
+from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.records.recorder import Recorder
@@ -38,7 +38,7 @@ _CLASSES: dict[str, Any] = {
     )
 }
 
-_LEFT_OUT = ("Flow.done",)
+_LEFT_OUT = ("Flow.done", *NOT_SAVED)
 """What cannot be written and is made again: whom a flow tells of its end."""
 
 
@@ -59,9 +59,9 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "recorder": recorder.snapshot(),
             "data": None if run.drift is None else (run.population.samples, run.population.version),
             "network": run.network.snapshot(),
-            "workforce": run.workforce.snapshot(),
+            "tasks": run.tasks.snapshot(),
             "edges": run.edges.snapshot(),
-            "batteries": None if run.workforce.batteries is None else run.workforce.batteries.snapshot(),
+            "batteries": None if run.tasks.batteries is None else run.tasks.batteries.snapshot(),
             "lifetimes": run.lifetimes.snapshot(),
             "processes": run.processes.snapshot(),
             "drift": None if run.drift is None else run.drift.snapshot(),
@@ -97,10 +97,10 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
         run.drift.restore(state["drift"])
         run.population.samples, run.population.version = state["data"]
     run.network.restore(state["network"])
-    if run.workforce.batteries is not None:
-        run.workforce.batteries.restore(state["batteries"])
+    if run.tasks.batteries is not None:
+        run.tasks.batteries.restore(state["batteries"])
     run.edges.restore(state["edges"])
-    run.workforce.restore(state["workforce"])
+    run.tasks.restore(state["tasks"])
     run.lifetimes.restore(state["lifetimes"])
     run.learner.restore(state["learner"])
     run.dispatch.restore(state["server"])
@@ -118,12 +118,12 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     """Who sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(("step", "look-ahead", "vanish"), run.workforce.rearm)
+    owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery"), run.tasks.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners["process"] = run.processes.rearm
-    if run.workforce.batteries is not None:
-        owners["flat"] = run.workforce.batteries.rearm
+    if run.tasks.batteries is not None:
+        owners["flat"] = run.tasks.batteries.rearm
     if run.drift is not None:
         owners["drift"] = run.drift.rearm
     return owners

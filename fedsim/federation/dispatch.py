@@ -22,7 +22,7 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
-from fedsim.simulation import Simulation, Alarm, on_grid_after
+from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fedsim.learning import Learner, Ref
     from fedsim.running.drift import Drift
     from fedsim.world.edges import Edges, Haul
+    from fedsim.world.life import TaskRunner
     from fedsim.world.population import Population
-    from fedsim.world.workforce import Workforce
 
 
 _MESSAGES: dict[str, Callable[[int], Message]] = {"return": Return, "shift": Shift, "newcomer": Arrival}
@@ -82,7 +82,6 @@ class Dispatch:
         malicious: which they are.
 
     Attributes:
-        errands: what each running task is about.
         busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
         unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
     """
@@ -108,10 +107,9 @@ class Dispatch:
         self.streams = streams
         self.evaluator = evaluator
         self.drift: Drift | None = None
-        self.workforce: Workforce
+        self.tasks: TaskRunner
         self.edges: Edges
         self.strategy: Strategy
-        self.errands: dict[int, Errand] = {}
         self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
         self._own = own
@@ -127,17 +125,17 @@ class Dispatch:
         self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
 
     def connect(
-        self, workforce: "Workforce", edges: "Edges", strategy: "Strategy", client: Client[Any], drift: "Drift | None"
+        self, tasks: "TaskRunner", edges: "Edges", strategy: "Strategy", client: Client[Any], drift: "Drift | None"
     ) -> None:
         """Join the sides that need this to be made."""
-        self.workforce, self.edges = workforce, edges
+        self.tasks, self.edges = tasks, edges
         self.strategy = strategy
         self._client = client
         self._is_real = type(client).real is not Client.real
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
         self._devices.model_s = lambda device, way: (
-            workforce.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
+            tasks.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.
@@ -159,10 +157,10 @@ class Dispatch:
         if parts and self._down.model_s:
             steps += self._down.work_on(contents, "decode")
         edge = self.edges.of(device) if at_edge else None
-        task = self.workforce.start(device, steps, number, group, continues=continues, edge=edge)
         if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
-        errand = self.errands[task.id] = Errand(Order(job, received(contents), number))
+        errand = Errand(Order(job, received(contents), number))
+        task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=errand)
         if self._is_real and self.simulation.executor.workers > 1:
             self._begin_real(device, errand)
         return task.id
@@ -232,7 +230,7 @@ class Dispatch:
 
     def next_steps(self, task: Task) -> tuple[Step, ...]:
         """A device has carried out all steps that its task had: those that follow, none if that was all."""
-        errand = self.errands[task.id]
+        errand: Errand = task.context
         if errand.replied:
             return ()
         device = self._devices.of(task.device)
@@ -319,7 +317,7 @@ class Dispatch:
 
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: put the message into the inbox."""
-        errand = self.errands.pop(task.id)
+        errand: Errand = task.context
         outcome = task.outcome or "done"
         contents: Mapping[str, Any] = {}
         if outcome == "done":
@@ -336,7 +334,7 @@ class Dispatch:
             return
         self.unnoticed[task.id] = end
         now = self.simulation.now
-        there = math.inf if task.device in self.workforce.off else self.workforce.next_on(task.device, now)
+        there = math.inf if task.device in self.tasks.off else self.tasks.next_on(task.device, now)
         self.rearm("notice", task.id, min(on_grid_after(now + self._own.patience), there))
 
     def _notice(self, task: int) -> None:
@@ -350,17 +348,17 @@ class Dispatch:
         if task in self.unnoticed:
             self._notice(task)
         else:
-            self.workforce.end(task, cause)
+            self.tasks.end(task, cause)
 
     def is_idle(self, device: int) -> bool:
         """Whether a device can be reached and, for all that the server knows, has nothing to do."""
-        if not self.workforce.is_idle(device):
+        if not self.tasks.is_idle(device):
             return False
         return not self.unnoticed or all(end.device != device for end in self.unnoticed.values())
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The same of several, all different; bool, as many."""
-        idle = self.workforce.idle(devices)
+        idle = self.tasks.idle(devices)
         return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
     def on_hauled(self, haul: "Haul", outcome: Outcome) -> None:
@@ -387,25 +385,22 @@ class Dispatch:
         told, self._untold = self._untold, []
         for kind, number in told:
             if number == device:
-                self.rearm(kind, device, self.workforce.next_on(device, self.simulation.now))
+                self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
             else:
                 self._untold.append((kind, number))
 
     def _tell(self, kind: str, device: int) -> None:
         """Give the strategy the message that a device can be reached; later, if it is switched off, or its battery flat."""
-        if device in self.workforce.off:
+        if device in self.tasks.off:
             self._untold.append((kind, device))
-        elif (
-            self.workforce.batteries is None
-            or (when := self.workforce.next_on(device, self.simulation.now)) <= self.simulation.now
-        ):
+        elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:
             self.simulation.post(_MESSAGES[kind](device))
         elif when < float("inf"):
             self.rearm(kind, device, when)
 
     def on_shift(self, device: int) -> None:
         """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
-        when = self.workforce.next_on(device, self.simulation.now)
+        when = self.tasks.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
             self._tell("shift", device)
         elif when < float("inf"):
@@ -455,7 +450,6 @@ class Dispatch:
         return {
             "timers": timers,
             "count": self._timer_count,
-            "errands": self.errands,
             "devices": self._devices.snapshot(),
             "untold": self._untold,
             "busy_until": self.busy_until,
@@ -468,7 +462,6 @@ class Dispatch:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
         self._timer_names: dict[int, str] = dict(state["timers"])
         self._timer_count = state["count"]
-        self.errands = state["errands"]
         self._devices.restore(state["devices"])
         self._timers = {}
         self._untold = state["untold"]

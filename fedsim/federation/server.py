@@ -88,7 +88,7 @@ class Server:
 
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
         """With too few to ask: set a timer ``delay`` (s) from now, or end the run if so many devices will never be there."""
-        if not self._dispatch.workforce.anyone_ever():
+        if not self._dispatch.tasks.anyone_ever():
             self.stop("no device will ever be there again")
         elif at_least > 1 and self._ever(at_least) < at_least:
             self.stop(f"fewer than {at_least} devices will ever be there again")
@@ -97,7 +97,7 @@ class Server:
 
     def _ever(self, most: int) -> int:
         """How many devices can be reached now or some time, counted up to ``most``."""
-        ever = (device for device in range(self.devices) if self._dispatch.workforce.next_on(device, self.now) < float("inf"))
+        ever = (device for device in range(self.devices) if self._dispatch.tasks.next_on(device, self.now) < float("inf"))
         return len(list(islice(ever, most)))
 
     # Devices.
@@ -109,7 +109,7 @@ class Server:
 
     def reachable(self) -> list[int]:
         """The devices that can be reached, whether they work or not, in order of their numbers. Looks at every device."""
-        found: list[int] = np.flatnonzero(self._dispatch.workforce.reachable(self._everybody())).tolist()
+        found: list[int] = np.flatnonzero(self._dispatch.tasks.reachable(self._everybody())).tolist()
         return found
 
     def _everybody(self) -> NDArray[np.int64]:
@@ -149,7 +149,7 @@ class Server:
     def expects_newcomers(self) -> bool:
         """Whether some device will still join that can ever be reached: then it makes sense to wait."""
         coming = np.flatnonzero(self._dispatch.population.arrival > self.now).tolist()
-        return any(self._dispatch.workforce.next_on(device, self.now) < float("inf") for device in coming)
+        return any(self._dispatch.tasks.next_on(device, self.now) < float("inf") for device in coming)
 
     def idle(self, device: int) -> bool:
         """Whether a device is checked in and has nothing to do."""
@@ -216,7 +216,7 @@ class Server:
         Returns:
             Whether that will ever be; if not, nothing is called.
         """
-        when = self._dispatch.workforce.next_on(device, on_grid(self.now + delay))
+        when = self._dispatch.tasks.next_on(device, on_grid(self.now + delay))
         if when == float("inf"):
             return False
         self._dispatch.await_return(device, when)

@@ -27,11 +27,11 @@ from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
 from fedsim.world.edges import Edges
 from fedsim.world.energy.batteries import Powered
+from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Network
 from fedsim.world.processes.world import Processes
 from fedsim.world.roofline import Rooflines
-from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
@@ -52,7 +52,7 @@ class Run:
 
     Attributes:
         scenario, simulation: what runs, and its clock.
-        population, network, edges, workforce, processes: the world.
+        population, network, edges, tasks, processes: the world.
         energy: what is drawn in it; None where that is not counted.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
@@ -111,7 +111,7 @@ class Run:
         dispatch = self.dispatch
         self.edges = Edges(simulation, self.network, scenario.network.edge_servers, dispatch.on_hauled, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
-        self.workforce = Workforce(
+        self.tasks = TaskRunner(
             simulation,
             self.population,
             availability,
@@ -130,9 +130,9 @@ class Run:
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        parts = (self.network, self.workforce, self.edges)
+        parts = (self.network, self.tasks, self.edges)
         self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
-        self.dispatch.connect(self.workforce, self.edges, self.strategy, client, self.drift)
+        self.dispatch.connect(self.tasks, self.edges, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -218,7 +218,7 @@ class Run:
             streams,
             population=self.population,
             learner=self.learner,
-            workforce=self.workforce,
+            tasks=self.tasks,
             present=self.present,
             on_shift=self.dispatch.on_shift,
         )
@@ -266,7 +266,7 @@ class Run:
             "arrival": population.arrival[devices],
             "departure": population.departure[devices],
             "group": self.strategy.groups_of(numbers),
-            "selected": [self.workforce.times_selected.get(device, 0) for device in numbers],
+            "selected": [self.tasks.times_selected.get(device, 0) for device in numbers],
             "accuracy": [measured.get(device) for device in numbers] if measured else [None] * len(devices),
             "joules": [None] * len(devices),
         }
@@ -278,7 +278,7 @@ class Run:
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
         """All devices if they are at most so many, else those that were ever asked; ascending."""
-        count, asked = self.scenario.population.devices, self.workforce.times_asked
+        count, asked = self.scenario.population.devices, self.tasks.times_asked
         return np.arange(count) if count <= most else np.array(sorted(asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, NDArray[Any]]:
@@ -303,10 +303,10 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner
     if stop_at is not None:
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
-    simulation.at_end(lambda: run.workforce.end_all("stopped"))
+    simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.edges.end_all)
-    if run.workforce.batteries is not None:
-        simulation.at_end(run.workforce.batteries.close)
+    if run.tasks.batteries is not None:
+        simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.at_close(run.strategy.on_end)
     simulation.post(Start())

@@ -17,8 +17,8 @@ from fedsim.streams import Streams
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
     from fedsim.learning import Learner
+    from fedsim.world.life import TaskRunner
     from fedsim.world.population import Population
-    from fedsim.world.workforce import Workforce
 
 
 class Drift:
@@ -31,7 +31,7 @@ class Drift:
         streams: the run's streams; the rule draws from ``world/drift``.
         population: told of new sizes.
         learner: told what to test from now on.
-        workforce: knows who has been selected before.
+        tasks: knows who has been selected before.
         present: who has arrived and not left, bool [devices]; None when that is everybody.
         on_shift: told of every device whose data have changed.
     """
@@ -45,7 +45,7 @@ class Drift:
         *,
         population: "Population",
         learner: "Learner",
-        workforce: "Workforce",
+        tasks: "TaskRunner",
         present: Callable[[], NDArray[np.bool_] | None],
         on_shift: Callable[[int], None],
     ) -> None:
@@ -55,7 +55,7 @@ class Drift:
         self._streams = streams
         self._population = population
         self._learner = learner
-        self._workforce = workforce
+        self._tasks = tasks
         self._present = present
         self._on_shift = on_shift
         self._candidates_before: list[NDArray[np.int64]] = []
@@ -115,6 +115,6 @@ class Drift:
             may &= present
         if self._spec.among == "selected":
             selected = np.zeros_like(may)
-            selected[list(self._workforce.times_selected)] = True
+            selected[list(self._tasks.times_selected)] = True
             may &= selected
         return np.flatnonzero(may)

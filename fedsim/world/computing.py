@@ -1,20 +1,20 @@
 """What devices compute in a task: how long it takes, what of it is done when it ends, and what a change of pace does to it.
 
-A computation has one wake-up, at its end or when the device vanishes before; others on the way if that is far away.
+A computation has one alarm, at its end, if the device does not disconnect before; others on the way if that is far away.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedsim.environment import CUT
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import Limit, Training
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Network
-from fedsim.world.task import Code, Evaluate, Step, Task, Train, Work
-from fedsim.world.wait import Ending, Gate, Wait
+from fedsim.world.task import Cause, Code, Evaluate, Step, Task, Train, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -26,11 +26,11 @@ class Computing:
 
     Args:
         simulation: the clock.
-        gate: opens when a computation is over.
         population: the devices' columns.
         compute: how long training takes.
         network: how long an upload will take, for which a limit keeps time back.
         batch_size: B, samples of an SGD step.
+        cut: interrupts a task whose battery is flat.
         batteries: those of the devices, if they have any.
 
     Attributes:
@@ -40,14 +40,14 @@ class Computing:
     def __init__(
         self,
         simulation: Simulation,
-        gate: Gate,
         population: "Population",
         compute: Compute,
         network: Network,
         batch_size: int,
+        cut: Callable[[Task], None],
         batteries: "Batteries | None",
     ) -> None:
-        self._simulation, self._gate = simulation, gate
+        self._simulation, self._cut = simulation, cut
         self._population, self._compute, self._network = population, compute, network
         self._batch_size = batch_size
         self._batteries = batteries
@@ -69,46 +69,44 @@ class Computing:
 
     # Begins.
 
-    def train(self, wait: Wait, step: Train) -> None:
+    def train(self, task: Task, step: Train) -> None:
         """A training begins."""
-        self._note_data(wait.task)
+        self._note_data(task)
         if step.training.part is not None:
-            wait.task.samples = step.training.part.samples
-        self._begin(wait, step.training)
+            task.samples = step.training.part.samples
+        self._begin(task, step.training)
 
-    def test(self, wait: Wait, step: Evaluate) -> None:
+    def test(self, task: Task, step: Evaluate) -> None:
         """A test of models begins."""
-        self._note_data(wait.task)
-        self._begin(wait, None)
+        self._note_data(task)
+        self._begin(task, None)
 
-    def work(self, wait: Wait, step: Work) -> None:
+    def work(self, task: Task, step: Work) -> None:
         """Other work begins."""
-        self._note_data(wait.task)
-        self.look_ahead(wait)
+        self._note_data(task)
+        self.look_ahead(task)
 
-    def code(self, wait: Wait, step: Code) -> None:
+    def code(self, task: Task, step: Code) -> None:
         """Models begin to be written or read."""
-        self._arm(wait, on_grid(self._simulation.now + step.seconds))
+        self._arm(task, on_grid(self._simulation.now + step.seconds))
 
-    def _begin(self, wait: Wait, training: Training | None) -> None:
-        task = wait.task
+    def _begin(self, task: Task, training: Training | None) -> None:
         if task.budget_from is None:
             task.budget_from = self._simulation.now - task.spent_s
+        task.fails = False
         failing_s = self._population.failing_s(task.device, training, task.samples)
         if failing_s is None:
-            self.look_ahead(wait)
+            self.look_ahead(task)
         else:
-            task.epoch_ends = []
-            self._arm(wait, on_grid_after(self._simulation.now + failing_s))
-            task.ending = task.ending or "memory"
+            task.epoch_ends, task.fails = [], True
+            self._arm(task, on_grid_after(self._simulation.now + failing_s))
 
-    def look_ahead(self, wait: Wait) -> None:
+    def look_ahead(self, task: Task) -> None:
         """Find out when the running computation ends; if that is far away, only that it does not end for long.
 
         Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
         """
-        task, now = wait.task, self._simulation.now
-        step, start = task.steps[task.position], task.step_start
+        now, step, start = self._simulation.now, task.step, task.step_start
         limit, epochs, adaptive, draw = math.inf, 1, False, None
         if isinstance(step, Train):
             limit, epochs, adaptive = self._limit(task, step.limit), step.training.epochs, step.limit.adaptive
@@ -122,7 +120,7 @@ class Computing:
             epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
         if self.paces:
             epoch_s /= self.paces.get(task.device, 1.0)
-        last = max(start, min(wait.off, self._simulation.end))  # then the device has vanished, or the run is over
+        last = max(start, min(task.off, self._simulation.end))  # then the device has vanished, or the run is over
         reach = self._compute.reach_s
         reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
         known = self._known_ends.get(task.id, []) if self._known_ends else []
@@ -135,14 +133,14 @@ class Computing:
         if adaptive and not far:
             ends = self._compute.adapt(start, ends, limit)
         task.epoch_ends = ends
-        if far and self._batteries is not None and self._runs_dry(self._batteries, wait, reach):
-            self._arm(wait, math.inf)
+        if far and self._batteries is not None and self._runs_dry(self._batteries, task, reach):
+            self._arm(task, math.inf)
             return
         if far:
-            wait.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self.look_ahead, wait))
+            task.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self.look_ahead, task))
             return
         all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
-        self._arm(wait, ends[-1] if all_fit else max(limit, now))
+        self._arm(task, ends[-1] if all_fit else max(limit, now))
 
     def _limit(self, task: Task, limit: Limit) -> float:
         """When the running computation must be over (s)."""
@@ -160,80 +158,74 @@ class Computing:
             reserve += on_grid_after(limit.reserve_s) + TICK_S
         return on_grid(min(limits)) - reserve
 
-    def _arm(self, wait: Wait, end: float) -> None:
-        """Open the gate at ``end``, or when the device vanishes if that comes first (completion wins a tie)."""
-        off = max(wait.off, self._simulation.now)
-        if self._batteries is not None and self._runs_dry(self._batteries, wait, min(end, off)):
-            off = wait.dry
-        wait.task.ending = None if end <= off else self._gate.loss(wait, off)
-        when = end if end <= off else off
-        wait.alarm = self._simulation.wake(("step", wait.task.id), when, partial(self.complete, wait))
+    def _arm(self, task: Task, end: float) -> None:
+        """Set the alarm for the ``end`` of the computation, or for the instant at which the battery is flat before.
+
+        There is none where the device disconnects before: then that ends it.
+        """
+        off = max(task.off, self._simulation.now)
+        if self._batteries is not None and self._runs_dry(self._batteries, task, min(end, off)) and task.dry < end:
+            name = ("battery", task.id)
+            task.battery = self._simulation.wake(name, task.dry, partial(self._cut, task), CUT)
+        elif end <= off:
+            task.alarm = self._simulation.wake(("step", task.id), end, task.carried_out)
 
     @staticmethod
-    def _runs_dry(batteries: "Batteries", wait: Wait, until: float) -> bool:
+    def _runs_dry(batteries: "Batteries", task: Task, until: float) -> bool:
         """Whether the device's battery is flat at ``until`` (s), by what it does now."""
-        wait.dry = batteries.dry(wait.task.device, until)
-        return wait.dry < math.inf
+        task.dry = batteries.dry(task.device, until)
+        return task.dry < math.inf
 
     # Ends.
 
-    def complete(self, wait: Wait) -> None:
-        """The alarm of a computation rings."""
-        self._gate.open(wait, wait.task.ending)
-
-    def is_due(self, wait: Wait) -> bool:
+    def is_due(self, task: Task) -> bool:
         """Whether the running computation ought to be over now, but for the rounding of times; it then is."""
-        now, alarm, ends = self._simulation.now, wait.alarm, wait.task.epoch_ends
-        if alarm is None or alarm.name[0] != "step" or wait.task.ending is not None or alarm.when > now + tie_s(now):
+        now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
+        if alarm is None or alarm.name[0] != "step" or task.fails or alarm.when > now + tie_s(now):
             return False
         if ends:
             ends[-1] = min(ends[-1], now)
         return True
 
-    def cut_off(self, wait: Wait) -> None:
-        """The device cannot be reached from now on; what is complete in this instant is so."""
-        if wait.alarm is not None and wait.alarm.when > self._simulation.now:
-            self._gate.open(wait, self._gate.loss(wait, self._simulation.now))
-
-    def trained(self, wait: Wait, step: Train, ending: Ending) -> Ending:
+    def trained(self, task: Task, step: Train, cause: Cause | None) -> Cause | None:
         """A training has ended: record it. Returns how it is to be counted."""
-        task, training = wait.task, step.training
+        training = step.training
         self._note_end(task, step.limit)
         ends = task.epoch_ends or []
         done = bisect_right(ends, self._simulation.now)
         task.epochs = done
         cut = step.limit.cut_undoes and done < len(ends)
-        if ending is None and (cut or done < step.limit.at_least):  # a slow straggler
+        if cause is None and (cut or done < step.limit.at_least):  # a slow straggler
             if step.limit.go_on:
                 task.epochs = 0
             else:
-                ending = "late"
+                cause = "late"
         task.trained = (*task.trained, task.epochs)
-        fields = {**wait.fields, "step": step.name, "outcome": ending or "done"}
+        fields: dict[str, Any] = {**task.fields, "step": step.name, "outcome": cause or "done"}
         fields |= {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]}
         if training.part is not None:
             fields["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
         self._simulation.record("step-end", fields)
-        return ending
+        return cause
 
-    def tested(self, wait: Wait, step: Evaluate, ending: Ending) -> Ending:
+    def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Cause | None:
         """A test of models has ended."""
-        self._note_end(wait.task, step.limit)
-        if ending is None and not bisect_right(wait.task.epoch_ends or [], self._simulation.now):
-            ending = "late"
-        self._record_end(wait, step, ending, models=len(step.models))
-        return ending
+        self._note_end(task, step.limit)
+        if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
+            cause = "late"
+        self._record_end(task, step, cause, models=len(step.models))
+        return cause
 
-    def worked(self, wait: Wait, step: Work, ending: Ending) -> Ending:
+    def worked(self, task: Task, step: Work, cause: Cause | None) -> Cause | None:
         """Other work has ended."""
-        self._known_ends.pop(wait.task.id, None)
-        self._record_end(wait, step, ending, **step.facts)
-        return ending
+        self._known_ends.pop(task.id, None)
+        self._record_end(task, step, cause, **step.facts)
+        return cause
 
-    def coded(self, wait: Wait, step: Code, ending: Ending) -> Ending:
+    def coded(self, task: Task, step: Code, cause: Cause | None) -> Cause | None:
         """Models have been written or read."""
-        self._record_end(wait, step, ending)
-        return ending
+        self._record_end(task, step, cause)
+        return cause
 
     def _note_end(self, task: Task, limit: Limit) -> None:
         if self._known_ends:
@@ -241,31 +233,30 @@ class Computing:
         if limit.budget is not None and task.budget_from is not None:
             self._spent[task.device] = self._simulation.now - task.budget_from
 
-    def _record_end(self, wait: Wait, step: Step, ending: Ending, **facts: Any) -> None:
-        self._simulation.emit("step-end", **wait.fields, step=step.name, outcome=ending or "done", **facts)
+    def _record_end(self, task: Task, step: Step, cause: Cause | None, **facts: Any) -> None:
+        self._simulation.emit("step-end", **task.fields, step=step.name, outcome=cause or "done", **facts)
 
     # What processes of the world do.
 
-    def set_pace(self, device: int, pace: float, wait: Wait | None) -> None:
-        """From now on the device computes at a factor of its own speed; ``wait``: its computation, if one runs.
+    def set_pace(self, device: int, pace: float, task: Task | None) -> None:
+        """From now on the device computes at a factor of its own speed; ``task``: whose computation runs, if one does.
 
         What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
         """
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
             self.paces[device] = pace
-        if wait is None:
+        if task is None or task.epoch_ends is None or task.fails:
             return
-        task, now, alarm = wait.task, self._simulation.now, wait.alarm
-        assert task.epoch_ends is not None
-        assert alarm is not None
-        done = bisect_right(task.epoch_ends, now)
-        if alarm.when <= now or done == len(task.epoch_ends):
+        now, done = self._simulation.now, bisect_right(task.epoch_ends, self._simulation.now)
+        if done == len(task.epoch_ends):
             return
         end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
-        alarm.cancel()
+        for alarm in (task.alarm, task.battery):
+            if alarm is not None:
+                alarm.cancel()
         self._known_ends[task.id] = [*task.epoch_ends[:done], end]
-        self.look_ahead(wait)
+        self.look_ahead(task)
 
     # Snapshots, between two instants.
 

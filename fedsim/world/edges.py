@@ -1,8 +1,8 @@
 """Edge servers: what goes between them and the server, and which of them are lost.
 
 An edge server is an endpoint of the network, at which what its devices send can be combined. Tasks go to it by
-``Workforce.start``; here are the messages between it and the server. One that is lost is gone with all that it holds: its
-messages end ``lost``, and so do the tasks of its devices (``Workforce.lose_edge``).
+``TaskRunner.start``; here are the messages between it and the server. One that is lost is gone with all that it holds: its
+messages end ``lost``, and so do the tasks of its devices (``TaskRunner.lose_edge``).
 """
 
 from collections.abc import Callable, Mapping

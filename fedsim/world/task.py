@@ -1,14 +1,18 @@
-"""A task is data: what the server asks of one device, as a tuple of steps.
+"""A task is data: what the server asks of one device, as a tuple of steps, and how far the device has come with them.
 
 Each step is an interval of simulated time that can end early, with a cause. A step names what moves or is computed; what a
 model *is* the world does not know: refs are passed through untouched.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import simpy
+
+from fedsim.environment import Alarm
 from fedsim.training import NO_LIMIT, Limit, Training
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.flow import Direction, Flow
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for
@@ -123,7 +127,7 @@ Step = Download | Computation | Upload | Code | Queue
 
 @dataclass(slots=True)
 class Task:
-    """A running or ended task: the whole truth about it, nothing lives only in a frame.
+    """A running or ended task: the whole truth about it, so that its device's process can be started again from it.
 
     Attributes:
         id: counts tasks from 0 in the order in which they were asked.
@@ -133,8 +137,11 @@ class Task:
         group: the group that it belongs to, or None.
         count: how many tasks this device was given before.
         continues: whether it goes on with what the task before began.
+        edge: the edge server to which its messages go, and from which they come; None for the server itself.
+        context: what whoever gave the task keeps with it.
         position: the step that runs now.
-        step_start: when that step began (s).
+        begun: whether that step has begun.
+        step_start: when it began (s).
         epochs: local epochs finished so far, of those that count, in the last training.
         trained: the same of each training that is over.
         samples: training samples that it computes on: those that the device held (or the part of them) when the last training
@@ -143,9 +150,16 @@ class Task:
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
         spent_s: how long the tasks that it goes on with have computed (s).
         budget_from: from when on a budget counts (s): the begin of its first computation, so much earlier.
-        edge: the edge server to which its messages go, and from which they come; None for the server itself.
-        ending: what it means when the alarm of the running computation rings: None that it is done, else the cause.
+        off: when its device disconnects (s), as of its begin.
+        dry: when its battery is flat (s), as far as that is known of the running step.
+        fails: the running computation ends for want of memory.
+        flow: the running transfer.
         outcome: how it ended, or None while it runs.
+        process: the device's life while it works.
+        done: the event for which the process waits: the end of the running step.
+        slot: the place that its message has, or waits for, where messages queue.
+        alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
+            flat or must be looked at again.
     """
 
     id: int
@@ -155,7 +169,10 @@ class Task:
     group: int | None
     count: int
     continues: bool = False
+    edge: int | None = None
+    context: Any = None
     position: int = 0
+    begun: bool = False
     step_start: float = 0.0
     epochs: int = 0
     trained: tuple[int, ...] = ()
@@ -164,10 +181,42 @@ class Task:
     epoch_ends: list[float] | None = None
     spent_s: float = 0.0
     budget_from: float | None = None
-    edge: int | None = None
-    ending: Cause | None = None
+    off: float = math.inf
+    dry: float = math.inf
+    fails: bool = False
+    flow: Flow | None = None
     outcome: Outcome | None = None
+    process: simpy.Process | None = None
+    done: simpy.Event | None = None
+    slot: simpy.resources.resource.Request | None = None
+    alarm: Alarm | None = None
+    vanish: Alarm | None = None
+    battery: Alarm | None = None
+    fields: dict[str, int | None] = field(init=False, repr=False)  # what every record of it carries
 
-    def fields(self) -> dict[str, int | None]:
-        """What every record of this task carries."""
-        return {"task": self.id, "device": self.device, "round": self.round, "group": self.group}
+    def __post_init__(self) -> None:
+        self.fields = {"task": self.id, "device": self.device, "round": self.round, "group": self.group}
+
+    def take_up(self) -> None:
+        """Set what a snapshot does not hold."""
+        self.process = self.done = self.slot = self.alarm = self.vanish = self.battery = None
+        self.__post_init__()
+
+    def carried_out(self) -> None:
+        """The running step is over: its process goes on, in this instant. A computation may have failed."""
+        assert self.done is not None
+        self.done.succeed("memory" if self.fails else None)
+
+    @property
+    def step(self) -> Step:
+        """The step that runs now."""
+        return self.steps[self.position]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the running step has begun and not ended."""
+        return self.begun and self.done is not None and not self.done.triggered
+
+
+NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "alarm", "vanish", "battery", "fields"))
+"""What a snapshot does not hold; ``Task.take_up``, the process and the alarms bring it back."""

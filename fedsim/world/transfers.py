@@ -1,25 +1,24 @@
-"""The messages of tasks: each is a flow, and beside it a wake-up for the instant at which the device vanishes.
-
-Where messages queue, one takes a slot before its first byte leaves, and gives it back at its end.
-"""
+"""The messages of tasks: each is a flow. Where messages queue, one takes a slot before its first byte leaves."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from fedsim.environment import CUT
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.edges import edge_name
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction, Flow
-from fedsim.world.task import Download, Queue, Upload
-from fedsim.world.wait import Ending, Gate, Wait
+from fedsim.world.task import Cause, Download, Queue, Task, Upload
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
+
+_DISCONNECTED = ("lost", "left", "battery")
 
 
 class Transfers:
@@ -27,8 +26,8 @@ class Transfers:
 
     Args:
         simulation: the clock.
-        gate: opens when a message has come, or may leave.
         network: how long messages take.
+        cut: interrupts a task whose battery is flat.
         batteries: those of the devices, if they have any.
 
     Attributes:
@@ -37,10 +36,12 @@ class Transfers:
         nominal_s: how long a message takes if the device's own link is the only limit (s); what a device can know of it.
     """
 
-    def __init__(self, simulation: Simulation, gate: Gate, network: Network, batteries: "Batteries | None") -> None:
-        self._simulation, self._gate, self._network, self._batteries = simulation, gate, network, batteries
+    def __init__(
+        self, simulation: Simulation, network: Network, cut: Callable[[Task], None], batteries: "Batteries | None"
+    ) -> None:
+        self._simulation, self._network, self._cut, self._batteries = simulation, network, cut, batteries
         self.nominal_s = network.alone_s
-        self.scarce: dict[int, Wait] = {}
+        self.scarce: dict[int, Task] = {}
         if batteries is not None:
             network.on_shared = self._look_at_scarce
         self.queues: dict[Direction, simpy.Resource] = {}
@@ -48,7 +49,7 @@ class Transfers:
 
     # Slots.
 
-    def queue(self, direction: Direction, slots: simpy.Resource, waits: Mapping[int, Wait]) -> None:
+    def queue(self, direction: Direction, slots: simpy.Resource, running: Mapping[int, Task]) -> None:
         """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
 
         Raises:
@@ -60,23 +61,25 @@ class Transfers:
             )
         self.queues[direction] = slots
         for task_id in self._queued.pop(direction, ()):
-            self._take_slot(waits[task_id], slots)
+            self._take_slot(running[task_id], slots)
 
-    def has_to_queue(self, wait: Wait, step: Download | Upload) -> bool:
+    def has_to_queue(self, task: Task, step: Download | Upload) -> bool:
         """Whether a message has to wait for a slot; otherwise it has taken one, if there are any."""
-        if wait.slot is not None or wait.task.edge is not None or step.direction not in self.queues:
+        if task.slot is not None or task.edge is not None or step.direction not in self.queues:
             return False
-        return not self._take_slot(wait, self.queues[step.direction])
+        return not self._take_slot(task, self.queues[step.direction])
 
-    def _take_slot(self, wait: Wait, slots: simpy.Resource) -> bool:
-        """Ask for a slot; returns whether there was one. If not, the gate opens when there is."""
-        wait.slot = slots.request()
-        if not wait.slot.triggered:
-            wait.slot.callbacks.append(lambda _: self._gate.open(wait, None))
-        return wait.slot.triggered
+    @staticmethod
+    def _take_slot(task: Task, slots: simpy.Resource) -> bool:
+        """Ask for a slot; returns whether there was one. If not, the running step ends when there is."""
+        task.slot = slots.request()
+        if not task.slot.triggered:
+            task.slot.callbacks.append(lambda _: task.carried_out())
+        return task.slot.triggered
 
-    def _leave_slot(self, wait: Wait) -> None:
-        slot, wait.slot = wait.slot, None
+    @staticmethod
+    def _leave_slot(task: Task) -> None:
+        slot, task.slot = task.slot, None
         if slot is not None and slot.triggered:
             slot.resource.release(slot)
         elif slot is not None:
@@ -84,102 +87,100 @@ class Transfers:
 
     # Begins.
 
-    def send(self, wait: Wait, step: Download | Upload) -> None:
+    def send(self, task: Task, step: Download | Upload) -> None:
         """A message leaves."""
-        task, parts = wait.task, step.payloads
+        parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
-        done, near = partial(self._gate.open, wait, None), task.edge is not None
-        wait.flow = self._network.start(task.device, step.direction, size, done, near=near)
-        self._watch(wait)
+        task.flow = self._network.start(task.device, step.direction, size, task.carried_out, near=task.edge is not None)
+        if self._batteries is not None:
+            self._look(self._batteries, task)
 
-    def stand(self, wait: Wait, step: Queue) -> None:
+    def stand(self, task: Task, step: Queue) -> None:
         """A message begins to wait."""
-        self._watch(wait)
+        if self._batteries is not None:
+            self._look(self._batteries, task)
 
-    def _watch(self, wait: Wait) -> None:
-        """Set the alarm for the instant at which the device vanishes, or at which to look at its battery again."""
-        off = wait.off if self._batteries is None else min(wait.off, self._look(self._batteries, wait))
-        if off < math.inf:
-            off = max(off, self._simulation.now)
-            wait.alarm = self._simulation.wake(("vanish", wait.task.id), off, partial(self.vanish, wait))
+    # The battery while a message moves or waits.
 
-    def _look(self, batteries: "Batteries", wait: Wait) -> float:
-        """Until when the battery lasts (s), or surely does, whatever becomes of the message's rate."""
-        flow, device = wait.flow, wait.task.device
+    def _look(self, batteries: "Batteries", task: Task) -> None:
+        """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
+        flow, device = task.flow, task.device
         left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
         when, is_dry = batteries.look(device, left, rate)
-        wait.dry = when if is_dry else math.inf
+        task.dry = when if is_dry else math.inf
         if batteries.is_scarce(device):
-            self.scarce[wait.task.id] = wait
-        return when
+            self.scarce[task.id] = task
+        if when < task.off:
+            name, ring = ("battery", task.id), partial(self.look_at_battery, task)
+            task.battery = self._simulation.wake(name, max(when, self._simulation.now), ring, CUT)
+
+    def look_at_battery(self, task: Task) -> None:
+        """The battery is flat, or must be looked at again."""
+        if self._simulation.now >= task.dry:
+            self._cut(task)
+        else:
+            self._look_again(task)
 
     def _look_at_scarce(self) -> None:
         """Links were shared again: batteries that may not last for their messages last for longer now, or shorter."""
-        assert self._batteries is not None
-        for wait in list(self.scarce.values()):
-            if wait.closed and wait.flow is not None and wait.flow.ended is None:
-                self._look_again(self._batteries, wait, wait.flow)
+        for task in list(self.scarce.values()):
+            if task.waits and task.flow is not None and task.flow.ended is None:
+                self._look_again(task)
 
-    def _look_again(self, batteries: "Batteries", wait: Wait, flow: Flow | None) -> None:
-        batteries.note(wait.task.device, 0.0 if flow is None else self._network.sent(flow))
-        if wait.alarm is not None:
-            wait.alarm.cancel()
-        self._watch(wait)
+    def _look_again(self, task: Task) -> None:
+        assert self._batteries is not None
+        self._batteries.note(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
+        if task.battery is not None:
+            task.battery.cancel()
+        self._look(self._batteries, task)
 
     # Ends.
-
-    def vanish(self, wait: Wait) -> None:
-        """The device vanishes while a message is on its way, or waits; one that is there by now has arrived."""
-        task, flow, now = wait.task, wait.flow, self._simulation.now
-        if self._batteries is not None and now < min(wait.off, wait.dry):
-            self._look_again(self._batteries, wait, flow)
-            return
-        if flow is not None:
-            self._network.cancel(flow)
-        arrived = flow is not None and flow.sent == flow.size and now > task.step_start
-        self._gate.open(wait, None if arrived else self._gate.loss(wait, now))
 
     def is_due(self, flow: Flow) -> bool:
         """Whether a message has come by now, but for the rounding of times; it then has."""
         return self._network.finish(flow)
 
-    def sent(self, wait: Wait, step: Download | Upload, ending: Ending) -> Ending:
-        """A message has come, or was cut short: record it. Returns how it is to be counted."""
-        flow, task = wait.flow, wait.task
+    def sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Cause | None:
+        """A message has come, or was cut short: record it. Returns how it is to be counted: one that is there has come."""
+        flow, task.flow = task.flow, None
         assert flow is not None
-        wait.flow = None
-        if wait.slot is not None:
-            self._leave_slot(wait)
-        if ending is not None:
+        if task.slot is not None:
+            self._leave_slot(task)
+        if cause is not None:
             self._network.cancel(flow)
-        fields = {**wait.fields, "step": step.name, "outcome": ending or "done", "bytes": flow.size, "delivered": flow.sent}
+            if cause in _DISCONNECTED and flow.sent == flow.size and self._simulation.now > task.step_start:
+                cause = None
+        fields: dict[str, Any] = {
+            **task.fields,
+            "step": step.name,
+            "outcome": cause or "done",
+            "bytes": flow.size,
+            "delivered": flow.sent,
+        }
         fields["payloads"] = step.payloads
         if self._network.overhead != 1:
             fields["wire_bytes"] = flow.sent * self._network.overhead
         if task.edge is not None:
             fields["receiver" if step.direction == "up" else "sender"] = edge_name(task.edge)
         self._simulation.record("step-end", fields)
-        return ending
+        return cause
 
-    def stood(self, wait: Wait, step: Queue, ending: Ending) -> Ending:
+    def stood(self, task: Task, step: Queue, cause: Cause | None) -> Cause | None:
         """A message waits no more."""
-        self._simulation.record("step-end", {**wait.fields, "step": step.name, "outcome": ending or "done"})
-        if ending is not None:
-            self._leave_slot(wait)
-        return ending
+        self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done"})
+        if cause is not None:
+            self._leave_slot(task)
+        return cause
 
     # Snapshots, between two instants.
 
-    def snapshot(self, waits: Mapping[int, Wait]) -> dict[str, Any]:
+    def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
         """What must be remembered besides the tasks and flows; ``restore`` takes it back."""
-        tasks = {id(wait.slot): task_id for task_id, wait in waits.items() if wait.slot is not None}
+        tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
         queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
         return {"queued": queued, "scarce": list(self.scarce)}
 
-    def restore(self, state: Mapping[str, Any], waits: Mapping[int, Wait]) -> None:
+    def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
         """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow, and ``queue``."""
         self._queued = state["queued"]
-        self.scarce = {task_id: waits[task_id] for task_id in state["scarce"]}
-        for wait in waits.values():
-            if wait.flow is not None:
-                wait.flow.done = partial(self._gate.open, wait, None)
+        self.scarce = {task_id: running[task_id] for task_id in state["scarce"]}

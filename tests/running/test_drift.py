@@ -235,7 +235,7 @@ class TestWhoHears:
         sections = drifting(swapping({"times": ["4 s"]}), 1000, strategy, population=population, devices=40, learning="off")
         run = ran(sections | {"stop": {"simulated_time": "20 s"}}, tmp_path / "run")
         built: Run = Simulation(fedsim.Scenario(**sections)).installed
-        expected = {device: built.workforce.next_on(device, 4.0) for device in range(40)}
+        expected = {device: built.tasks.next_on(device, 4.0) for device in range(40)}
         heard = {device: time for time, device in self.heard(run)}
         assert heard == {device: time for device, time in expected.items() if time < 20}
         assert sum(time == 4.0 for time in heard.values()) > 10

@@ -53,7 +53,7 @@ def test_its_global_model_is_fedavgs(tmp_path: Path) -> None:
 def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global_one(tmp_path: Path) -> None:
     sections = world(ROTATED, 12, DITTO | {"clients_per_round": 3}, 2)
     run, _ = played(sections)
-    models, asked = run.strategy.models(), {device for device in range(12) if run.workforce.times_selected[device]}
+    models, asked = run.strategy.models(), {device for device in range(12) if run.tasks.times_selected[device]}
     assert set(models) == {"global", *(f"device/{device}" for device in asked)}
     assert models["global"][1] == [device for device in range(12) if device not in asked]
     assert {device for device, state in run.dispatch._devices.states.items() if state} == asked

@@ -114,7 +114,7 @@ class TestPreparation:
         again = 0
         for event in tasks(run):
             if event["round"] is None and event["time"] > 6 and event["outcome"] == "lost":
-                back = built.workforce.next_on(event["device"], event["end"])
+                back = built.tasks.next_on(event["device"], event["end"])
                 if back < run.rounds[-1]["time"]:
                     again += 1
                     assert any(later["time"] == back for later in tasks(run, event["device"]))
@@ -137,7 +137,7 @@ class TestPreparation:
         ]
         assert lost
         for event in lost:
-            back = built.workforce.next_on(event["device"], event["end"])
+            back = built.tasks.next_on(event["device"], event["end"])
             assert any(later["time"] == back for later in tasks(run, event["device"]))
 
     def test_who_shifts_while_it_is_prepared_is_tested_again(self, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
 
 def test_only_who_was_ever_asked_keeps_a_head_and_nothing_else(tmp_path: Path) -> None:
     run, _ = played(world(ROTATED, 12, {"kind": "fedper", "clients_per_round": 3}, 2) | MLP)
-    asked = {device for device in range(12) if run.workforce.times_selected[device]}
+    asked = {device for device in range(12) if run.tasks.times_selected[device]}
     states = {device: state for device, state in run.dispatch._devices.states.items() if state}
     assert set(states) == asked
     assert {len(weights(run, [state["kept"]])[0]) for state in states.values()} == {HEAD}

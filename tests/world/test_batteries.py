@@ -18,11 +18,11 @@ from fedsim.world.calendar import CalendarSpec
 from fedsim.world.compute import Compute
 from fedsim.world.energy.batteries import Batteries, Powered
 from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, Renewal, WhenReached
+from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Payload, Step, Task, Train, Upload
-from fedsim.world.workforce import Workforce
 
 HOUR, DAY = 3600.0, 86_400.0
 DRAWS = {"idle_w": 0.5, "compute_w": 3.0, "receive_w": 1.0, "send_w": 2.0, "receive_j_byte": 0.01, "send_j_byte": 0.02}
@@ -60,7 +60,7 @@ class Site:
         compute = Compute(Streams(1), 0.0, None, 2)
         self.records: list[Record] = []
         self.simulation.listen(self.records.append)
-        self.workforce = Workforce(
+        self.tasks = TaskRunner(
             self.simulation, population, self.availability, compute, network, 10, lambda task: (), self._on_end, self.batteries
         )
         self.simulation.at_end(self.batteries.close)
@@ -68,7 +68,7 @@ class Site:
     def _on_end(self, task: Task) -> None: ...
 
     def start(self, *steps: Step, device: int = 0, at: float = 0.0) -> None:
-        self.simulation.wake(("start", device), at, lambda: self.workforce.start(device, steps, 0, None) and None)
+        self.simulation.wake(("start", device), at, lambda: self.tasks.start(device, steps, 0, None) and None)
 
     def run(self, until: float = math.inf) -> None:
         if until < math.inf:
@@ -111,7 +111,7 @@ def test_a_device_with_1000_j_ends_at_the_right_instant() -> None:
     assert (time, last["level"], last["flat"]) == (site.steps()[-1][1], 0.0, True)
     assert last["drawn"] == pytest.approx(8 + 1.5 + 3 * (time - 4), rel=1e-12)
     assert [r.fields["outcome"] for r in site.records if r.kind == "task-end"] == ["battery"]
-    assert not site.workforce.is_idle(0)
+    assert not site.tasks.is_idle(0)
     assert site.availability.next_on(0, time) == math.inf
 
 
@@ -210,7 +210,7 @@ def test_off_until_charged() -> None:
     assert site.availability.next_on(0, 0.0) == 0.0
     site.run(0.6 * HOUR)  # flat after 2,000 s
     both = np.arange(2)
-    assert not site.workforce.is_idle(0)
+    assert not site.tasks.is_idle(0)
     assert not site.availability.on(both, site.simulation.now).any()
     back = HOUR + 120 / 0.2
     assert site.availability.next_on(0, site.simulation.now) == pytest.approx(back, abs=TICK_S)
@@ -264,8 +264,8 @@ def test_never_below_zero_and_the_books_balance(
         site = Site(pattern, up=60.0, capacity_j=capacity, charge_w=charge, tail_s=1.5, restart=0.3)
 
         def give(device: int, steps: tuple[Step, ...]) -> None:
-            if site.workforce.is_idle(device):
-                site.workforce.start(device, steps, 0, None)
+            if site.tasks.is_idle(device):
+                site.tasks.start(device, steps, 0, None)
 
         time = 0.0
         for device, gap, epochs, size in tasks:
@@ -273,7 +273,7 @@ def test_never_below_zero_and_the_books_balance(
             steps = (model(float(size)), train(epochs), update(float(size)))
             site.simulation.wake(("give", device), time, lambda device=device, steps=steps: give(device, steps))  # type: ignore[misc]
         for look in looks:
-            site.simulation.wake(("look", 0), look, lambda: site.workforce.idle(np.arange(2)) is None)  # type: ignore[arg-type]
+            site.simulation.wake(("look", 0), look, lambda: site.tasks.idle(np.arange(2)) is None)  # type: ignore[arg-type]
         site.run(100.0)
         return site
 
@@ -300,7 +300,7 @@ def test_many_at_once_and_one_by_one() -> None:
         columns |= {"capacity_j": draw.uniform(10, 500, devices), "charge_w": draw.choice([0.0, 1.0], devices)}
         columns["initial_j"] = columns["capacity_j"] * draw.uniform(0, 1, devices)
         simulation = Simulation()
-        simulation.now = 500.0
+        simulation.env.restart(500.0)
         path = now_and_then(100.0).build(Streams(2), devices, 0.0, AlwaysOn(), None)
         return Batteries(simulation, columns, 0.2, path, np.zeros(devices))
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.language.spec import Spec
-from fedsim.simulation import TICK_S, Simulation, Alarm, on_grid
+from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.distributions import Constant, Distribution

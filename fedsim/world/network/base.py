@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, nearest
-from fedsim.simulation import TICK_S, Simulation, Alarm, on_grid, on_grid_after, tie_s
+from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.world.columns import ALL, each
 from fedsim.world.network.flow import Direction, Flow, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport

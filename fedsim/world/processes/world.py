@@ -20,9 +20,9 @@ from fedsim.errors import CheckpointError, FedsimError, ScenarioError, Simulatio
 from fedsim.simulation import Environment, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.edges import Edges
+from fedsim.world.life import TaskRunner
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
-from fedsim.world.workforce import Workforce
 
 if TYPE_CHECKING:
     from fedsim.world.processes.base import Process
@@ -145,7 +145,7 @@ class Processes:
 
     Args:
         specs: what they are.
-        simulation, streams, network, workforce, edges: the world.
+        simulation, streams, network, tasks, edges: the world.
         on_switched_on: told of each device that is switched on again.
 
     Raises:
@@ -158,12 +158,12 @@ class Processes:
         simulation: Simulation,
         streams: Streams,
         network: Network,
-        workforce: Workforce,
+        tasks: TaskRunner,
         edges: Edges,
         on_switched_on: Callable[[int], None],
     ) -> None:
         self.simulation, self.streams, self.network, self.edges = simulation, streams, network, edges
-        self._specs, self._workforce, self._on_switched_on = specs, workforce, on_switched_on
+        self._specs, self._tasks, self._on_switched_on = specs, tasks, on_switched_on
         self._held: dict[tuple[str, str | int], list[float]] = {}
         self._asleep: dict[int, simpy.Event] = {}
         self._silent = False  # while processes are restored, and when the run is over
@@ -195,8 +195,8 @@ class Processes:
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
-        gone = self._workforce.off or self.edges.off
-        busy = self._workforce.running or self.edges.hauls
+        gone = self._tasks.off or self.edges.off
+        busy = self._tasks.running or self.edges.hauls
         return not busy and not gone and set(self.simulation.expected()) <= {"process"}
 
     def _end(self) -> None:
@@ -228,7 +228,7 @@ class Processes:
         """See ``World.queue``."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        self._workforce.queue(direction, slots)
+        self._tasks.queue(direction, slots)
         self.emit("queue", direction=direction, slots=slots.capacity)
 
     def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold:
@@ -258,23 +258,23 @@ class Processes:
                 now = self.network.built_rate(link) if rate is None else rate
                 self.emit("link-rate", link=link, rate=None if now == math.inf else now)
         elif what == "pace":
-            if self._workforce.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
-                self._workforce.set_pace(device, pace)
+            if self._tasks.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+                self._tasks.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
         elif what == "edge":
             if wanted and device not in self.edges.off:
                 self.emit("edge-off", edge=device)
                 self.edges.switch_off(device)
-                self._workforce.lose_edge(device)
+                self._tasks.lose_edge(device)
             elif not wanted:
                 self.emit("edge-on", edge=device)
                 self.edges.switch_on(device)
-        elif wanted and device not in self._workforce.off:
+        elif wanted and device not in self._tasks.off:
             self.emit("switch-off", device=device)
-            self._workforce.switch_off(device)
+            self._tasks.switch_off(device)
         elif not wanted:
             self.emit("switch-on", device=device)
-            self._workforce.switch_on(device)
+            self._tasks.switch_on(device)
             self._on_switched_on(device)
 
     # Snapshots, between two instants.
@@ -292,8 +292,9 @@ class Processes:
         for world, state in zip(self._worlds, states, strict=True):
             world.state = dict(state)
         self._silent = True
-        for _ in self._start():
-            self.simulation.env.step()  # its beginning, up to its first wait
+        self._start()
+        while self.simulation.env.peek() <= self.simulation.now:
+            self.simulation.env.step()  # the beginning of each process, up to its first wait
         self._silent = False
         held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}, "edge": {}}
         for (what, key), values in self._held.items():
@@ -302,8 +303,8 @@ class Processes:
                 held[what][key] = value
         there = {
             "link": self.network.limits,
-            "pace": self._workforce.computing.paces,
-            "off": dict.fromkeys(self._workforce.off, 1.0),
+            "pace": self._tasks.computing.paces,
+            "off": dict.fromkeys(self._tasks.off, 1.0),
         }
         there["edge"] = dict.fromkeys(self.edges.off, 1.0)
         if held != there:

@@ -17,12 +17,12 @@ from fedsim.streams import Streams
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
+from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Evaluate, Payload, Step, Task, Train, Upload
-from fedsim.world.workforce import Workforce
 
 MODEL = Download((Payload("model", 1000.0),))
 BATCH = 30
@@ -66,7 +66,7 @@ class Site:
         self.ended: list[Task] = []
         self.following: Callable[[Task], tuple[Step, ...]] | None = None
         self.records: list[Record] = []
-        self.workforce = Workforce(
+        self.tasks = TaskRunner(
             self.simulation, population, self.availability, compute, network, BATCH, self._more, self._on_end
         )
         self.simulation.listen(self.records.append)
@@ -80,7 +80,7 @@ class Site:
 
     def run(self, *steps: Step, device: int = 0, meanwhile: Callable[["Site"], None] | None = None) -> list[tuple[Any, ...]]:
         """Carry out one task; (step, end, outcome, amount) of each step."""
-        self.workforce.start(device, steps, round=0, group=None)
+        self.tasks.start(device, steps, round=0, group=None)
         if meanwhile is not None:
             meanwhile(self)
         asyncio.run(self.simulation.run())
@@ -94,7 +94,7 @@ class Site:
         """The server ends task 0 at a time; it acts only when the world stands still."""
 
         async def handle(message: Any) -> None:
-            self.workforce.end(0, message)
+            self.tasks.end(0, message)
 
         self.simulation.handle = handle
         self.simulation.wake(("end", 0), time, lambda: self.simulation.post("late"))
@@ -105,8 +105,8 @@ def test_a_task_from_begin_to_end() -> None:
     steps = site.run(MODEL, Train(Training("model", 3)), UPDATE)
     assert steps == [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 52.0, "done", 600.0)]
     (task,) = site.ended
-    assert (task.outcome, task.epochs, site.workforce.running) == ("done", 3, {})
-    assert site.workforce.is_idle(0)
+    assert (task.outcome, task.epochs, site.tasks.running) == ("done", 3, {})
+    assert site.tasks.is_idle(0)
     kinds = [record.kind for record in site.records]
     assert kinds == ["task-start", *["step-start", "step-end"] * 3, "task-end"]
 
@@ -161,8 +161,8 @@ def test_the_task_of_a_device_that_leaves_for_good_has_left_and_is_charged_for_w
     site = Site(lifetime=(0.0, departure))
     assert site.run(MODEL, Train(Training("model", 3)), UPDATE) == expected
     assert (site.ended[0].outcome, site.simulation.now) == ("left", departure)
-    assert not site.workforce.is_idle(0)
-    assert not site.workforce.anyone_ever()
+    assert not site.tasks.is_idle(0)
+    assert not site.tasks.anyone_ever()
 
 
 def test_an_evaluation_can_be_left_too() -> None:
@@ -183,26 +183,26 @@ def test_who_vanishes_before_it_leaves_loses_its_task(off: float, departure: flo
 
 def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
     site = Site(lifetime=(30.0, 60.0))
-    workforce = site.workforce
+    tasks = site.tasks
     told: list[tuple[float, bool]] = []
 
     async def ask(device: int) -> None:
-        told.append((site.simulation.now, workforce.is_idle(device)))
+        told.append((site.simulation.now, tasks.is_idle(device)))
         if device == 0:
-            workforce.start(device, (MODEL, UPDATE), 0, None)
+            tasks.start(device, (MODEL, UPDATE), 0, None)
 
     site.simulation.handle = ask
     Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
-    assert not workforce.is_idle(0)
-    assert workforce.anyone_ever()
-    assert workforce.next_on(0, 0.0) == 30.0
+    assert not tasks.is_idle(0)
+    assert tasks.anyone_ever()
+    assert tasks.next_on(0, 0.0) == 30.0
     asyncio.run(site.simulation.run())
     assert told == [(30.0, True), (30.0, True)]
     (task,) = site.ended
     assert (task.device, task.outcome) == (0, "done")
     kinds = [(record.time, record.kind) for record in site.records if "step" not in record.kind]
     assert kinds == [(30.0, "arrival"), (30.0, "arrival"), (30.0, "task-start"), (52.0, "task-end"), *[(60.0, "departure")] * 2]
-    assert not workforce.is_idle(0)
+    assert not tasks.is_idle(0)
 
 
 def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
@@ -285,9 +285,9 @@ class TestIterations:
 def test_what_continues_is_no_selection_of_its_own() -> None:
     site = Site()
     site.run(MODEL)
-    site.workforce.start(0, (MODEL,), 0, None, continues=True)
+    site.tasks.start(0, (MODEL,), 0, None, continues=True)
     asyncio.run(site.simulation.run())
-    assert (site.workforce.times_asked[0], site.workforce.times_selected[0]) == (2, 1)
+    assert (site.tasks.times_asked[0], site.tasks.times_selected[0]) == (2, 1)
     starts = [record.fields for record in site.records if record.kind == "task-start"]
     assert ["continues" in fields for fields in starts] == [False, True]
 
@@ -361,16 +361,16 @@ def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, siz
     population = Population(np.ones(1), np.array([100]), 1.0, np.zeros(1), np.full(1, np.inf))
     ended: list[Task] = []
     compute = Compute(Streams(1), 0.0, None, 2)
-    workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
+    tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
     stop_at = on_grid(stop)
     steps = (
         Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=float(size))),
         Upload((Payload("update", size),)),
     )
-    workforce.start(0, steps, None, None)
+    tasks.start(0, steps, None, None)
 
     async def handle(message: Any) -> None:
-        workforce.end(0, "late")
+        tasks.end(0, "late")
 
     simulation.handle = handle
     simulation.wake(("end", 0), stop_at, lambda: simulation.post("deadline"))
@@ -380,10 +380,10 @@ def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, siz
 
 def test_a_busy_device_and_an_empty_task_are_refused() -> None:
     site = Site()
-    site.workforce.start(0, (MODEL,), None, None)
+    site.tasks.start(0, (MODEL,), None, None)
     with pytest.raises(SimulationError, match="device 0 still works on task 0"):
-        site.workforce.start(0, (MODEL,), None, None)
-    site.workforce.start(1, (), None, None)
+        site.tasks.start(0, (MODEL,), None, None)
+    site.tasks.start(1, (), None, None)
     with pytest.raises(SimulationError, match="no steps"):
         asyncio.run(site.simulation.run())
 
@@ -393,13 +393,13 @@ def test_two_devices_share_the_server_link() -> None:
     simulation = Simulation()
     star = Star(simulation, np.full(2, 1e9), np.full(2, 1e9), np.zeros(2), 100.0, 100.0)
     population = Population(np.full(2, 10.0), np.ones(2, dtype=np.int64), 1.0, np.zeros(2), np.full(2, np.inf))
-    workforce = Workforce(
+    tasks = TaskRunner(
         simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, 1, site._more, site._on_end
     )
     ends: list[float] = []
     simulation.listen(lambda record: ends.append(record.time) if record.kind == "task-end" else None)
     for device in range(2):
-        workforce.start(device, (MODEL,), None, None)
+        tasks.start(device, (MODEL,), None, None)
     asyncio.run(simulation.run())
     assert ends == [20.0, 20.0]
 
@@ -415,16 +415,16 @@ class TestDeadlineInDecimals:
         speed = np.array([1000 / (train / 10)])
         population = Population(speed, np.array([1000]), 1.0, np.zeros(1), np.full(1, np.inf))
         compute = Compute(Streams(1), 0.0, None, 1)
-        workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
+        tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
         steps = (
             Download((Payload("model", 10 * (down - 10 * latency)),)),
             Train(Training("m", 1)),
             Upload((Payload("update", 10 * (up - 10 * latency)),)),
         )
-        simulation.wake(("begin", 0), on_grid(begin), lambda: workforce.start(0, steps, None, None) and None)
+        simulation.wake(("begin", 0), on_grid(begin), lambda: tasks.start(0, steps, None, None) and None)
 
         async def handle(message: Any) -> None:
-            workforce.end(0, "late")
+            tasks.end(0, "late")
 
         simulation.handle = handle
         due = on_grid(on_grid(begin) + deadline / 10)
@@ -455,11 +455,11 @@ class TestDeadlineInDecimals:
         star = Star(simulation, np.array([100.0]), np.array([100.0]), np.zeros(1))
         population = Population(np.array([1000 / (tenths / 10)]), np.array([1000]), 1.0, np.zeros(1), np.full(1, np.inf))
         compute = Compute(Streams(1), 0.0, None, 1)
-        workforce = Workforce(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
+        tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
         stop_at = on_grid(on_grid(begin) + (tenths * epochs + 8) / 10)
         train = Train(Training("m", 9), Limit(stop_at=stop_at, reserve_upload=80.0))
         steps = (train, Upload((Payload("update", 80.0),)))
-        simulation.wake(("begin", 0), on_grid(begin), lambda: workforce.start(0, steps, None, None) and None)
+        simulation.wake(("begin", 0), on_grid(begin), lambda: tasks.start(0, steps, None, None) and None)
         asyncio.run(simulation.run())
         assert ended[0].epochs == epochs
         assert simulation.now <= stop_at
@@ -473,7 +473,7 @@ def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before
     site.compute.reach_s = 4.0
 
     def off() -> None:
-        site.workforce.switch_off(0)
+        site.tasks.switch_off(0)
 
     if before:
         site.simulation.wake(("off", 0), at, off)

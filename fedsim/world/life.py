@@ -1,0 +1,384 @@
+"""The life of a device at work: one SimPy process a task, which carries out one step after another.
+
+``TaskRunner.life`` is the story; what the steps do is in ``computing`` and ``transfers``. A process exists while a device works;
+idle devices are rows of the population.
+
+A step ends once: it completes, or the process is interrupted, with one cause. Interruptions have the priority ``CUT``: what
+completes in the same instant has completed, and the next step is interrupted as it begins. The server acts only when the world
+stands still, so what is complete at the very instant of a deadline is in time. So is what would be complete some ticks of the
+clock later, at most ``tie_s``: no tick lies on 0.8 s or on 10 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from fedsim.environment import CUT, NORMAL, ProcessGenerator
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation
+from fedsim.world.availability import Availability
+from fedsim.world.compute import Compute
+from fedsim.world.computing import Computing
+from fedsim.world.edges import Edges
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import Direction
+from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
+from fedsim.world.transfers import Transfers
+
+if TYPE_CHECKING:
+    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.population import Population
+
+_COMPUTING = (Train, Evaluate, Work)
+
+
+class TaskRunner:
+    """Carries out tasks on the devices of a population.
+
+    Args:
+        simulation: the clock.
+        population: the devices' columns.
+        availability: when each can be reached, cut to its lifetime.
+        compute: how long training takes.
+        network: how long messages take.
+        batch_size: B, samples of an SGD step.
+        next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
+        on_end: told of each task once, when it has ended.
+        batteries: those of the devices, if they have any.
+        edges: the edge servers, if there are any.
+
+    Attributes:
+        running: the tasks that have not ended, by their numbers.
+        times_asked, times_selected: how many tasks each device was given, and in how many of them it was selected for a round.
+        computing, transfers: carry out their steps.
+        off: the devices that are switched off, whatever their availability says.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        population: "Population",
+        availability: Availability,
+        compute: Compute,
+        network: Network,
+        batch_size: int,
+        next_steps: Callable[[Task], tuple[Step, ...]],
+        on_end: Callable[[Task], None],
+        batteries: "Batteries | None" = None,
+        edges: Edges | None = None,
+    ) -> None:
+        self._simulation = simulation
+        self._population = population
+        self._availability = availability
+        self._next_steps = next_steps
+        self._on_end = on_end
+        self.batteries = batteries
+        self._edges = edges
+        self.computing = computing = Computing(simulation, population, compute, network, batch_size, self._cut, batteries)
+        self.transfers = transfers = Transfers(simulation, network, self._cut, batteries)
+        self._ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Cause | None]]] = {
+            Download: (transfers.send, transfers.sent),
+            Upload: (transfers.send, transfers.sent),
+            Queue: (transfers.stand, transfers.stood),
+            Train: (computing.train, computing.trained),
+            Evaluate: (computing.test, computing.tested),
+            Work: (computing.work, computing.worked),
+            Code: (computing.code, computing.coded),
+        }  # what begins a step, and what ends it
+        self.off: set[int] = set()
+        self.running: dict[int, Task] = {}
+        self._working: dict[int, Task] = {}
+        self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
+        self._asked = 0
+        self.times_asked: Counter[int] = Counter()
+        self.times_selected: Counter[int] = Counter()
+
+    # The story.
+
+    def life(self, task: Task) -> ProcessGenerator:
+        """What a device does for a task: step after step, until the last is done or something interrupts it.
+
+        A task that was saved goes on with the step that has begun.
+        """
+        if not task.begun:
+            self._begin(task)
+        cause: Cause | None = None
+        while cause is None and self._has_step(task):
+            if not task.begun:
+                self._begin_step(task)
+            assert task.done is not None
+            try:
+                cause = yield task.done  # the end of a flow or a computation, or a slot
+            except simpy.Interrupt as interrupt:
+                cause = interrupt.cause
+            cause = self._end_step(task, cause)
+        self._end(task, cause)
+
+    def _begin(self, task: Task) -> None:
+        continues = {"continues": True} if task.continues else {}
+        self._simulation.record("task-start", task.fields | continues)
+        if self.batteries is not None:
+            self.batteries.start(task.device)
+        if not self._has_step(task):
+            raise SimulationError(f"a task for device {task.device} has no steps")
+
+    def _has_step(self, task: Task) -> bool:
+        """Whether the task has another step. The client half says what follows."""
+        if task.position == len(task.steps):
+            task.steps += self._next_steps(task)
+        return task.position < len(task.steps)
+
+    def _begin_step(self, task: Task) -> None:
+        step = task.step
+        if self.transfers.queues and isinstance(step, Download | Upload) and self.transfers.has_to_queue(task, step):
+            step = Queue()
+            task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
+        task.begun, task.step_start = True, self._simulation.now
+        task.done = self._simulation.env.event()
+        self._simulation.record("step-start", {**task.fields, "step": step.name})
+        if self.batteries is not None:
+            self.batteries.begin(task.device, step)
+        self._ways[type(step)][0](task, step)
+
+    def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
+        """End the running step; returns the cause for which the task ends with it, if any."""
+        step, flow, was_cut = task.step, task.flow, cause is not None
+        if task.alarm is not None:
+            task.alarm.cancel()
+            task.alarm = None
+        cause = self._ways[type(step)][1](task, step, cause)
+        task.begun, task.done = False, None
+        if self.batteries is not None:
+            if task.battery is not None:
+                task.battery.cancel()
+                task.battery = None
+            self.transfers.scarce.pop(task.id, None)
+            task.dry = math.inf
+            self.batteries.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
+        if cause is None:
+            task.position += 1
+            if was_cut:
+                self._watch(task)
+        return cause
+
+    def _end(self, task: Task, cause: Cause | None) -> None:
+        if task.vanish is not None:
+            task.vanish.cancel()
+        del self.running[task.id], self._working[task.device]
+        self._busy[task.device] = False
+        task.outcome = cause or "done"
+        self._simulation.record("task-end", {**task.fields, "outcome": task.outcome})
+        if self.batteries is not None:
+            self.batteries.stop(task.device)
+        self._on_end(task)
+
+    # Who can be asked.
+
+    def is_idle(self, device: int) -> bool:
+        """Whether the device can be reached now and has nothing to do."""
+        if device in self._working or device in self.off:
+            return False
+        return self._availability.span(device, self._simulation.now).on
+
+    def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
+        free: NDArray[np.bool_] = ~self._busy[devices]
+        if self.off:
+            free &= ~np.isin(devices, sorted(self.off))
+        free[free] = self._availability.on(devices[free], self._simulation.now)
+        return free
+
+    def reachable(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``devices``, all different, can be reached now, whether they work or not; bool [len(devices)]."""
+        on = self._availability.on(devices, self._simulation.now)
+        return on & ~np.isin(devices, sorted(self.off)) if self.off else on
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
+
+        Where the run is over before ``time``, it is that. Nobody knows for how long a device stays switched off, so that counts
+        for nothing here.
+        """
+        return self._availability.next_on(device, time) if time <= self._simulation.end else time
+
+    def anyone_ever(self) -> bool:
+        """Whether some device is on now or will be at some time."""
+        now = self._simulation.now
+        departure = self._population.departure
+        staying = (device for device in range(len(departure)) if departure.item(device) > now)
+        return any(self._availability.next_on(device, now) < math.inf for device in staying)
+
+    # Who starts and ends tasks.
+
+    def start(
+        self,
+        device: int,
+        steps: tuple[Step, ...],
+        round: int | None,  # noqa: A002
+        group: int | None,
+        *,
+        continues: bool = False,
+        edge: int | None = None,
+        context: Any = None,
+    ) -> Task:
+        """Give a task to an idle device; it begins in this instant.
+
+        Args:
+            device: who carries it out.
+            steps: the first ones; ``next_steps`` is asked for those that follow.
+            round, group: what it belongs to, or None.
+            continues: it goes on with what the device's task before began, and is no selection of its own.
+            edge: the edge server with which it exchanges messages; None: the server.
+            context: see ``Task``.
+
+        Raises:
+            SimulationError: the device still works on another task.
+        """
+        if device in self._working:
+            raise SimulationError(
+                f"device {device} still works on task {self._working[device].id}; it does one thing at a time"
+            )
+        count = self.times_asked.get(device, 0)
+        task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
+        self.computing.note_task(task)
+        self._asked += 1
+        self.times_asked[device] = count + 1
+        if round is not None and not continues:  # not for a message outside of any round
+            self.times_selected[device] += 1
+        task.off = self._off(task)
+        self._put_to_work(task)
+        self._watch(task)
+        return task
+
+    def _off(self, task: Task) -> float:
+        """When the task's device disconnects next (s); now if it is away, or its edge server is."""
+        now, device = self._simulation.now, task.device
+        span = self._availability.span(device, now)
+        there = span.on and device not in self.off and (self._edges is None or task.edge not in self._edges.off)
+        return span.end if there else now
+
+    def _put_to_work(self, task: Task) -> None:
+        self.running[task.id] = self._working[task.device] = task
+        self._busy[task.device] = True
+        task.process = self._simulation.process(self.life(task))
+
+    def end(self, task_id: int, cause: Cause) -> None:
+        """Interrupt a running task in this instant. A task that has just ended stays as it ended, one that is due is done."""
+        task = self.running.get(task_id)
+        if task is None:
+            return
+        if cause == "late" and task.waits and self._is_due(task):
+            task.carried_out()
+            self._simulation.env.call(partial(self.end, task_id, cause), CUT)  # what it still has to do then is late
+        else:
+            self._interrupt(task, cause)
+
+    def end_all(self, cause: Cause) -> None:
+        """End every running task: the run is over."""
+        for task_id in list(self.running):
+            self.end(task_id, cause)
+
+    def _is_due(self, task: Task) -> bool:
+        """Whether the running step ought to be carried out now, but for the rounding of times; it then is."""
+        return self.computing.is_due(task) if task.flow is None else self.transfers.is_due(task.flow)
+
+    # Who interrupts.
+
+    def _interrupt(self, task: Task, cause: Cause) -> None:
+        if task.waits and task.process is not None and task.process.target is task.done:
+            task.process.interrupt(cause)
+
+    def _watch(self, task: Task) -> None:
+        """Interrupt the task when its device disconnects."""
+        if task.vanish is not None:
+            task.vanish.cancel()
+        if task.off < math.inf:
+            off = max(task.off, self._simulation.now)
+            task.vanish = self._simulation.wake(("vanish", task.id), off, partial(self._cut, task), CUT)
+
+    def _cut(self, task: Task) -> None:
+        """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""
+        now = self._simulation.now
+        left = now >= self._population.departure[task.device]
+        self._interrupt(task, "left" if left else "battery" if now >= task.dry else "lost")
+
+    def set_pace(self, device: int, pace: float) -> None:
+        """From now on the device computes at a factor of its own speed."""
+        task = self._working.get(device)
+        computes = task is not None and task.waits and isinstance(task.step, _COMPUTING)
+        self.computing.set_pace(device, pace, task if computes else None)
+
+    def switch_off(self, device: int) -> None:
+        """From now on the device cannot be reached; its task is lost."""
+        self.off.add(device)
+        if device in self._working:
+            self._lose(self._working[device])
+
+    def switch_on(self, device: int) -> None:
+        """The device can be reached again whenever its availability says so."""
+        self.off.discard(device)
+
+    def lose_edge(self, edge: int) -> None:
+        """An edge server is lost, and with it the tasks of its devices that are its."""
+        for task in self.running.values():
+            if task.edge == edge:
+                self._lose(task)
+
+    def _lose(self, task: Task) -> None:
+        task.off = self._simulation.now
+        self._watch(task)
+
+    def queue(self, direction: Direction, slots: simpy.Resource) -> None:
+        """See ``Transfers.queue``."""
+        self.transfers.queue(direction, slots, self.running)
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that must be remembered of the devices' work; ``restore`` takes it back."""
+        return {
+            "asked": self._asked,
+            "times_asked": np.array(list(self.times_asked.items()), dtype=np.int64).reshape(-1, 2),
+            "times_selected": np.array(list(self.times_selected.items()), dtype=np.int64).reshape(-1, 2),
+            "running": list(self.running.values()),
+            "off": sorted(self.off),
+            **self.computing.snapshot(),
+            **self.transfers.snapshot(self.running),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave: each device's process goes on with the step that had begun.
+
+        Alarms follow by ``rearm``, queues by ``queue``.
+        """
+        self._asked = state["asked"]
+        self.times_asked = Counter(dict(state["times_asked"].tolist()))
+        self.times_selected = Counter(dict(state["times_selected"].tolist()))
+        self.off = set(state["off"])
+        for task in state["running"]:
+            task.take_up()
+            task.done = self._simulation.env.event()
+            if task.flow is not None:
+                task.flow.done = task.carried_out
+            self._put_to_work(task)
+        self.computing.restore(state)
+        self.transfers.restore(state, self.running)
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm that was there when the snapshot was taken: of a ``step``, ``look-ahead``, ``vanish`` or ``battery``."""
+        task = self.running[number]
+        ring: dict[str, Callable[[], None]] = {
+            "step": task.carried_out,
+            "look-ahead": partial(self.computing.look_ahead, task),
+            "vanish": partial(self._cut, task),
+            "battery": partial(self.transfers.look_at_battery, task),
+        }
+        priority = CUT if kind in ("vanish", "battery") else NORMAL
+        alarm = self._simulation.wake((kind, number), when, ring[kind], priority)
+        setattr(task, kind if kind in ("vanish", "battery") else "alarm", alarm)
