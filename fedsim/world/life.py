@@ -1,7 +1,7 @@
 """The life of a device at work: one SimPy process a task, which carries out one step after another.
 
-``TaskRunner.life`` is the story; what the steps do is in ``computing`` and ``transfers``. A process exists while a device works;
-idle devices are rows of the population.
+``TaskRunner.life`` is the story; what the steps do is in ``computing`` and ``transfers``. A process exists while a device
+works; idle devices are rows of the population.
 
 A step ends once: it completes, or the process is interrupted, with one cause. Interruptions have the priority ``CUT``: what
 completes in the same instant has completed, and the next step is interrupted as it begins. The server acts only when the world
