@@ -14,7 +14,7 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.edges import edge_name
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction, Flow
+from fedsim.world.network.flow import SERVER, Direction, Flow, ends
 from fedsim.world.task import Download, Queue, Upload
 from fedsim.world.wait import Ending, Gate, Wait
 
@@ -88,8 +88,8 @@ class Transfers:
         """A message leaves."""
         task, parts = wait.task, step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
-        done, near = partial(self._gate.open, wait, None), task.edge is not None
-        wait.flow = self._network.start(task.device, step.direction, size, done, near=near)
+        at = SERVER if task.edge is None else self._network.devices + task.edge
+        wait.flow = self._network.send(*ends(task.device, step.direction, at), size, partial(self._gate.open, wait, None))
         self._watch(wait)
 
     def stand(self, wait: Wait, step: Queue) -> None:
