@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsim.calibrate.log import Steps, Tasks
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import Direction, Star
+from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ def transfers(links: Links, way: Direction, steps: Steps, client: NDArray[np.int
             if waiting[device]:
                 send(waiting[device][0])
 
-        network.start(device, way, float(steps.amount[step]), done)
+        network.send(*ends(device, way), float(steps.amount[step]), done)
 
     for step, start in enumerate(steps.start.tolist()):
         simulation.wake(("begin", step), start, lambda step=step: begin(step))  # type: ignore[misc]
@@ -114,7 +114,7 @@ class _Play:
             if math.isnan(size):
                 self.simulation.soon(then)
             else:
-                self._network.start(client, way, size, then)
+                self._network.send(*ends(client, way), size, then)
 
         send("down", train)
 

@@ -19,9 +19,8 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Train
 from fedsim.training import Contrast, Limit, Part, Training
 from fedsim.world.edges import Haul
 from fedsim.world.energy.batteries import Load
-from fedsim.world.network.filling import Filling
 from fedsim.world.network.flow import Flow
-from fedsim.world.network.star import Half, Place, Tier
+from fedsim.world.network.star import Place, Tier
 from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _CLASSES: dict[str, Any] = {
         *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
         *(Errand, Earlier, Order, Free, Lazy, Partial, Sized, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Contrast, Limit, Part),
-        *(Filling, Flow, Half, Haul, Load, Place, Tier),
+        *(Flow, Haul, Load, Place, Tier),
     )
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction, Flow
+from fedsim.world.network.flow import Direction, Flow, ends
 from fedsim.world.task import Outcome, Payload
 
 
@@ -104,7 +104,7 @@ class Edges:
         else:
             size = float(sum([part.bytes for part in payloads]))
             endpoint = self._network.devices + edge
-            haul.flow = self._network.start(endpoint, direction, size, partial(self._end, haul, "done"))
+            haul.flow = self._network.send(*ends(endpoint, direction), size, partial(self._end, haul, "done"))
         return haul.id
 
     def switch_off(self, edge: int) -> None:

@@ -12,7 +12,7 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.edges import edge_name
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction, Flow
+from fedsim.world.network.flow import SERVER, Direction, Flow, ends
 from fedsim.world.task import Cause, Download, Queue, Task, Upload
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Transfers:
         """A message leaves."""
         parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
-        task.flow = self._network.start(task.device, step.direction, size, task.carried_out, near=task.edge is not None)
+        at = SERVER if task.edge is None else self._network.devices + task.edge
+        task.flow = self._network.send(*ends(task.device, step.direction, at), size, task.carried_out)
         if self._batteries is not None:
             self._look(self._batteries, task)
 

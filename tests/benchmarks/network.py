@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import Network, Star
+from fedsim.world.network import SERVER, Network, Star
 from fedsim.world.network.filling import max_min
 from fedsim.world.network.protocol import Tcp, Transport
 from fedsim.world.network.spec import TreeSpec
@@ -51,12 +51,12 @@ def _once(build: Callable[[Simulation], Network], devices: int, transfers: int) 
             began = time.perf_counter()
         if left:
             left -= 1
-            network.start(device, "up", sizes.pop(), lambda: again(device))
+            network.send(device, SERVER, sizes.pop(), lambda: again(device))
         else:
             simulation.stop("enough")
 
     for device in range(devices):
-        network.start(device, "up", sizes.pop(), lambda device=device: again(device))  # type: ignore[misc]
+        network.send(device, SERVER, sizes.pop(), lambda device=device: again(device))  # type: ignore[misc]
     asyncio.run(simulation.run())
     return (time.perf_counter() - began) / (2 * transfers) * 1e6
 

@@ -3,25 +3,27 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import Direction, Flow, Graph, Network, Star
+from fedsim.world.network import SERVER, Direction, Flow, Network, Star, ends
 from fedsim.world.network.protocol import PLAIN, Protocol, Transport
 
 
 @dataclass(frozen=True)
 class Send:
-    """One transfer: bytes, and seconds. ``kill`` is the absolute time of its cancellation."""
+    """One transfer: bytes, and seconds. ``kill`` is the absolute time of its cancellation; ``at`` the device's partner."""
 
     start: float
     size: float
     kill: float | None = None
     device: int | None = None
     direction: Direction = "up"
+    at: int = SERVER
 
 
 @dataclass
@@ -31,6 +33,20 @@ class Played:
     flows: list[Flow]
     told: list[tuple[int, float]] = field(default_factory=list)
     instants: list[float] = field(default_factory=list)
+
+
+class Listed(Network):
+    """A network of a user's own: routes to and from the server from a table, of device i the one of number i, around again."""
+
+    def __init__(self, *how: Any, routes: Mapping[Direction, Sequence[Sequence[str]]], **more: Any) -> None:
+        super().__init__(*how, **more)
+        self._routes = routes
+
+    def route(self, source: int, destination: int) -> Sequence[str]:
+        if SERVER not in (source, destination):
+            return ()
+        routes = self._routes["down" if source == SERVER else "up"]
+        return routes[max(source, destination) % len(routes)]
 
 
 @dataclass(frozen=True)
@@ -50,10 +66,11 @@ class StarWorld:
         return Star(simulation, *self._columns(), self.server, self.server, self.transport)
 
     def graph(self, simulation: Simulation) -> Network:
-        """Both directions through links of their own."""
-        links = {"server down": self.server, "server up": self.server}
-        routes: Mapping[Direction, list[list[str]]] = {"down": [["server down"]], "up": [["server up"]]}
-        return Graph(simulation, *self._columns(), links, routes, np.zeros(len(self.caps), dtype=np.int64), self.transport)
+        """The same by the general rule alone."""
+        return Listed(
+            simulation, {"server down": self.server, "server up": self.server}, *self._columns(), self.transport,
+            routes={"down": [["server down"]], "up": [["server up"]]},
+        )  # fmt: skip
 
     def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         caps = np.array(self.caps, dtype=np.float64)
@@ -100,7 +117,7 @@ def play(
 
     def begin(number: int, send: Send) -> None:
         device = number if send.device is None else send.device
-        flows[number] = network.start(device, send.direction, send.size, lambda: told(number))
+        flows[number] = network.send(*ends(device, send.direction, send.at), send.size, lambda: told(number))
 
     def told(number: int) -> None:
         played.told.append((number, simulation.now))

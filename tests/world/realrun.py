@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import Direction, Flow, Graph, Network, Star
+from fedsim.world.network import Direction, Flow, Network, Star, ends
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, Transport
+from tests.world.network_plays import Listed
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
 FITTED = ("equal", "cell")
@@ -93,7 +94,7 @@ def network_of(setting: dict[str, Any], simulation: Simulation, transport: Trans
     ways: tuple[Direction, ...] = ("down", "up")
     links = {f"{cell} {way}": rates[way] * _MBIT_S for cell, rates in setting["cells"].items() for way in ways}
     routes = {way: [[f"{client['cell']} {way}"] if "cell" in client else [] for client in clients] for way in ways}
-    return Graph(simulation, *columns, latency, links, routes, np.arange(len(clients)), transport)
+    return Listed(simulation, links, *columns, latency, transport, routes=routes)
 
 
 def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict[Direction, Floats]]:
@@ -109,19 +110,19 @@ def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict
                 trained = simulation.now + world.trained[number, client]
                 simulation.wake(("train", client), trained, lambda: send("up", number, client))
 
-        flows[direction, number, client] = network.start(client, direction, world.setting["bytes"], done)
+        flows[direction, number, client] = network.send(*ends(client, direction), world.setting["bytes"], done)
 
     for (number, client), after in np.ndenumerate(world.begin):
         begin = number * apart + after
         simulation.wake(("begin", client), begin, lambda number=number, client=client: send("down", number, client))  # type: ignore[misc]
     asyncio.run(simulation.run())
     took: dict[Direction, Floats] = {way: np.zeros_like(world.begin) for way in world.transfers}
-    ends = np.zeros_like(world.begin)
+    over = np.zeros_like(world.begin)
     for (direction, number, client), flow in flows.items():
         assert flow.ended is not None
         took[direction][number, client] = flow.ended - flow.started
-        ends[number, client] = max(ends[number, client], flow.ended - number * apart)
-    return ends.max(axis=1), took
+        over[number, client] = max(over[number, client], flow.ended - number * apart)
+    return over.max(axis=1), took
 
 
 def errors(world: World, protocol: Protocol, seeds: int) -> Errors:

@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid, on_grid_after
-from fedsim.world.network import Network, star
+from fedsim.world.network import SERVER, Network, star
 from fedsim.world.network.protocol import Fluid
 from fedsim.world.network.star import Half
 from tests.world.network_plays import Send, StarWorld, play
@@ -45,7 +45,7 @@ class TestLatency:
         order: list[str] = []
 
         def begin() -> None:
-            network.start(0, "up", 0.0, lambda: order.append(f"told at {simulation.now}"))
+            network.send(0, SERVER, 0.0, lambda: order.append(f"told at {simulation.now}"))
             order.append("started")
 
         simulation.wake(("start", 0), 3.0, begin)
@@ -108,10 +108,10 @@ class TestEnd:
             ends.append(simulation.now)
 
         def told_and_again() -> None:
-            network.start(0, "up", 1000.0, told)
+            network.send(0, SERVER, 1000.0, told)
 
-        network.start(0, "up", 1000.0, told_and_again)
-        network.start(1, "up", 1500.0, told)
+        network.send(0, SERVER, 1000.0, told_and_again)
+        network.send(1, SERVER, 1500.0, told)
         run(simulation)
         assert ends == [3.0, 3.5]  # 1 ends at 3 s: 1000 bytes until 2 s, 500 more beside the new flow
 
@@ -165,11 +165,11 @@ class TestCancel:
     def test_a_device_may_start_again_in_the_instant_of_the_cancellation(self, kind: Kind) -> None:
         simulation = Simulation()
         network = kind(StarWorld([100.0], 100.0, [0.0]))(simulation)
-        flows = [network.start(0, "up", 1000.0, lambda: pytest.fail("was cancelled"))]
+        flows = [network.send(0, SERVER, 1000.0, lambda: pytest.fail("was cancelled"))]
 
         def again() -> None:
             network.cancel(flows[0])
-            flows.append(network.start(0, "up", 100.0, lambda: None))
+            flows.append(network.send(0, SERVER, 100.0, lambda: None))
 
         simulation.wake(("again", 0), 5.0, again)
         run(simulation)
@@ -183,7 +183,7 @@ class TestFinish:
         """Whether it is taken as there so long before its end, when it ended, and when the flow beside it did."""
         simulation = Simulation()
         network = kind(StarWorld([math.inf] * 2, 1000.0, [latency] * 2))(simulation)
-        flows = [network.start(device, "up", 4000.0 * (device + 1), lambda: None) for device in range(2)]
+        flows = [network.send(device, SERVER, 4000.0 * (device + 1), lambda: None) for device in range(2)]
         found: list[bool] = []
         simulation.wake(("finish", 0), on_grid(latency + 8.0 - early), lambda: found.append(network.finish(flows[0])))
         run(simulation)
@@ -205,7 +205,7 @@ class TestFinish:
         for early, expected in ((4 * 2**-30, True), (1e-6, False)):
             simulation = Simulation()
             network = kind(StarWorld([1.0], 1.0, [0.5]))(simulation)
-            flow = network.start(0, "up", 0.0, lambda: None)
+            flow = network.send(0, SERVER, 0.0, lambda: None)
             found: list[bool] = []
             simulation.wake(("finish", 0), 0.5 - early, lambda: found.append(network.finish(flow)))  # noqa: B023
             run(simulation)
@@ -214,18 +214,24 @@ class TestFinish:
 
 class TestRefused:
     @KINDS
-    def test_two_at_a_time(self, kind: Kind) -> None:
-        network = kind(StarWorld([100.0], 100.0, [0.0]))(Simulation())
-        network.start(0, "up", 1.0, lambda: None)
-        network.start(0, "down", 1.0, lambda: None)
-        with pytest.raises(SimulationError, match="device 0 does one transfer up at a time"):
-            network.start(0, "up", 1.0, lambda: None)
+    @pytest.mark.parametrize(
+        ("source", "destination", "message"),
+        [
+            (0, 0, "endpoint 0 sends to itself"),
+            (SERVER, SERVER, "endpoint -1 sends to itself"),
+            (0, 2, "no endpoint 2; allowed are -1, the server, and 0 to 1"),
+            (-2, 1, "no endpoint -2; "),
+        ],
+    )
+    def test_endpoints(self, kind: Kind, source: int, destination: int, message: str) -> None:
+        with pytest.raises(SimulationError, match=message):
+            kind(StarWorld([100.0] * 2, 100.0, [0.0] * 2))(Simulation()).send(source, destination, 1.0, lambda: None)
 
     @KINDS
     @pytest.mark.parametrize("size", [-1.0, math.inf, math.nan])
     def test_sizes(self, kind: Kind, size: float) -> None:
         with pytest.raises(SimulationError, match="must be finite and not negative"):
-            kind(StarWorld([100.0], 100.0, [0.0]))(Simulation()).start(0, "up", size, lambda: None)
+            kind(StarWorld([100.0], 100.0, [0.0]))(Simulation()).send(0, SERVER, size, lambda: None)
 
     @KINDS
     @pytest.mark.parametrize(
@@ -249,7 +255,7 @@ class TestReading:
     def test_load_and_progress(self, kind: Kind) -> None:
         simulation = Simulation()
         network = kind(StarWorld([100.0, math.inf], 1000.0, [0.0, 0.0]))(simulation)
-        flows = [network.start(device, "up", 1e6, lambda: None) for device in range(2)]
+        flows = [network.send(device, SERVER, 1e6, lambda: None) for device in range(2)]
         seen: list[tuple[dict[str, tuple[float, float]], list[float], list[float]]] = []
 
         def look() -> None:
@@ -262,9 +268,9 @@ class TestReading:
         load = {"device 0 up": (100.0, 100.0), "device 1 up": (900.0, math.inf), "server up": (1000.0, 1000.0)}
         assert seen == [(load, [100.0, 900.0], [1000.0, 9000.0])]
         assert network.load() == {}
-        assert network.lone_rate(0, "up") == 100.0
-        assert network.lone_rate(1, "up") == 1000.0
-        assert repr(flows[0]) == "<Flow 0: 1000000 B up, device 0, ended 10 s, 1000 sent>"
+        assert network.lone_rate(0, SERVER) == 100.0
+        assert network.lone_rate(1, SERVER) == 1000.0
+        assert repr(flows[0]) == "<Flow 0: 1000000 B, 0 -> server, ended 10 s, 1000 sent>"
 
 
 class TestStar:
@@ -368,12 +374,12 @@ def test_a_link_at_rest_carries_nothing_whatever_its_flows_weigh() -> None:
     for flow in range(13):
         half.enter(flow, 1e5, 3476.25, 0.0, weight=float(draw.uniform(0.5, 2.0)))
     half.share(0.0)
-    half.set_capacity(0.0, 1.0)
+    half.set_capacity("", 0.0, 1.0)
     half.share(1.0)
     assert set(half.rates().values()) == {0.0}
     assert half.next_end == math.inf
     half.enter(13, 1e5, 3476.25, 2.0, weight=1.3)
-    half.set_capacity(math.inf, 3.0)
+    half.set_capacity("", math.inf, 3.0)
     half.share(3.0)
     ends = {flow: end for end, flow in half.advance(100.0)}
     alone = 1e5 / 3476.25

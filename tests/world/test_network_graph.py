@@ -6,8 +6,8 @@ import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network import Flow, Graph, Network
-from tests.world.network_plays import Send, play
+from fedsim.world.network import SERVER, Flow, Graph, Network
+from tests.world.network_plays import Listed, Send, play
 
 
 class TestGraph:
@@ -22,7 +22,7 @@ class TestGraph:
             graph: networkx.Graph[str] = networkx.Graph()
             graph.add_edges_from(order, capacity=5.0)
             network = self.build(graph, ["z", "d"])
-            routes.add((network.route(0, "down"), network.route(0, "up"), network.route(1, "up")))
+            routes.add(tuple(tuple(network.links_between(*pair)) for pair in ((SERVER, 0), (0, SERVER), (1, SERVER))))
         down, up = (("s -> a", 5.0), ("a -> z", 5.0)), (("z -> a", 5.0), ("a -> s", 5.0))
         assert routes == {(down, up, (("d -> c", 5.0), ("c -> s", 5.0)))}
 
@@ -32,9 +32,9 @@ class TestGraph:
         graph.add_edge("z", "m", capacity=2.0)
         graph.add_edge("m", "s", capacity=1.0)
         network = self.build(graph, ["z"])
-        assert network.route(1, "down") == (("s -> z", 3.0),)
-        assert network.route(1, "up") == (("z -> m", 2.0), ("m -> s", 1.0))
-        assert (network.lone_rate(0, "down"), network.lone_rate(0, "up")) == (3.0, 1.0)
+        assert network.links_between(SERVER, 1) == [("s -> z", 3.0)]
+        assert network.links_between(1, SERVER) == [("z -> m", 2.0), ("m -> s", 1.0)]
+        assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (3.0, 1.0)
 
     def test_an_undirected_edge_carries_its_capacity_each_way(self) -> None:
         graph: networkx.Graph[str] = networkx.Graph()
@@ -71,6 +71,6 @@ class TestGraph:
             self.build(graph, ["north"])
         with pytest.raises(SimulationError, match="parallel edges"):
             self.build(networkx.MultiGraph(graph), ["north"])
-        one = np.ones(1)
-        with pytest.raises(SimulationError, match="site 0 has the unknown link 'b'"):
-            Graph(Simulation(), one, one, one, {"a": 1.0}, {"down": [["a"]], "up": [["b"]]}, np.zeros(1, dtype=np.int64))
+        network = Listed(Simulation(), {"a": 1.0}, *[np.ones(1)] * 3, routes={"down": [["a"]], "up": [["b"]]})
+        with pytest.raises(SimulationError, match="the route from 0 to -1 has the unknown link 'b'"):
+            network.links_between(0, SERVER)

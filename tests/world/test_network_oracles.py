@@ -15,11 +15,11 @@ from scipy.optimize import linprog
 
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import Graph, Network, Star
+from fedsim.world.network import Network, Star
 from fedsim.world.network.filling import max_min
 from fedsim.world.network.protocol import PLAIN, Fluid, Protocol, Transport
 from fedsim.world.network.star import Half
-from tests.world.network_plays import Send, play
+from tests.world.network_plays import Listed, Send, play
 
 SCENARIOS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "oracles" / "simgrid.json").read_text())["scenarios"]
 ORACLES = [name for name, scenario in SCENARIOS.items() if scenario["oracle"]]
@@ -41,8 +41,8 @@ def as_graph(scenario: dict[str, Any], protocol: Protocol = PLAIN.protocol) -> C
     free = np.full(len(routes), np.inf)
 
     def build(simulation: Simulation) -> Network:
-        ways, sites = {"down": routes, "up": routes}, np.arange(len(routes))
-        return Graph(simulation, free, free, latency_of(scenario), links, ways, sites, Transport(protocol, Streams(1)))
+        ways, transport = {"down": routes, "up": routes}, Transport(protocol, Streams(1))
+        return Listed(simulation, links, free, free, latency_of(scenario), transport, routes=ways)
 
     return build
 

@@ -15,7 +15,7 @@ import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import Network, NetworkSpec
+from fedsim.world.network import SERVER, Network, NetworkSpec
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp
 from tests.world.network_plays import Send, StarWorld, play
 
@@ -83,7 +83,7 @@ class TestSlowStart:
         """100 bytes, 200 a second until 1.5 s, then 100 a second, and from 3 s on, without a window any more, 500."""
         simulation = Simulation()
         network = kind(StarWorld([500.0], math.inf, [0.0], doubling()))(simulation)
-        flow = network.start(0, "up", 850.0, lambda: None)
+        flow = network.send(0, SERVER, 850.0, lambda: None)
         for when, rate in ((1.5, 100.0), (3.0, None)):
             simulation.wake(("limit", 0), when, lambda rate=rate: network.limit("device 0 up", rate))  # type: ignore[misc]
         asyncio.run(simulation.run())
@@ -107,13 +107,13 @@ class TestSlowStart:
             return built[0]
 
         (flow,) = play(build, [Send(0.0, size)]).flows
-        round_trip = built[0].round_trip_s(0)
-        left, share, seconds = size * 1514 / 1448, window * 1514.0, built[0].latency_s(0)
+        round_trip = built[0].round_trip_s(0, SERVER)
+        left, share, seconds = size * 1514 / 1448, window * 1514.0, built[0].latency_s(0, SERVER)
         while share < rate * round_trip and left > share:
             left, share, seconds = left - share, 2 * share, seconds + round_trip
         seconds += left / min(rate, share / round_trip if round_trip else math.inf)
         assert flow.ended == pytest.approx(seconds, rel=1e-9, abs=2e-9)
-        assert built[0].alone_s(0, "up", size) == pytest.approx(seconds, rel=1e-12)
+        assert built[0].alone_s(0, SERVER, size) == pytest.approx(seconds, rel=1e-12)
         assert built[0].all_alone_s("up", size)[0] == pytest.approx(seconds, rel=1e-9, abs=2e-9)
 
     def test_times_alone_are_told_for_all_at_once(self) -> None:

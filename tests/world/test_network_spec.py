@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.network import Network, NetworkSpec, StarSpec, TreeSpec
+from fedsim.world.network import SERVER, Network, NetworkSpec, StarSpec, TreeSpec, ends
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
 
@@ -45,7 +45,7 @@ class TestStar:
     def test_nothing_said_takes_no_time(self) -> None:
         simulation = Simulation()
         network = StarSpec().build(simulation, Streams(1), 3, None)
-        flow = network.start(2, "up", 1e9, lambda: None)
+        flow = network.send(2, SERVER, 1e9, lambda: None)
         asyncio.run(simulation.run())
         assert flow.ended == 0.0
         assert not StarSpec().has_device_rates
@@ -59,9 +59,9 @@ class TestStar:
             }
         )
         assert (network.access_rate(3, "down"), network.access_rate(3, "up")) == (5e6, 1.25e6)
-        assert network.route(0, "down") == (("server down", 125e6),)
-        assert network.route(0, "up") == (("server up", 25e6),)
-        assert network.latency_s(0) == on_grid(0.04)
+        assert network.links_between(SERVER, 0) == [("server down", 125e6)]
+        assert network.links_between(0, SERVER) == [("server up", 25e6)]
+        assert network.latency_s(0, SERVER) == on_grid(0.04)
 
     def test_draws_have_streams_of_their_own(self) -> None:
         section = {"device": {name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0} for name in ("down", "up")}}
@@ -75,21 +75,21 @@ class TestStar:
     def test_rates_from_elsewhere_come_first(self) -> None:
         given = (np.array([1.0, 2.0]), np.array([3.0, 4.0]))
         network = build({"kind": "star", "device": {"latency": "1 s"}}, 2, rates=given)
-        assert (network.access_rate(1, "down"), network.access_rate(0, "up"), network.latency_s(0)) == (2.0, 3.0, 1.0)
+        assert (network.access_rate(1, "down"), network.access_rate(0, "up"), network.latency_s(0, SERVER)) == (2.0, 3.0, 1.0)
 
 
 class TestTree:
     def test_devices_are_dealt_over_cells(self) -> None:
         section = {"kind": "tree", "cells": 3, "cell": {"up": "1 MB/s"}, "server": {"down": "5 MB/s"}}
         network = build(section, 5)
-        assert network.route(4, "up") == (("cell 1 up", 1e6), ("server up", math.inf))
-        assert network.route(3, "down") == (("server down", 5e6), ("cell 0 down", math.inf))
+        assert network.links_between(4, SERVER) == [("cell 1 up", 1e6), ("server up", math.inf)]
+        assert network.links_between(SERVER, 3) == [("server down", 5e6), ("cell 0 down", math.inf)]
 
     def test_devices_of_one_cell_share_it(self) -> None:
         simulation = Simulation()
         spec = TreeSpec.model_validate({"cells": 2, "cell": {"up": "1 kB/s"}, "server": {"up": "1.5 kB/s"}})
         network = spec.build(simulation, Streams(1), 4, None)
-        flows = [network.start(device, "up", 1000.0, lambda: None) for device in (0, 2, 3)]
+        flows = [network.send(device, SERVER, 1000.0, lambda: None) for device in (0, 2, 3)]
         asyncio.run(simulation.run())
         assert [flow.ended for flow in flows] == [2.0, 2.0, 2.0]
 
@@ -100,18 +100,18 @@ class TestGraph:
         data = metro()
         data[key] = data.pop("edges")
         network = build(graph_section(write(tmp_path, data)))
-        assert network.route(0, "down") == (("hub -> north", 125e6),)
-        assert network.route(3, "up") == (("south -> hub", 1e7),)
+        assert network.links_between(SERVER, 0) == [("hub -> north", 125e6)]
+        assert network.links_between(3, SERVER) == [("south -> hub", 1e7)]
 
     def test_a_relative_file_starts_at_the_root(self, tmp_path: Path) -> None:
         write(tmp_path, metro())
-        assert build(graph_section("net.json"), root=tmp_path).lone_rate(1, "up") == 1e7
+        assert build(graph_section("net.json"), root=tmp_path).lone_rate(1, SERVER) == 1e7
 
     def test_numbers_as_nodes_are_named_by_text(self, tmp_path: Path) -> None:
         graph = networkx.DiGraph([(0, 1, {"capacity": "1 MB/s"}), (1, 0, {"capacity": "2 MB/s"})])
         file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
         network = build({"kind": "graph", "file": file, "server": "0", "attach": ["1"]})
-        assert (network.lone_rate(0, "down"), network.lone_rate(0, "up")) == (1e6, 2e6)
+        assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (1e6, 2e6)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(ScenarioError, match=r"nowhere\.json' cannot be read: No such file"):
@@ -220,6 +220,6 @@ def test_columns_say_what_is_said_of_each_device(kind: str, tmp_path: Path) -> N
         [network.access_rate(device, way) for device in devices] for way in ways
     ]
     assert [network.lone_rates(way).tolist() for way in ways] == [
-        [network.lone_rate(device, way) for device in devices] for way in ways
+        [network.lone_rate(*ends(device, way)) for device in devices] for way in ways
     ]
-    assert network.latencies_s().tolist() == [network.latency_s(device) for device in devices] == [on_grid(0.033)] * 10
+    assert network.latencies_s().tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10

@@ -25,7 +25,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.records.trace import trace_events
 from fedsim.simulation import Simulation, on_grid
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
-from fedsim.world.network import Network
+from fedsim.world.network import SERVER, Network
 from tests.records.test_audit import events as edited
 from tests.world.network_plays import StarWorld
 
@@ -43,7 +43,7 @@ def played(
     flows: dict[int, Any] = {}
 
     def start(device: int, size: float) -> None:
-        flows[device] = network.start(device, "up", size, lambda: None)
+        flows[device] = network.send(device, SERVER, size, lambda: None)
 
     for device, (when, size) in enumerate(sends):
         simulation.wake(("start", device), when, lambda device=device, size=size: start(device, size))

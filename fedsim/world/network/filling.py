@@ -1,6 +1,7 @@
 """Weighted max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ def max_min(
     of weight w is as w flows.)
 
     Args:
-        capacity: bytes/s, float64 [links + 1]; the last is infinite and pads routes.
+        capacity: bytes/s, float64 [links]; an infinite one pads routes.
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
         caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
         weights: of the flows, above 0; float64 [flows].
@@ -47,35 +48,39 @@ def max_min(
 
 
 class Filling:
-    """Flows over a set of links, shared by ``max_min`` at each change.
+    """Flows over any links, shared by ``max_min`` at each change. A link is known from its first flow on."""
 
-    Args:
-        capacity: bytes/s of each link, infinity allowed; float64 [links].
-        hops: links on the longest route.
-    """
-
-    def __init__(self, capacity: NDArray[np.float64], hops: int) -> None:
+    def __init__(self) -> None:
         self.next_end = math.inf
-        self._capacity = np.append(capacity, np.inf)
+        self.changed = False
+        self._links: dict[str, int] = {}  # name -> number, from 1; 0 pads routes
+        self._capacity = [math.inf]
         self._since = 0.0
         self._id = np.empty(0, dtype=np.int64)
         self._size, self._sent, self._cap, self._weight, self._rate, self._end = (np.empty(0) for _ in range(6))
-        self._route = np.empty((0, hops), dtype=np.int64)
-        self._entering: list[tuple[int, float, float, NDArray[np.int64], float]] = []
+        self._route = np.zeros((0, 1), dtype=np.int64)
+        self._entering: list[tuple[int, float, float, float, float, list[int]]] = []
         self._leaving: list[int] = []
-        self.changed = False
 
-    def enter(self, flow_id: int, size: float, cap: float, route: NDArray[np.int64], weight: float = 1.0) -> None:
-        """Let a flow of ``size`` bytes in at the next ``share``.
-
-        Args:
-            flow_id: its number.
-            size: bytes.
-            cap: bytes/s of its own link.
-            route: its links, padded with the number of links; int64 [hops].
-            weight: of it, above 0.
-        """
-        self._entering.append((flow_id, size, cap, route, weight))
+    def enter(
+        self,
+        flow_id: int,
+        size: float,
+        cap: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Iterable[tuple[str, float]] = (),
+    ) -> None:
+        """Let a flow in."""
+        numbers = []
+        for name, capacity in route:
+            number = self._links.setdefault(name, len(self._capacity))
+            if number == len(self._capacity):
+                self._capacity.append(capacity)
+            self._capacity[number] = capacity
+            numbers.append(number)
+        self._entering.append((flow_id, size, sent, cap, weight, numbers))
         self.changed = True
 
     def leave(self, flow_id: int, now: float) -> None:
@@ -83,15 +88,16 @@ class Filling:
         self._leaving.append(flow_id)
         self.changed = True
 
-    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
-        """Give a flow a link of its own of another rate at the next ``share``."""
-        self._cap[self._id == flow_id] = rate
+    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
+        """Give a flow another cap at the next ``share``."""
+        self._cap[self._id == flow_id] = cap
         self.changed = True
 
-    def set_capacity(self, link: int, capacity: float) -> None:
+    def set_capacity(self, link: str, capacity: float, now: float) -> None:
         """Give a link another capacity at the next ``share``."""
-        self._capacity[link] = capacity
-        self.changed = True
+        if link in self._links:
+            self._capacity[self._links[link]] = capacity
+            self.changed = True
 
     def share(self, now: float) -> None:
         """Share the links again."""
@@ -101,13 +107,13 @@ class Filling:
             self._keep(~np.isin(self._id, self._leaving))
             self._leaving.clear()
         if self._entering:
-            ids, sizes, caps, routes, weights = zip(*self._entering, strict=True)
+            ids, sizes, sent, caps, weights, routes = zip(*self._entering, strict=True)
             self._id = np.append(self._id, np.array(ids, dtype=np.int64))
-            self._size = np.append(self._size, sizes)
-            self._sent = np.append(self._sent, np.zeros(len(sizes)))
-            self._cap = np.append(self._cap, caps)
-            self._weight = np.append(self._weight, weights)
-            self._route = np.concatenate((self._route, np.stack(routes)))
+            self._size, self._sent = np.append(self._size, sizes), np.append(self._sent, sent)
+            self._cap, self._weight = np.append(self._cap, caps), np.append(self._weight, weights)
+            hops = max(self._route.shape[1], *map(len, routes))
+            before = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
+            self._route = np.concatenate((before, [[*route, *[0] * (hops - len(route))] for route in routes]))
             self._entering.clear()
         self._fill()
 
@@ -145,7 +151,11 @@ class Filling:
         self._cap, self._weight, self._route = self._cap[rows], self._weight[rows], self._route[rows]
 
     def _fill(self) -> None:
-        self._rate = max_min(self._capacity, self._route, self._cap, self._weight)
+        capacity, route = self._capacity, self._route
+        if len(capacity) > route.size:  # reckon with those links alone on which a flow is
+            used, numbers = np.unique(route, return_inverse=True)
+            capacity, route = [capacity[link] for link in used.tolist()], numbers.reshape(route.shape)
+        self._rate = max_min(np.array(capacity), route, self._cap, self._weight)
         missing = np.maximum(self._size - self._sent, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):  # a link may carry nothing for a while
             self._end = self._since + missing / self._rate

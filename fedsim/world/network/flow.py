@@ -1,64 +1,69 @@
-"""A flow, and what a rule that shares links among flows must offer: numbers alone, no clock."""
+"""Endpoints, a flow between two of them, and what a rule that shares links among flows must offer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
-Direction = Literal["down", "up"]  # down: from the server to a device
+Direction = Literal["down", "up"]  # down: to a device, up: from it
+
+SERVER = -1
+"""The server's number. Devices have the numbers from 0, edge servers those after all devices, hosts those after these."""
+
+
+def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
+    """Source and destination of a message between a device and the endpoint ``at``: from there if ``"down"``, else to it."""
+    return (at, device) if direction == "down" else (device, at)
 
 
 class Flow:
-    """What a running or ended transfer knows.
+    """A transfer between two endpoints, running or ended.
 
     Attributes:
         id: the order of its start among all flows of the network.
-        device: whose it is; an edge server's have numbers after those of all devices.
-        direction: ``"down"`` from the server to the device, ``"up"`` back.
+        source, destination: the numbers of the endpoints; ``SERVER`` for the server.
         size: bytes to send.
         wire: bytes that they are on the links, headers included.
         weight: how much of a link it gets beside others.
-        started: when ``Network.start`` was called (s).
-        near: whether it goes between a device and its edge server, not the server.
+        started: when ``Network.send`` was called (s).
         ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
         sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
         done: what is called when the last byte is there.
     """
 
-    __slots__ = ("device", "direction", "done", "ended", "id", "near", "sent", "size", "started", "weight", "wire")
+    __slots__ = ("destination", "done", "ended", "id", "sent", "size", "source", "started", "weight", "wire")
 
     def __init__(
         self,
         flow_id: int,
-        device: int,
-        direction: Direction,
+        source: int,
+        destination: int,
         size: float,
         started: float,
         done: Callable[[], None],
         *,
         wire: float,
         weight: float,
-        near: bool = False,
     ) -> None:
         self.id = flow_id
-        self.device = device
-        self.direction: Direction = direction
+        self.source = source
+        self.destination = destination
         self.size = size
         self.wire = wire
         self.weight = weight
-        self.near = near
         self.started = started
         self.ended: float | None = None
         self.sent = 0.0
         self.done = done
 
     def __repr__(self) -> str:
+        source, destination = ("server" if end == SERVER else str(end) for end in (self.source, self.destination))
         state = "running" if self.ended is None else f"ended {self.ended:.9g} s, {self.sent:.0f} sent"
-        return f"<Flow {self.id}: {self.size:.0f} B {self.direction}, device {self.device}, {state}>"
+        return f"<Flow {self.id}: {self.size:.0f} B, {source} -> {destination}, {state}>"
 
 
 class Sharing(Protocol):
     """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
 
-    Its bytes are those on the wire.
+    Its bytes are those on the wire. A snapshot keeps the attributes of the instance: plain values, lists, dicts and arrays.
     """
 
     next_end: float
@@ -67,8 +72,36 @@ class Sharing(Protocol):
     changed: bool
     """Whether flows have come or left, or links changed, since the last ``share``."""
 
+    def enter(
+        self,
+        flow_id: int,
+        size: float,
+        cap: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Iterable[tuple[str, float]] = (),
+    ) -> None:
+        """Let a flow in. The next ``share`` finds its rate.
+
+        Args:
+            flow_id: its number.
+            size: bytes.
+            cap: the most that it can have, bytes/s; infinite only if a link of its route is not.
+            now: the time (s).
+            weight: of it, above 0.
+            sent: bytes of it that were sent before.
+            route: its links: the name, and what it carries now (bytes/s).
+        """
+
     def leave(self, flow_id: int, now: float) -> None:
         """Take a flow out before its end. Its share is given away by the next ``share``."""
+
+    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
+        """Give a running flow of ``size`` bytes another cap (bytes/s). Taken in by the next ``share``."""
+
+    def set_capacity(self, link: str, capacity: float, now: float) -> None:
+        """Give a link another capacity (bytes/s). One that is on no flow's route does not matter."""
 
     def share(self, now: float) -> None:
         """Share the links again among the flows that are there ``now`` (s)."""
@@ -84,6 +117,3 @@ class Sharing(Protocol):
 
     def rates(self) -> dict[int, float]:
         """Flow id -> bytes/s of all running flows."""
-
-    def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
-        """Give a running flow of ``size`` bytes a link of its own of another rate (bytes/s). Taken in by the next ``share``."""

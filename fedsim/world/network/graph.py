@@ -1,60 +1,63 @@
-"""Any network: links with capacities, and a route through them between the server and each place where devices are."""
+"""Devices and other endpoints at nodes, and between any two nodes a path of shared links: a tree of cells, or any graph."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
+from fedsim.world.columns import ALL
 from fedsim.world.network.base import Network
-from fedsim.world.network.filling import Filling
-from fedsim.world.network.flow import Direction, Flow
+from fedsim.world.network.flow import SERVER, Direction, ends
 from fedsim.world.network.protocol import PLAIN, Transport
 
 if TYPE_CHECKING:
     import networkx
 
-Routes = Mapping[Direction, Sequence[Sequence[str]]]
-"""For each direction the route of each site: names of links."""
+Path = Callable[[Any, Any], Sequence[str]]
+"""The names of the shared links from one node to another."""
 
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """The edge servers of a network, and the ways to and from them.
+    """The edge servers of a network.
 
     Attributes:
-        of: which is each site's; int64 [sites].
-        below: for each direction the route of each site between its devices and its edge server: names of links.
-        above: for each direction the route of each edge server between it and the server.
+        nodes: where they stand.
+        of: which is each place's; int64 [places].
+        receive, send: rates of their own links (bytes/s): all that comes to one takes the first, all that leaves it the other.
         latency: what passes before the first byte between an edge server and the server (s).
     """
 
+    nodes: Sequence[Hashable]
     of: NDArray[np.int64]
-    below: Routes
-    above: Routes
+    receive: float
+    send: float
     latency: float
 
 
 class Graph(Network):
-    """Devices at sites, and from each site a fixed route of shared links to the server and back.
+    """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
 
     Args:
         simulation: the clock.
         down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
         latency: of each device, s; float64 [devices].
         links: name -> capacity of each shared link, bytes/s, infinity allowed.
-        routes: for each direction the route of each site; a link may be on routes of both directions.
-        sites: the site of each device; int64 [devices].
+        path: the shared links between two nodes.
+        places: the node of each place.
+        server: the server's node.
         transport: the protocol.
         edges: the edge servers, if there are any.
+        hosts: the nodes of further endpoints.
 
     Raises:
-        SimulationError: a rate is not above 0, a latency is negative or not finite, or a route has an unknown link.
+        SimulationError: a rate is not above 0, or a latency is negative or not finite.
     """
 
     def __init__(
@@ -64,29 +67,23 @@ class Graph(Network):
         up: NDArray[np.float64],
         latency: NDArray[np.float64],
         links: Mapping[str, float],
-        routes: Routes,
-        sites: NDArray[np.int64],
+        path: Path,
+        places: Sequence[Hashable],
+        server: Hashable = SERVER,
         transport: Transport = PLAIN,
         edges: EdgeServers | None = None,
+        hosts: Sequence[Hashable] = (),
     ) -> None:
-        for name, capacity in links.items():
-            if not capacity > 0:
-                raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
-        # Each way: between each site and the server, then each site and its edge server, then each of these and the server.
-        ways = {direction: [*way, *_of_edges(edges, direction)] for direction, way in routes.items()}
-        hops = max((len(route) for way in ways.values() for route in way), default=0) or 1
-        self._filling = Filling(np.array(list(links.values()), dtype=np.float64), hops)
-        sharing: dict[Direction, Filling] = {"down": self._filling, "up": self._filling}
-        latencies = None if edges is None else np.full(len(edges.above["down"]), edges.latency)
-        of = None if edges is None else edges.of[sites]
-        super().__init__(simulation, down, up, latency, sharing, links, transport, latencies, of)
-        if len(sites) != len(down):
-            raise SimulationError(f"{len(sites)} sites for {len(down)} devices; each device is at one")
-        self._sites = sites
-        self._places = len(routes["down"])
-        self._numbers = {direction: _numbers(way, links, hops) for direction, way in ways.items()}
-        self._named = {direction: [tuple((link, links[link]) for link in r) for r in way] for direction, way in ways.items()}
-        self._layout = None if edges is None else _layout(links, routes, edges)
+        self._path, self._places, self._server, self._edges = path, places, server, edges
+        self._others = [*(() if edges is None else edges.nodes), *hosts]
+        self._has_layout = edges is not None
+        kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
+        if edges is not None:
+            own = {"receive": edges.receive, "send": edges.send}
+            links = {**links, **{f"edge {edge} {way}": own[way] for edge in range(len(edges.nodes)) for way in own}}
+            kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
+            kept["edges"] = edges.of[self._place_of(len(down), ALL)]
+        super().__init__(simulation, links, down, up, latency, transport, **kept)
 
     @classmethod
     def between(
@@ -100,11 +97,14 @@ class Graph(Network):
         attach: Sequence[Hashable],
         transport: Transport = PLAIN,
         edges: "EdgeNodes | None" = None,
+        hosts: Sequence[Hashable] = (),
     ) -> "Graph":
         """The network of a networkx graph: device i sits at node ``attach[i mod len(attach)]``.
 
-        Routes have the fewest hops; among equals the one through the nodes that come first by name. An undirected edge carries
-        its capacity each way at the same time.
+        Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
+        name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is
+        that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
+        carries its capacity each way at the same time.
 
         Args:
             simulation, down, up, latency: as above.
@@ -113,6 +113,7 @@ class Graph(Network):
             attach: the nodes that devices are dealt over in turn.
             transport: the protocol.
             edges: the edge servers, if there are any.
+            hosts: the nodes of further endpoints.
 
         Raises:
             SimulationError: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
@@ -120,67 +121,81 @@ class Graph(Network):
         """
         if graph.is_multigraph():
             raise SimulationError("the network has parallel edges; give one edge with the capacity of all")
-        for node in (server, *attach):
+        for node in (server, *attach, *hosts):
             if node not in graph:
                 raise SimulationError(f"the network has no node {node!r}{nearest(str(node), map(str, graph))}")
-        both_ways = graph.to_directed()
+        walks = _Walks(graph, server)
         links: dict[str, float] = {}
-        for tail, head, data in both_ways.edges(data=True):
+        for tail, head, data in walks.graph.edges(data=True):
             if "capacity" not in data:
                 raise SimulationError(f"the edge {tail!r} - {head!r} has no 'capacity' (bytes/s)")
             links[_link(tail, head)] = data["capacity"]
-        towards, back = _steps(both_ways, server), _steps(both_ways.reverse(copy=False), server)
-        walks: dict[Direction, list[list[Hashable]]] = {
-            "down": [[node, *(end for _, end in _walk(node, server, towards, "from"))] for node in attach],
-            "up": [[node, *(end for _, end in _walk(node, server, back, "to"))] for node in attach],
-        }
-        routes: Routes = {direction: [_along(walk, direction) for walk in found] for direction, found in walks.items()}
-        built = None if edges is None else _at_nodes(edges, walks, links)
-        network = cls(simulation, down, up, latency, links, routes, np.arange(len(down)) % len(attach), transport, built)
-        network._layout = _layout(links, routes, built)
+        for node in (*attach, *hosts):
+            walks.between(server, node)
+            walks.between(node, server)
+        built = None if edges is None else _at_nodes(edges, walks, server, attach)
+        network = cls(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts)
+        network._has_layout = True
         return network
 
     def layout(self) -> dict[str, Any] | None:
         """Of a network that ``between`` made, or with edge servers: ``links``, name -> capacity (bytes/s, None if infinite),
         ``routes``: for each direction the names of the links on the way of each place, over which devices are dealt in turn.
-        With edge servers ``edges``: ``of``, ``below``, ``above`` and ``latency`` of ``EdgeServers``.
+        With edge servers ``edges``: ``of``, which is each place's; ``below``, the routes between each place and its edge
+        server; ``above``, those between each edge server and the server; and ``latency``.
         """
-        return self._layout
+        if not self._has_layout:
+            return None
+        finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
+        places = range(len(self._places))
+        told: dict[str, Any] = {"links": finite, "routes": self._told([(place, SERVER) for place in places])}
+        if self._edges is not None:
+            of = self._edges.of.tolist()
+            below = self._told([(place, self.devices + of[place]) for place in places])
+            above = self._told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
+            told["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+        return told
 
-    def _row(self, flow: Flow) -> int:
-        """Which of the ways a flow takes."""
-        if flow.device >= self.devices:
-            return 2 * self._places + flow.device - self.devices
-        return self._sites.item(flow.device) + (self._places if flow.near else 0)
+    def _told(self, pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
+        ways: tuple[Direction, ...] = ("down", "up")
+        return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
 
-    def _way(self, flow: Flow) -> tuple[tuple[str, float], ...]:
-        return self._named[flow.direction][self._row(flow)]
+    def route(self, source: int, destination: int) -> list[str]:
+        """The path between the nodes of two endpoints, and the own links of edge servers."""
+        found = list(self._path(self._node(source), self._node(destination)))
+        edges = range(self.devices, self.devices + len(self._edge_latency))
+        if source in edges:
+            found.insert(0, f"edge {source - self.devices} send")
+        if destination in edges:
+            found.append(f"edge {destination - self.devices} receive")
+        return found
 
-    def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
-        """The shared links between the server and a device: the name and the capacity (bytes/s) of each."""
-        return self._named[direction][self._sites.item(device)]
+    def _node(self, endpoint: int) -> Hashable:
+        if endpoint >= self.devices:
+            return self._others[endpoint - self.devices]
+        return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
 
-    def _narrowest(self, direction: Direction, devices: slice) -> NDArray[np.float64]:
-        named = self._named[direction][: self._places]
-        of_sites = [min((capacity for _, capacity in route), default=math.inf) for route in named]
-        return np.array(of_sites)[self._sites[devices]]
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+        """What each device could have if it were the only one (bytes/s), float64 [devices]."""
+        routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
+        narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
+        narrowest_of: NDArray[np.float64] = narrowest[self._place_of(self.devices, devices)]
+        return np.minimum(self.access_rates(direction)[devices], narrowest_of)
 
-    def _enter(self, flow: Flow, cap: float, now: float) -> None:
-        route = self._numbers[flow.direction][self._row(flow)]
-        self._filling.enter(flow.id, flow.wire, cap, route, flow.weight)
-
-    def _set_capacity(self, link: str, capacity: float, now: float) -> None:
-        self._filling.set_capacity(list(self._shared).index(link), capacity)
+    def _place_of(self, count: int, devices: slice) -> NDArray[np.int64]:
+        """The place of some of so many devices; int64 [devices]."""
+        places: NDArray[np.int64] = np.arange(*devices.indices(count)) % len(self._places)
+        return places
 
     def devices_at(self, place: int) -> list[int]:
         """The devices of a cell, or of the place of that number in ``attach``."""
-        if not 0 <= place < self._places:
-            raise SimulationError(f"there is no cell {place}; allowed are 0 to {self._places - 1}")
-        found: list[int] = np.flatnonzero(self._sites == place).tolist()
-        return found
+        if not 0 <= place < len(self._places):
+            raise SimulationError(f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}")
+        return list(range(place, self.devices, len(self._places)))
 
 
-class EdgeNodes(NamedTuple):
+@dataclass(frozen=True)
+class EdgeNodes:
     """Edge servers at nodes of a graph.
 
     Attributes:
@@ -195,84 +210,73 @@ class EdgeNodes(NamedTuple):
     latency: float
 
 
-def edge_links(edge: int, receive: float, send: float) -> dict[str, float]:
-    """The links of an edge server's own, by name (bytes/s): all that comes to it takes one, all that leaves it the other."""
-    return {f"edge {edge} receive": receive, f"edge {edge} send": send}
-
-
-def _at_nodes(edges: EdgeNodes, walks: Mapping[Direction, list[list[Hashable]]], links: dict[str, float]) -> EdgeServers:
-    """Cut the ways between places and the server at the edge servers; adds their own links to ``links``."""
+def _at_nodes(edges: EdgeNodes, walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> EdgeServers:
+    """Find the edge server of each place."""
     number = {node: edge for edge, node in enumerate(edges.nodes)}
-    for edge in number.values():
-        links |= edge_links(edge, edges.receive, edges.send)
     of = []
-    below: dict[Direction, list[list[str]]] = {"down": [], "up": []}
-    above: dict[Direction, list[list[str]]] = {"down": [[] for _ in number], "up": [[] for _ in number]}
-    for up, down in zip(walks["up"], walks["down"], strict=True):
-        found = next((node for node in up[:-1] if node in number), None)
+    for place in attach:
+        found = next((node for node in walks.between(place, server)[:-1] if node in number), None)
         if found is None:
-            raise SimulationError(f"no edge server is on the way from node {up[0]!r} to the server {up[-1]!r}")
-        if found not in down:
-            raise SimulationError(
-                f"what the server {up[-1]!r} sends to node {up[0]!r} does not come by its edge server {found!r}"
-            )
-        edge = number[found]
-        of.append(edge)
-        receive, send = edge_links(edge, edges.receive, edges.send)
-        at, back = up.index(found), down.index(found)
-        below["up"].append([*_along(up[: at + 1], "up"), receive])
-        below["down"].append([send, *_along(down[: back + 1], "down")])
-        above["up"][edge] = [send, *_along(up[at:], "up")]
-        above["down"][edge] = [*_along(down[back:], "down"), receive]
-    return EdgeServers(np.array(of, dtype=np.int64), below, above, edges.latency)
+            raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
+        if found not in walks.between(server, place):
+            way = f"what the server {server!r} sends to node {place!r}"
+            raise SimulationError(f"{way} does not come by its edge server {found!r}")
+        of.append(number[found])
+    return EdgeServers(edges.nodes, np.array(of, dtype=np.int64), edges.receive, edges.send, edges.latency)
 
 
-def _along(walk: Sequence[Hashable], direction: Direction) -> list[str]:
-    """The links along nodes on the way to the server, or back."""
-    return [_link(tail, head) for tail, head in pairwise(walk if direction == "up" else walk[::-1])]
+class _Walks:
+    """The shortest walks of a graph, found from one of their two ends.
 
+    Args:
+        graph: any but a multigraph.
+        server: the node that comes before all others.
 
-def _of_edges(edges: EdgeServers | None, direction: Direction) -> list[Sequence[str]]:
-    return [] if edges is None else [*edges.below[direction], *edges.above[direction]]
+    Attributes:
+        graph: with an edge each way for each undirected one.
+    """
 
+    def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
+        self.graph = graph.to_directed()
+        self._server = server
+        self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
 
-def _layout(links: Mapping[str, float], routes: Routes, edges: EdgeServers | None) -> dict[str, Any]:
-    finite = {name: None if math.isinf(capacity) else capacity for name, capacity in links.items()}
-    told: dict[str, Any] = {"links": finite, "routes": routes}
-    if edges is not None:
-        ways = {"below": edges.below, "above": edges.above}
-        told["edges"] = {"of": edges.of.tolist(), "latency": edges.latency, **ways}
-    return told
+    def links(self, tail: Hashable, head: Hashable) -> list[str]:
+        """The names of the links on the way."""
+        return [_link(*pair) for pair in pairwise(self.between(tail, head))]
 
+    def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
+        """The nodes on the way, both ends included."""
+        up, down = self._to(self._server, tail), self._from(self._server, head)
+        if head in up:
+            return up[: up.index(head) + 1]
+        if tail in down:
+            return down[down.index(tail) :]
+        return self._from(tail, head) if str(tail) <= str(head) else self._to(head, tail)
 
-def _numbers(routes: Sequence[Sequence[str]], links: Mapping[str, float], hops: int) -> NDArray[np.int64]:
-    """Routes as numbers of links, padded with the number of links; int64 [sites, hops]."""
-    number = {name: index for index, name in enumerate(links)}
-    table = np.full((len(routes), hops), len(links), dtype=np.int64)
-    for site, route in enumerate(routes):
-        for hop, name in enumerate(route):
-            if name not in number:
-                raise SimulationError(f"the route of site {site} has the unknown link {name!r}{nearest(name, links)}")
-            table[site, hop] = number[name]
-    return table
+    def _from(self, root: Hashable, node: Hashable) -> list[Hashable]:
+        return self._follow(root, node, True)[::-1]
+
+    def _to(self, root: Hashable, node: Hashable) -> list[Hashable]:
+        return self._follow(root, node, False)
+
+    def _follow(self, root: Hashable, node: Hashable, is_from: bool) -> list[Hashable]:
+        """From a node back to the root of the search, along the walks from the root or those to it."""
+        import networkx
+
+        if (root, is_from) not in self._steps:
+            graph = self.graph if is_from else self.graph.reverse(copy=False)
+            found = networkx.bfs_predecessors(graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str))
+            self._steps[root, is_from] = dict(found)
+        steps, walk = self._steps[root, is_from], [node]
+        while node != root:
+            if node not in steps:
+                way = "from" if is_from else "to"
+                raise SimulationError(f"the network has no way {way} the server {root!r} for node {node!r}")
+            node = steps[node]
+            walk.append(node)
+        return walk
 
 
 def _link(tail: Hashable, head: Hashable) -> str:
     return f"{tail} -> {head}"
-
-
-def _steps(graph: "networkx.Graph[Any]", server: Hashable) -> dict[Hashable, Hashable]:
-    """From each node that can be reached the next one on the way back to the server."""
-    import networkx
-
-    return dict(networkx.bfs_predecessors(graph, server, sort_neighbors=lambda nodes: sorted(nodes, key=str)))
-
-
-def _walk(node: Hashable, server: Hashable, step: Mapping[Hashable, Hashable], way: str) -> list[tuple[Hashable, Hashable]]:
-    pairs = []
-    while node != server:
-        if node not in step:
-            raise SimulationError(f"the network has no way {way} the server {server!r} for node {node!r}")
-        pairs.append((node, step[node]))
-        node = step[node]
-    return pairs

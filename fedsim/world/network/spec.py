@@ -27,12 +27,11 @@ from fedsim.world.distributions import (
     Uniform,
 )
 from fedsim.world.network.base import Network
+from fedsim.world.network.flow import SERVER
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 
 if TYPE_CHECKING:
     import networkx
-
-    from fedsim.world.network.graph import EdgeServers, Routes
 
 DeviceRates = tuple[NDArray[np.float64], ...]
 """Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
@@ -194,35 +193,25 @@ class TreeSpec(NetworkModel):
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
         """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
-        from fedsim.world.network.graph import Graph
+        from fedsim.world.network.graph import EdgeServers, Graph
 
         links = {"server down": self.server.down, "server up": self.server.up}
         for cell in range(self.cells):
             links |= {f"cell {cell} down": self.cell.down, f"cell {cell} up": self.cell.up}
-        down = [["server down", f"cell {cell} down"] for cell in range(self.cells)]
-        up = [[f"cell {cell} up", "server up"] for cell in range(self.cells)]
-        sites = np.arange(devices) % self.cells
         columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
-        edges = None if self.edge is None else self._edges(self.edge, links, down, up)
-        return Graph(simulation, *columns, links, {"down": down, "up": up}, sites, transport, edges)
+        cells, own = range(self.cells), self.edge
+        edges = None if own is None else EdgeServers(cells, np.arange(self.cells), own.receive, own.send, own.latency)
+        return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
 
-    def _edges(self, own: EdgeLinks, links: dict[str, float], down: list[list[str]], up: list[list[str]]) -> "EdgeServers":
-        """An edge server in each cell: on its own side of the cell's link."""
-        from fedsim.world.network.graph import EdgeServers, edge_links
 
-        receive: list[str] = []
-        send: list[str] = []
-        for cell in range(self.cells):
-            named = edge_links(cell, own.receive, own.send)
-            links |= named
-            for way, name in zip((receive, send), named, strict=True):
-                way.append(name)
-        below: Routes = {"down": [[name] for name in send], "up": [[name] for name in receive]}
-        above: Routes = {
-            "down": [[*way, name] for way, name in zip(down, receive, strict=True)],
-            "up": [[name, *way] for way, name in zip(up, send, strict=True)],
-        }
-        return EdgeServers(np.arange(self.cells), below, above, own.latency)
+def _between_cells(tail: int, head: int) -> list[str]:
+    """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
+    if tail == head:
+        return []
+    return [
+        "server down" if tail == SERVER else f"cell {tail} up",
+        "server up" if head == SERVER else f"cell {head} down",
+    ]
 
 
 class GraphSpec(NetworkModel):
@@ -234,6 +223,7 @@ class GraphSpec(NetworkModel):
         file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
         server: the server's node.
         attach: the nodes that devices are dealt over in turn.
+        hosts: nodes that send and receive besides, such as a cache; they are endpoints after the devices and edge servers.
     """
 
     kind: Literal["graph"] = "graph"
@@ -241,6 +231,7 @@ class GraphSpec(NetworkModel):
     server: str
     attach: list[str] = Field(min_length=1)
     edge: EdgeNodesSpec | None = None
+    hosts: list[str] | None = Field(default=None, min_length=1)
 
     @property
     def places(self) -> int:
@@ -271,6 +262,7 @@ class GraphSpec(NetworkModel):
         graph = read_graph(sought(self.file, root))
         named = [("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))]
         named += [(f"edge.nodes.{place}", name) for place, name in enumerate(self.edge_nodes)]
+        named += [(f"hosts.{place}", name) for place, name in enumerate(self.hosts or ())]
         for key, node in named:
             if node not in graph:
                 raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
@@ -278,7 +270,7 @@ class GraphSpec(NetworkModel):
         edge = self.edge
         edges = None if edge is None else EdgeNodes(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
-            return Graph.between(simulation, *columns, graph, self.server, self.attach, transport, edges)
+            return Graph.between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts or ())
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
 

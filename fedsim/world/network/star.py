@@ -19,16 +19,17 @@ end falls between two float64s, V is what it is at the one that stands for it.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
+from fedsim.world.columns import ALL
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction, Flow
+from fedsim.world.network.flow import SERVER, Direction, Flow, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s
@@ -105,9 +106,11 @@ class Half:
 
     Args:
         capacity: of the shared link, bytes/s, infinity allowed.
+        link: its name.
     """
 
-    def __init__(self, capacity: float) -> None:
+    def __init__(self, capacity: float, link: str = "") -> None:
+        self._link = link
         self.next_end = math.inf
         self.changed = False
         self._next_free = False  # whether the tier that ends next is free
@@ -127,7 +130,16 @@ class Half:
 
     # Flows come and go.
 
-    def enter(self, flow_id: int, size: float, rate: float, now: float, weight: float = 1.0, sent: float = 0.0) -> None:
+    def enter(
+        self,
+        flow_id: int,
+        size: float,
+        rate: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Iterable[tuple[str, float]] = (),
+    ) -> None:
         """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; of them ``sent`` were sent before."""
         self._move(now)
         self.changed = True
@@ -170,8 +182,10 @@ class Half:
         self.leave(flow_id, now)
         self.enter(flow_id, size, rate, now, weight, sent)
 
-    def set_capacity(self, capacity: float, now: float) -> None:
+    def set_capacity(self, link: str, capacity: float, now: float) -> None:
         """Give the shared link another capacity."""
+        if link != self._link:
+            return
         self._move(now)
         self.changed = True
         taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
@@ -373,6 +387,9 @@ class Half:
 class Star(Network):
     """One server link each way, and each device behind a link of its own.
 
+    What two devices send each other takes their own links alone. While no two flows share an own link, nor any flow takes two,
+    the server's links are shared in O(log n) an event; from the first that does on all are shared as in any network.
+
     Args:
         simulation: the clock.
         down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
@@ -394,26 +411,17 @@ class Star(Network):
         server_up: float = math.inf,
         transport: Transport = PLAIN,
     ) -> None:
-        self._halves: dict[Direction, Half] = {"down": Half(server_down), "up": Half(server_up)}
-        shared = {"server down": server_down, "server up": server_up}
-        super().__init__(simulation, down, up, latency, self._halves, shared, transport)
-        for name, rate in (("down", server_down), ("up", server_up)):
-            if not rate > 0:
-                raise SimulationError(f"the server has a link {name} of {rate} B/s; a rate must be above 0")
-        self._routes: dict[Direction, tuple[tuple[str, float], ...]] = {
-            "down": (("server down", server_down),),
-            "up": (("server up", server_up),),
-        }
+        links = {"server down": server_down, "server up": server_up}
+        super().__init__(simulation, links, down, up, latency, transport)
+        self._rules = [Half(capacity, link) for link, capacity in links.items()]
 
-    def route(self, device: int, direction: Direction) -> tuple[tuple[str, float], ...]:
-        """The server's link of that direction."""
-        return self._routes[direction]
+    def route(self, source: int, destination: int) -> tuple[str, ...]:
+        """The server's link of that direction; none between devices."""
+        return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
 
-    def _narrowest(self, direction: Direction, devices: slice) -> float:
-        return self._routes[direction][0][1]
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+        """What each device could have if it were the only one (bytes/s), float64 [devices]."""
+        return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
-    def _enter(self, flow: Flow, cap: float, now: float) -> None:
-        self._halves[flow.direction].enter(flow.id, flow.wire, cap, now, flow.weight)
-
-    def _set_capacity(self, link: str, capacity: float, now: float) -> None:
-        self._halves["down" if link == "server down" else "up"].set_capacity(capacity, now)
+    def _rule(self, flow: Flow) -> Sharing:
+        return self._rules[0 if self._general or flow.source == SERVER else 1]

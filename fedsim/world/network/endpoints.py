@@ -1,0 +1,220 @@
+"""The endpoints of a network as they were built: their numbers, their own links, latencies, and the routes between them."""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError, nearest
+from fedsim.simulation import TICK_S, on_grid
+from fedsim.world.columns import ALL, each
+from fedsim.world.network.flow import SERVER, Direction, ends
+from fedsim.world.network.protocol import Transport
+
+
+class Endpoints(ABC):
+    """Who sends and receives in a network, and over which links.
+
+    Endpoints are numbers: the devices from 0, then the edge servers, then the hosts, and ``SERVER``. A device has a link of its
+    own each way, which all that it sends, or receives, takes; the others have none but those on their routes.
+
+    A flow's latency is the sum of both ends' own. To it come that of the edge server of either end (its own, if it is one),
+    unless both ends have the same.
+
+    Args:
+        links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
+        down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
+        latency: each device's own: what passes before the first byte leaves, s; loads no link; float64 [devices].
+        transport: the protocol.
+        edge_latency: of each edge server, between it and the server (s); float64 [edge servers].
+        edges: which is each device's, int64 [devices]; None where there are none.
+        hosts: names of further endpoints, which have no latency.
+
+    Attributes:
+        links, edges: as given.
+        devices: how many there are.
+        hosts: name -> number of each.
+        endpoints: how many there are besides the server.
+
+    Raises:
+        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, float],
+        down: NDArray[np.float64],
+        up: NDArray[np.float64],
+        latency: NDArray[np.float64],
+        transport: Transport,
+        edge_latency: NDArray[np.float64] | None,
+        edges: NDArray[np.int64] | None,
+        hosts: Sequence[str],
+    ) -> None:
+        _check(links, down, up, latency)
+        self.devices = len(latency)
+        self.links, self.edges = links, edges
+        self._edge_latency = np.empty(0) if edge_latency is None else edge_latency
+        servers = self.devices + len(self._edge_latency)
+        self.hosts = {name: servers + number for number, name in enumerate(hosts)}
+        self.endpoints = servers + len(hosts)
+        self._access: dict[Direction, NDArray[np.float64]] = {"down": down, "up": up}
+        self._own_latency = latency  # weights depend on it as it was given, and a tick is much of a short one
+        far = latency if edges is None else latency + self._edge_latency[edges]
+        self._latency: NDArray[np.float64] = each(_in_ticks, far)
+        self._protocol = transport.protocol
+
+    @abstractmethod
+    def route(self, source: int, destination: int) -> Sequence[str]:
+        """The names of the shared links between two endpoints, without the devices' own."""
+
+    def layout(self) -> dict[str, Any] | None:
+        """The shared links and routes, as plain tables for the run folder; None if the scenario says all of them itself."""
+        return None
+
+    def devices_at(self, place: int) -> list[int]:
+        """The devices of a cell, or of the place of that number in ``attach``.
+
+        Raises:
+            SimulationError: there is no such place.
+        """
+        raise SimulationError(f"there is no cell {place}: the network has none")
+
+    def latency_s(self, source: int, destination: int) -> float:
+        """What passes before a flow's first byte leaves, on the clock's grid (s)."""
+        if SERVER in (source, destination) and (device := max(source, destination)) < self.devices:
+            return self._latency.item(device)
+        return on_grid(self._exact_latency_s(source, destination))
+
+    def _exact_latency_s(self, source: int, destination: int) -> float:
+        seconds = 0.0
+        places = []  # of an endpoint: its edge server, or itself where it has none
+        for end in (source, destination):
+            if 0 <= end < self.devices:
+                seconds += self._own_latency.item(end)
+                end = end if self.edges is None else self.devices + self.edges.item(end)
+            places.append(end)
+        if places[0] != places[1]:
+            edges = len(self._edge_latency)
+            seconds += sum(self._edge_latency.item(at) for place in places if 0 <= (at := place - self.devices) < edges)
+        return seconds
+
+    def round_trip_s(self, source: int, destination: int) -> float:
+        """From a packet to its acknowledgement on empty links, on the clock's grid (s)."""
+        return on_grid(2 * self.latency_s(source, destination) + self._protocol.round_trip)
+
+    def alone_s(self, source: int, destination: int, size: float) -> float:
+        """How long a message of ``size`` bytes takes if the devices' own links are the only limit (s)."""
+        rate = min((self.access_rate(*own) for own in self._own(source, destination)), default=math.inf)
+        round_trip = self.round_trip_s(source, destination)
+        return self.latency_s(source, destination) + float(self._protocol.sending_s(size, rate, round_trip))
+
+    def all_alone_s(
+        self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
+    ) -> NDArray[np.float64]:
+        """How long a message of ``size`` bytes between each device and the server takes that shares its way with no other.
+
+        Args:
+            direction: whether devices receive or send it.
+            size: bytes.
+            near: between each device and its edge server, over its own link alone.
+            devices: which.
+
+        Returns:
+            s, float64 [devices].
+        """
+        latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies_s()[devices]
+        rates = self.access_rates(direction)[devices] if near else self.lone_rates(direction, devices)
+        return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
+
+    def access_rate(self, device: int, direction: Direction) -> float:
+        """The rate of a device's own link (bytes/s)."""
+        return self._access[direction].item(device)
+
+    def access_rates(self, direction: Direction) -> NDArray[np.float64]:
+        """The rates of all devices' own links (bytes/s), float64 [devices]."""
+        return self._access[direction]
+
+    def lone_rate(self, source: int, destination: int) -> float:
+        """The rate of a flow that shares its way with no other (bytes/s)."""
+        own = (self.access_rate(*own) for own in self._own(source, destination))
+        return min(*own, *(rate for _, rate in self.links_between(source, destination)), math.inf)
+
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+        """``lone_rate`` between the server and all devices or some (bytes/s), float64 [devices]."""
+        return np.array([self.lone_rate(*ends(device, direction)) for device in range(self.devices)[devices]])
+
+    def latencies_s(self) -> NDArray[np.float64]:
+        """``latency_s`` between the server and all devices (s), float64 [devices]."""
+        return self._latency
+
+    def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
+        """The shared links between two endpoints: the name and the capacity (bytes/s) of each."""
+        try:
+            return [(name, self.links[name]) for name in self.route(source, destination)]
+        except KeyError as error:
+            name = error.args[0]
+            message = f"the route from {source} to {destination} has the unknown link {name!r}{nearest(str(name), self.links)}"
+            raise SimulationError(message) from None
+
+    def _own(self, source: int, destination: int) -> list[tuple[int, Direction]]:
+        """The devices' own links between two endpoints."""
+        found: list[tuple[int, Direction]] = []
+        if 0 <= source < self.devices:
+            found.append((source, "up"))
+        if 0 <= destination < self.devices:
+            found.append((destination, "down"))
+        return found
+
+    def built_rate(self, link: str) -> float:
+        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``.
+
+        Raises:
+            SimulationError: there is no such link.
+        """
+        if link in self.links:
+            return self.links[link]
+        device, direction = self._owner(link)
+        if device is None or device >= self.devices:
+            names = [*self.links, *(f"device 0 {way}" for way in self._access)]
+            raise SimulationError(f"there is no link {link!r}; allowed are {', '.join(names)} and so on{nearest(link, names)}")
+        return self.access_rate(device, direction)
+
+    @staticmethod
+    def _owner(link: str) -> tuple[int | None, Direction]:
+        """Whose own link it is, and of which direction; None for nobody's."""
+        found = re.fullmatch(r"device (\d+) (down|up)", link)
+        return (int(found[1]), "down" if found[2] == "down" else "up") if found else (None, "down")
+
+    def _no_way(self, source: int, destination: int) -> SimulationError:
+        if source == destination:
+            return SimulationError(f"endpoint {source} sends to itself; a message goes to another endpoint")
+        wrong = next(end for end in (source, destination) if not SERVER <= end < self.endpoints)
+        allowed = f"{SERVER}, the server, and 0 to {self.endpoints - 1}"
+        return SimulationError(f"there is no endpoint {wrong}; allowed are {allowed}")
+
+
+def _in_ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    ticks: NDArray[np.float64] = np.rint(seconds / TICK_S) * TICK_S
+    return ticks
+
+
+def _check(
+    links: Mapping[str, float], down: NDArray[np.float64], up: NDArray[np.float64], latency: NDArray[np.float64]
+) -> None:
+    for name, capacity in links.items():
+        if not capacity > 0:
+            raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
+    if not len(down) == len(up) == len(latency):
+        raise SimulationError(f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; all as many")
+    for name, rates in (("down", down), ("up", up)):
+        wrong = np.flatnonzero(~(rates > 0))
+        if wrong.size:
+            raise SimulationError(f"device {wrong[0]} has a link {name} of {rates[wrong[0]]} B/s; a rate must be above 0")
+    wrong = np.flatnonzero(~((latency >= 0) & (latency < np.inf)))
+    if wrong.size:
+        raise SimulationError(f"device {wrong[0]} has a latency of {latency[wrong[0]]} s; it must be finite and not negative")

@@ -1,0 +1,356 @@
+"""Any endpoint sends to any other: against brute force, by hand, and saved and taken up again."""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+
+from fedsim.checkpoint.codec import Encoder, decode
+from fedsim.errors import SimulationError
+from fedsim.simulation import Simulation, on_grid
+from fedsim.streams import Streams
+from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
+from fedsim.world.network.graph import EdgeNodes
+from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
+from fedsim.world.network.star import Place, Tier
+
+CLASSES = {cls.__name__: cls for cls in (Flow, Place, Tier)}
+
+
+@dataclass(frozen=True)
+class Send:
+    """One message: seconds, endpoints, bytes, and when it is cancelled (s)."""
+
+    start: float
+    source: int
+    destination: int
+    size: float
+    kill: float = math.inf
+
+
+@dataclass(frozen=True)
+class World:
+    """A network, messages, changes of links (time, link, bytes/s or None), and for each message its links and latency (s)."""
+
+    build: Callable[[Simulation], Network]
+    capacity: dict[str, float]
+    sends: list[Send]
+    limits: list[tuple[float, str, float | None]]
+    routes: list[list[str]]
+    latencies: list[float]
+
+
+class Course:
+    """A world's messages on their way."""
+
+    def __init__(self, world: World, now: float = 0.0) -> None:
+        self.world, self.simulation = world, Simulation()
+        self.network = world.build(self.simulation)
+        self.flows: dict[int, Flow] = {}
+        self.simulation.set_clock(now)
+
+    def begin(self) -> "Course":
+        for kind, things in (("send", self.world.sends), ("limit", self.world.limits), ("kill", self.world.sends)):
+            for number, thing in enumerate(things):
+                when = thing[0] if isinstance(thing, tuple) else thing.start if kind == "send" else thing.kill
+                if when < math.inf:
+                    self.wake(kind, number, when)
+        return self
+
+    def wake(self, kind: str, number: int, when: float) -> None:
+        if kind in ("network", "latency"):
+            self.network.rearm(kind, number, when)
+        else:
+            self.simulation.wake((kind, number), when, lambda: getattr(self, kind)(number))
+
+    def send(self, number: int) -> None:
+        send = self.world.sends[number]
+        self.flows[number] = self.network.send(send.source, send.destination, send.size, lambda: None)
+
+    def kill(self, number: int) -> None:
+        self.network.cancel(self.flows[number])
+
+    def limit(self, number: int) -> None:
+        self.network.limit(*self.world.limits[number][1:])
+
+    def run(self) -> list[tuple[float | None, float]]:
+        asyncio.run(self.simulation.run())
+        return [(flow.ended, flow.sent) for _, flow in sorted(self.flows.items())]
+
+    def cut(self, when: float) -> "Course":
+        """Run until then, write all down, and take it up in another simulation."""
+        self.simulation.wake(("cut", 0), when, self.simulation.interrupt)
+        self.run()
+        encoder = Encoder(CLASSES, ("Flow.done",))
+        state = {"network": self.network.snapshot(), "flows": self.flows, "alarms": self.simulation.alarms()}
+        written = json.loads(json.dumps(encoder.encode(state)))
+        state = decode(written, encoder.arrays, CLASSES, ("Flow.done",))
+        again = Course(self.world, self.simulation.now)
+        again.network.restore(state["network"])
+        again.flows = state["flows"]
+        for flow in again.flows.values():
+            flow.done = lambda: None
+        for alarm in state["alarms"]:
+            again.wake(*alarm)
+        return again
+
+
+def draw(seed: int, *, protocols: Sequence[Protocol] = (Fluid(), Fluid(weight_spread=2.0))) -> World:
+    """A random world: a star, a tree with edge servers, or a graph without circles with edge servers and hosts."""
+    rng = np.random.default_rng(seed)
+    devices = int(rng.integers(2, 7))
+    transport = Transport(protocols[seed // 3 % len(protocols)], Streams(seed))
+    own = {way: rng.choice([300.0, 1000.0, math.inf, float(rng.uniform(100, 2000))], devices) for way in ("down", "up")}
+    latency = rng.choice([0.0, 0.125, 0.25], devices)
+    columns = own["down"], own["up"], latency
+    capacity = {f"device {device} {way}": float(own[way][device]) for way in own for device in range(devices)}
+    rate = lambda: float(rng.choice([400.0, 1500.0, math.inf, float(rng.uniform(100, 2000))]))  # noqa: E731
+    edge_latency, others, kind = 0.125, 0, ("star", "tree", "graph")[seed % 3]
+    node_of: dict[int, Any] = {}
+    if kind == "star":
+        shared = {"server down": rate(), "server up": rate()}
+        build = lambda simulation: Star(simulation, *columns, *shared.values(), transport=transport)  # noqa: E731
+    elif kind == "tree":
+        cells = int(rng.integers(1, 4))
+        names = ["server down", "server up", "cell down", "cell up", "edge receive", "edge send"]
+        rates = {name: rate() for name in names}
+        section = {part: {} for part in ("server", "cell", "edge")}
+        for name, number in rates.items():
+            section[name.split()[0]][name.split()[1]] = f"{number!r} B/s"
+        section["edge"]["latency"] = "0.125 s"
+        spec = TreeSpec.model_validate({"cells": cells, "protocol": transport.protocol, **section})
+        build = lambda simulation: spec.build(simulation, transport.streams, devices, columns)  # noqa: E731
+        shared = {name: rates[name] for name in names[:2]}
+        for name in names[2:]:
+            of, way = name.split()
+            shared |= {f"{of} {cell} {way}": rates[name] for cell in range(cells)}
+        others, stations = cells, [device % cells for device in range(devices)]
+    else:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_node("n0")
+        for node in range(1, int(rng.integers(3, 8))):
+            graph.add_edge(f"n{node}", f"n{rng.integers(node)}", capacity=rate())
+        attach = [f"n{node}" for node in rng.integers(1, len(graph), 3)]
+        edges, hosts = list(dict.fromkeys(attach)), ["n0", "n1"]
+        at_edges = EdgeNodes(edges, rate(), rate(), edge_latency)
+        build = lambda simulation: Graph.between(  # noqa: E731
+            simulation, *columns, graph, "n0", attach, transport, at_edges, hosts
+        )
+        ways = [(a, b, data["capacity"]) for a, b, data in graph.edges(data=True)]
+        shared = {f"{tail} -> {head}": size for a, b, size in ways for tail, head in ((a, b), (b, a))}
+        for edge in range(len(edges)):
+            shared |= {f"edge {edge} receive": at_edges.receive, f"edge {edge} send": at_edges.send}
+        node_of = {SERVER: "n0"} | {device: attach[device % 3] for device in range(devices)}
+        node_of |= {devices + number: node for number, node in enumerate([*edges, *hosts])}
+        others, walks = len(edges) + len(hosts), dict(networkx.all_pairs_shortest_path(graph))
+        # An edge server is the first on the way to the server: here at the very node, unless that is the server's own.
+        stations = [edges.index(attach[device % 3]) for device in range(devices)]
+    servers = others - (2 if kind == "graph" else 0)
+
+    def route(source: int, destination: int) -> list[str]:
+        way = [f"device {source} up"] if 0 <= source < devices else []
+        way += [f"edge {source - devices} send"] if 0 <= source - devices < servers else []
+        if kind == "star":
+            way += ["server down"] if source == SERVER else ["server up"] if destination == SERVER else []
+        elif kind == "tree":
+            tail, head = (
+                end if end == SERVER else end % cells if end < devices else end - devices for end in (source, destination)
+            )
+            if tail != head:
+                way.append("server down" if tail == SERVER else f"cell {tail} up")
+                way.append("server up" if head == SERVER else f"cell {head} down")
+        else:
+            walk = walks[node_of[source]][node_of[destination]]
+            way += [f"{tail} -> {head}" for tail, head in pairwise(walk)]
+        way += [f"edge {destination - devices} receive"] if 0 <= destination - devices < servers else []
+        return way + ([f"device {destination} down"] if 0 <= destination < devices else [])
+
+    def delay(source: int, destination: int) -> float:
+        seconds, at = 0.0, []
+        for end in (source, destination):
+            seconds += latency[end] if 0 <= end < devices else 0.0
+            at.append(devices + stations[end] if kind != "star" and 0 <= end < devices else end)
+        return seconds + sum(edge_latency for end in at if at[0] != at[1] and 0 <= end - devices < servers)
+
+    sends = []
+    for _ in range(int(rng.integers(3, 11))):
+        source, destination = rng.choice(np.arange(SERVER, devices + others), 2, replace=False).tolist()
+        start = float(rng.integers(0, 12)) / 4
+        kill = start + float(rng.integers(0, 20)) / 4 + 1 / 16 if rng.random() < 0.3 else math.inf
+        sends.append(Send(start, source, destination, float(rng.choice([0.0, 500.0, rng.uniform(1, 4000)])), kill))
+    limits: list[tuple[float, str, float | None]] = []
+    for link in rng.choice(list(capacity | shared), 2, replace=False).tolist():
+        begin = float(rng.integers(0, 16)) / 4 + 1 / 32
+        limits += [(begin, link, float(rng.choice([0.0, 200.0]))), (begin + float(rng.integers(1, 9)) / 4, link, None)]
+    pairs = [(send.source, send.destination) for send in sends]
+    routes, latencies = [route(*pair) for pair in pairs], [delay(*pair) for pair in pairs]
+    return World(build, capacity | shared, sends, limits, routes, latencies)
+
+
+def fair(routes: dict[int, list[str]], capacity: dict[str, float], weights: list[float]) -> dict[int, float]:
+    """Weighted max-min rates: the link with the least share for a unit of weight is settled, and so on."""
+    rates: dict[int, float] = {}
+    room = dict(capacity)
+    while len(rates) < len(routes):
+        open_ = [flow for flow in routes if flow not in rates]
+        there = {link: sum(weights[flow] for flow in open_ if link in routes[flow]) for flow in open_ for link in routes[flow]}
+        least, link = min(((room[link] / weight, link) for link, weight in there.items()), default=(math.inf, ""))
+        for flow in open_:
+            if least == math.inf or link in routes[flow]:
+                rates[flow] = max(least, 0.0) * weights[flow]
+                for name in routes[flow]:
+                    room[name] -= rates[flow] if rates[flow] < math.inf else 0.0
+    return rates
+
+
+def brute(world: World, weights: list[float]) -> list[tuple[float | None, float]]:
+    """When each message has ended (s), and what of it was sent, from one change of rates to the next."""
+    sends, capacity, now = world.sends, dict(world.capacity), 0.0
+    enters = [send.start + latency for send, latency in zip(sends, world.latencies, strict=True)]
+    sent, ended = [0.0] * len(sends), [math.inf] * len(sends)
+    while True:
+        there = [flow for flow in range(len(sends)) if enters[flow] <= now and ended[flow] == math.inf]
+        rates = fair({flow: world.routes[flow] for flow in there}, capacity, weights)
+        over = [f for f in there if rates[f] == math.inf or sends[f].size - sent[f] <= 1e-9 * max(rates[f], 1.0)]
+        if over:
+            for flow in over:
+                ended[flow], sent[flow] = now, sends[flow].size
+            continue
+        times = [when for when in (*enters, *(limit[0] for limit in world.limits)) if when > now]
+        times += [send.kill for flow, send in enumerate(sends) if ended[flow] == math.inf and now < send.kill < math.inf]
+        times += [now + (sends[flow].size - sent[flow]) / rate for flow, rate in rates.items() if rate > 0]
+        if not times:
+            return list(zip(ended, sent, strict=True))
+        for flow, rate in rates.items():
+            sent[flow] += rate * (min(times) - now)
+        now = min(times)
+        capacity |= {name: world.capacity[name] if rate is None else rate for when, name, rate in world.limits if when == now}
+        for flow, send in enumerate(sends):
+            if send.kill == now and ended[flow] == math.inf:
+                ended[flow] = now
+
+
+def check_against_brute_force(seeds: range) -> int:
+    """How many of the networks became general."""
+    general = 0
+    for seed in seeds:
+        world = draw(seed)
+        course = Course(world).begin()
+        found = course.run()
+        expected = brute(world, [course.flows[number].weight for number in range(len(world.sends))])
+        assert np.array(found, dtype=float) == pytest.approx(np.array(expected), rel=1e-8, abs=1e-7), seed
+        general += course.network._general
+    return general
+
+
+def test_random_networks_do_what_brute_force_says() -> None:
+    assert check_against_brute_force(range(60)) > 40
+
+
+@pytest.mark.long
+def test_2000_random_networks_do_what_brute_force_says() -> None:
+    assert check_against_brute_force(range(100, 2100)) > 1500
+
+
+def test_a_snapshot_between_any_two_instants_changes_nothing() -> None:
+    """Twice in a row, before and after the network has become general, with weights and windows too."""
+    protocols = (Fluid(), Tcp(segment="10 B", header="1 B", initial_window=1, round_trip="0.125 s"))
+    for seed in range(45):
+        world = draw(seed, protocols=protocols)
+        whole = Course(world).begin().run()
+        first = float(np.random.default_rng(seed).integers(0, 40)) / 8 + 1 / 64
+        assert Course(world).begin().cut(first).cut(first + 0.8125).run() == whole, seed
+
+
+def ring(nodes: int, rate: float, latency: float) -> tuple[Simulation, Network]:
+    """A star of equal devices whose server has nearly no link: what devices send each other does not need it."""
+    simulation, equal = Simulation(), np.full(nodes, rate)
+    return simulation, Star(simulation, equal, equal, np.full(nodes, latency), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 10])
+def test_a_ring_of_equal_links(nodes: int) -> None:
+    simulation, network = ring(nodes, 1000.0, 0.25)
+    flows = [network.send(node, (node + 1) % nodes, 3000.0, lambda: None) for node in range(nodes)]
+    asyncio.run(simulation.run())
+    assert [flow.ended for flow in flows] == [0.5 + 3.0] * nodes
+    assert network.alone_s(0, 1, 3000.0) == 3.5
+    assert network.lone_rate(0, 1) == 1000.0
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 7, 16])
+def test_a_ring_all_reduce_takes_2_n_minus_1_over_n_of_the_bytes(nodes: int) -> None:
+    size, rate = 1e9, 1e6
+    simulation, network = ring(nodes, rate, 0.0)
+    ends = []
+
+    def step(node: int, number: int) -> None:
+        """A node has a chunk to pass on; after 2 (N - 1) all have the sum of all."""
+        if number == 2 * (nodes - 1):
+            ends.append(simulation.now)
+        else:
+            network.send(node, (node + 1) % nodes, size / nodes, lambda: step((node + 1) % nodes, number + 1))
+
+    for node in range(nodes):
+        step(node, 0)
+    asyncio.run(simulation.run())
+    assert ends == pytest.approx([2 * (nodes - 1) / nodes * size / rate] * nodes, rel=1e-9)
+
+
+def test_a_second_message_over_an_own_link_shares_it() -> None:
+    """Device 0 sends 1000 bytes to the server from 0 s on, and from 1 s on to device 1; its own link carries 500 a second."""
+    simulation, network = Simulation(), None
+    network = Star(simulation, *[np.array([500.0, 2000.0])] * 2, np.zeros(2))
+    flows = [network.send(0, SERVER, 1000.0, lambda: None)]
+    simulation.wake(("second", 0), 1.0, lambda: flows.append(network.send(0, 1, 1000.0, lambda: None)))
+    loads: list[dict[str, tuple[float, float]]] = []
+    simulation.wake(("look", 0), 2.0, lambda: loads.append(network.load()))
+    simulation.wake(("limit", 0), 3.0, lambda: network.limit("device 1 down", 100.0))
+    asyncio.run(simulation.run())
+    assert loads == [{"device 0 up": (500.0, 500.0), "device 1 down": (250.0, 2000.0), "server up": (250.0, math.inf)}]
+    assert [flow.ended for flow in flows] == [3.0, 8.0]  # 500 of the second are left at 3 s, and go at 100 a second
+
+
+def test_latency_is_both_ends_and_twice_the_way_to_the_core() -> None:
+    section = {"cells": 2, "edge": {"latency": "1 s"}}
+    own = np.array([0.25, 0.5, 2.0])  # devices 0 and 2 are in cell 0, whose edge server is 3; device 1 in cell 1, with 4
+    network = TreeSpec.model_validate(section).build(Simulation(), Streams(1), 3, (own, own, own))
+    expected = {(0, 1): 2.75, (0, 2): 2.25, (0, 3): 0.25, (0, 4): 2.25, (3, 4): 2.0, (1, SERVER): 1.5, (3, SERVER): 1.0}
+    assert {pair: network.latency_s(*pair) for pair in expected} == expected
+    assert {pair: network.latency_s(*pair[::-1]) for pair in expected} == expected
+
+
+def test_routes_through_any_graph_are_the_shortest_and_the_same_back() -> None:
+    for seed in range(20):
+        graph = networkx.gnm_random_graph(9, 14, seed=seed)
+        graph = networkx.relabel_nodes(graph.subgraph(max(networkx.connected_components(graph), key=len)), str)
+        networkx.set_edge_attributes(graph, 1.0, "capacity")
+        nodes = sorted(graph)
+        network = Graph.between(Simulation(), *[np.ones(0)] * 3, graph, nodes[0], nodes, hosts=nodes)
+        for tail, head in networkx.all_pairs_shortest_path_length(graph):
+            for other, hops in head.items():
+                there, back = (network._path(*pair) for pair in ((tail, other), (other, tail)))
+                assert len(there) == hops
+                assert [" -> ".join(link.split(" -> ")[::-1]) for link in there[::-1]] == back
+
+
+def test_hosts_are_endpoints_after_all_others() -> None:
+    graph: networkx.Graph[str] = networkx.path_graph(["hub", "cache", "street"])
+    networkx.set_edge_attributes(graph, 1000.0, "capacity")
+    simulation, free = Simulation(), np.full(2, math.inf)
+    edges = EdgeNodes(["street"], math.inf, math.inf, 0.5)
+    network = Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
+    assert (network.hosts, network.endpoints) == ({"cache": 3}, 4)
+    assert network.links_between(3, 1) == [("cache -> street", 1000.0)]
+    flow = network.send(3, 1, 2000.0, lambda: None)
+    asyncio.run(simulation.run())
+    assert flow.ended == on_grid(0.5) + 2.0
+    with pytest.raises(SimulationError, match=r"no node 'cash' \(did you mean 'cache'"):
+        Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], hosts=["cash"])
