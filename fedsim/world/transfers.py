@@ -39,7 +39,7 @@ class Transfers:
 
     def __init__(self, simulation: Simulation, gate: Gate, network: Network, batteries: "Batteries | None") -> None:
         self._simulation, self._gate, self._network, self._batteries = simulation, gate, network, batteries
-        self.nominal_s = network.alone_s
+        self.nominal_s = network.nominal_s
         self.scarce: dict[int, Wait] = {}
         if batteries is not None:
             network.on_shared = self._look_at_scarce
