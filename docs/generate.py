@@ -24,6 +24,7 @@ from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.study.spec import StudySpec
+from fedsim.world.network import flow
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -354,8 +355,8 @@ def _python() -> Iterator[tuple[str, str]]:
             thing: Any = getattr(__import__(module, fromlist=[name]), name)
             way = "autofunction" if inspect.isfunction(thing) else "autoclass"
             home = module
-            if isinstance(thing, str):
-                way, home = "autodata", client.__name__  # what it is stands there, below it
+            if isinstance(thing, str | int):  # what it is stands where it is made, below it
+                way, home = "autodata", (client if isinstance(thing, str) else flow).__name__
             options = ["   :members:"] if way == "autoclass" and not issubclass(thing, Exception) else []
             blocks.append("\n".join([f"## `{name}`\n", "```{eval-rst}", f".. {way}:: {home}.{name}", *options, "```"]))
         yield f"python/{module}", _page(f"`{module}`", blocks)

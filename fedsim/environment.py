@@ -16,6 +16,7 @@ An event that schedules others in the same instant goes on in that order: the se
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from heapq import heapify, heappop
+from math import inf, nextafter
 from typing import Any
 
 import simpy
@@ -25,26 +26,25 @@ CUT, SETTLE, JOIN, SERVE = map(EventPriority, (2, 3, 4, 5))
 
 _ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are dropped
 
+_UNNAMED = ("", 0)
+
 Name = tuple[str, int]
 """What a snapshot calls an alarm: a kind and a number."""
 
 
 class Alarm(Timeout):
-    """A named event at an absolute time, which can be cancelled and can be saved.
+    """A named event at an absolute time, which can be cancelled and can be saved; made by ``Environment.at``.
 
     Attributes:
         name: a kind and a number.
         when: the time (s).
-        priority: its place among the events of that instant.
         ring: called when it happens; None when it has happened or was cancelled.
     """
 
-    def __init__(
-        self, env: "Environment", name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL
-    ) -> None:
-        self.name, self.when, self.priority = name, when, priority
+    def __init__(self, schedule: Any, name: Name, when: float, delay: float, ring: Callable[[], None]) -> None:
+        self.name, self.when = name, when
         self.ring: Callable[[], None] | None = ring
-        super().__init__(env, env.delay_until(when))
+        super().__init__(schedule, delay)
         self.callbacks.append(_ring)
 
     def cancel(self) -> None:
@@ -95,18 +95,19 @@ class Environment(simpy.Environment):
     Attributes:
         pending: real work that must be done before the next event, and what goes on then.
         handling: whether a handler of the server runs.
+        moved: told of the time (s) whenever it moves on, before what happens then.
     """
 
     def __init__(self) -> None:
         super().__init__(initial_time=0.0)
         self.pending: tuple[Future[Any], Callable[[], None]] | None = None
         self.handling = False
+        self.moved: Callable[[float], None] | None = None
+        self._with_priority: dict[EventPriority, Any] = {
+            priority: _WithPriority(self, priority) for priority in (URGENT, CUT, SETTLE, JOIN, SERVE)
+        }
         self._schedule: list[Any] = self._queue
         self._room = _ROOM
-
-    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0.0) -> None:
-        """See SimPy. An alarm has a priority of its own."""
-        super().schedule(event, event.priority if type(event) is Alarm else priority, delay)
 
     def peek(self) -> float:
         """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
@@ -116,16 +117,31 @@ class Environment(simpy.Environment):
             if type(event) is not Alarm or event.ring is not None:
                 return when  # type: ignore[no-any-return]
             heappop(schedule)
-        return float("inf")
+        return inf
 
-    def advance(self) -> None:
-        """Process the next event. Real work that it joins is left ``pending``, and must be done before the next event."""
-        self.peek()
-        super().step()
+    def advance(self) -> float:
+        """Process the events that are due now, or up to the first that joins real work, which is left ``pending``.
+
+        Returns:
+            The time of the next event (s).
+        """
+        schedule, step, now = self._schedule, super().step, self.now
+        while schedule:
+            when, _, _, event = schedule[0]
+            if type(event) is Alarm and event.ring is None:
+                heappop(schedule)
+            elif when > now or self.pending is not None:
+                return when  # type: ignore[no-any-return]
+            else:
+                step()
+        return inf
 
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
-        self.advance()
+        when = self.peek()
+        if self.moved is not None and self.now < when < inf:
+            self.moved(when)
+        super().step()
         while self.pending is not None:
             (work, go_on), self.pending = self.pending, None
             wait([work])
@@ -133,25 +149,15 @@ class Environment(simpy.Environment):
 
     # Alarms.
 
-    def at(self, when: float, ring: Callable[[], None], name: Name = ("", 0), priority: EventPriority = NORMAL) -> Alarm:
+    def at(self, name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
-        return Alarm(self, name, when, ring, priority)
+        now = self.now
+        delay = when - now if now + (when - now) == when else _delay(now, when)
+        return Alarm(self if priority is NORMAL else self._with_priority[priority], name, when, delay, ring)
 
     def call(self, ring: Callable[[], None], priority: EventPriority = NORMAL) -> None:
         """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
-        Alarm(self, ("", 0), self.now, ring, priority)
-
-    def delay_until(self, when: float) -> float:
-        """The delay that leads SimPy from now to exactly ``when``.
-
-        SimPy schedules at now + delay. On the clock's grid, up to 97 days, now + (when - now) is ``when``. Later it may be the
-        float beside it; then a neighbour of the delay leads there.
-        """
-        now = self.now
-        delay = when - now
-        if now + delay != when:
-            delay = next(near for near in _around(delay) if now + near == when)
-        return delay
+        Alarm(self if priority is NORMAL else self._with_priority[priority], _UNNAMED, self.now, 0.0, ring)
 
     def alarms(self) -> Iterator[Event]:
         """The events to come, cancelled alarms aside, in the order in which they will be processed."""
@@ -169,7 +175,7 @@ class Environment(simpy.Environment):
     def restart(self, now: float) -> None:
         """Go to ``now`` (s) with nothing in the schedule, to take up a run from there."""
         self._schedule.clear()
-        self.at(now, lambda: None)
+        self.at(_UNNAMED, now, lambda: None)
         self.step()
 
     # Real work.
@@ -186,14 +192,28 @@ class Environment(simpy.Environment):
         self.pending = work, go_on
 
 
-def _around(number: float) -> Iterator[float]:
-    from math import inf, nextafter
+class _WithPriority:
+    """Stands for the environment when an alarm schedules itself: with another priority."""
 
-    below = above = number
-    for _ in range(4):
+    def __init__(self, env: Environment, priority: EventPriority) -> None:
+        self._env, self._priority = env, priority
+
+    def schedule(self, event: Event, priority: EventPriority, delay: float) -> None:
+        self._env.schedule(event, self._priority, delay)
+
+
+def _delay(now: float, when: float) -> float:
+    """The delay that leads SimPy, which schedules at now + delay, from ``now`` to exactly ``when``.
+
+    On the clock's grid, up to 97 days, that is when - now. Later now + (when - now) may be the float beside ``when``; then a
+    neighbour of the difference leads there.
+    """
+    below = above = when - now
+    while True:
         below, above = nextafter(below, -inf), nextafter(above, inf)
-        yield below
-        yield above
+        for delay in (below, above):
+            if now + delay == when:
+                return delay
 
 
 __all__ = ["CUT", "JOIN", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "Environment", "Join", "Name", "ProcessGenerator"]

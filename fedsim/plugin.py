@@ -32,6 +32,8 @@ from fedsim.streams import Streams
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import SERVER, Flow, Sharing
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
@@ -39,11 +41,11 @@ from fedsim.world.processes import Hold, Process, World
 from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [
-    "BEST", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack", "Availability",
+    "BEST", "SERVER", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack", "Availability",
     "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Contents", "Deadline", "Device", "Distribution", "Done",
-    "Earlier", "Evaluate", "FedAvg", "Free", "Grouped", "GroupedParams", "Hold", "Lazy", "Limit", "Measured", "NetworkModel",
-    "Order", "Part", "Partial", "Partition", "Process", "Protocol", "Raw", "Real", "Ref", "Selection", "Server",
-    "ServerOptimiser", "Setting", "Shift", "Sized", "Source", "Span", "Spec", "Strategy", "StrategyParams", "Streams",
-    "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train", "Training", "Transport", "Work", "World",
-    "federated", "pure",
+    "Earlier", "Evaluate", "FedAvg", "Flow", "Free", "Grouped", "GroupedParams", "Hold", "Lazy", "Limit", "Measured",
+    "Network", "NetworkModel", "Order", "Part", "Partial", "Partition", "Process", "Protocol", "Raw", "Real", "Ref",
+    "Selection", "Server", "ServerOptimiser", "Setting", "Sharing", "Shift", "Sized", "Source", "Span", "Spec", "Strategy",
+    "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train", "Training",
+    "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

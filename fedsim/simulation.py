@@ -114,6 +114,7 @@ class Simulation:
 
     Attributes:
         env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run`` below.
+        now: the simulated time (s since the start), to be read only. It is ``env.now`` in a third of the time.
         settled: whether it stands between two instants (it may be saved there), or is over, however it ended.
         working: whether real work is done in this very thread now, because the executor works there.
         end: what would happen later than this (s) never does; it need not be computed.
@@ -123,6 +124,8 @@ class Simulation:
 
     def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
         self.env = Environment()
+        self.env.moved = self._move
+        self.now = 0.0
         self.end = CLOCK_END_S
         self.executor: Executor = Inline() if executor is None else executor
         self.handle: Callable[[Any], Awaitable[None]] | None = None
@@ -140,10 +143,8 @@ class Simulation:
         self.idle: Callable[[], bool] | None = None  # asked between two instants: does nothing to come matter?
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
-    @property
-    def now(self) -> float:
-        """The simulated time (s since the start)."""
-        return self.env.now
+    def _move(self, now: float) -> None:
+        self.now = now
 
     # What the world and the server use.
 
@@ -155,7 +156,7 @@ class Simulation:
 
     def wake(self, name: Name, when: float, callback: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``callback`` at the absolute time ``when`` (s, not before now)."""
-        return Alarm(self.env, name, when, callback, priority)
+        return self.env.at(name, when, callback, priority)
 
     def soon(self, callback: Callable[[], None], *, first: bool = False) -> None:
         """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
@@ -287,12 +288,13 @@ class Simulation:
                 close()
 
     async def _play(self) -> AsyncIterator[None]:
-        env, now = self.env, self.now
+        env = self.env
         breath, instants = time.perf_counter(), 0
         while True:
-            due = env.peek()
-            if due > now:
-                self._end_instant()
+            due = env.advance()
+            if env.pending is None:
+                if self._between or self._interrupted:
+                    self._end_instant()
                 if self.stopped is not None:
                     return
                 instants += 1
@@ -310,8 +312,7 @@ class Simulation:
                 if due > CLOCK_END_S:
                     self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
                     return
-                now = due
-            env.advance()
+                env.step()  # to the next instant
             while env.pending is not None:
                 (work, go_on), env.pending = env.pending, None
                 with suppress(Exception):  # it is raised where it is joined

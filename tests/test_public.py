@@ -23,11 +23,12 @@ EXPORTS = {
         load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
-        BEST AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel Change
-        Client Codec Coded Contents Deadline Device Distribution Done Earlier Evaluate FedAvg Free Grouped GroupedParams Hold
-        Lazy Limit Measured NetworkModel Order Part Partial Partition Process Protocol Raw Real Ref Selection Server
-        ServerOptimiser Setting Shift Sized Source Span Spec Strategy StrategyParams Streams Synchronous SynchronousClient
-        SynchronousParams TaskEnd Train Training Transport Work World federated pure
+        BEST SERVER AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel
+        Change Client Codec Coded Contents Deadline Device Distribution Done Earlier Evaluate FedAvg Flow Free Grouped
+        GroupedParams Hold Lazy Limit Measured Network NetworkModel Order Part Partial Partition Process Protocol Raw
+        Real Ref Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span Spec Strategy StrategyParams
+        Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transport Work World federated
+        pure
     """,
 }
 """All that users and authors of parts may rely on."""

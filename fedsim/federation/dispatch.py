@@ -24,7 +24,7 @@ from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Retu
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.network.flow import Direction, ends
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Dispatch:
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
         self._devices.model_s = lambda device, way: (
-            tasks.transfers.nominal_s(*ends(device, way), wires[way].model_bytes) + wires[way].model_s
+            tasks.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.

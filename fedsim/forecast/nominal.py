@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.running.assembly import Run
 from fedsim.strategies.synchronous import RoundParams
-from fedsim.world.network.flow import SERVER
 
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
@@ -19,10 +18,9 @@ def nominal_lines(run: Run) -> list[str]:
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at = range(0, devices, step)
     epoch_s = run.population.epochs_s(slice(0, devices, step))
-    alone_s, edges = run.network.alone_s, run.network.edges if run.scenario.strategy.at_edges else None
-    pairs = [(device, SERVER if edges is None else devices + edges.item(device)) for device in looked_at]
-    down = np.array([alone_s(at, device, dispatch.download_bytes) for device, at in pairs])
-    up = np.array([alone_s(device, at, dispatch.upload_bytes) for device, at in pairs])
+    nominal_s, near = run.tasks.transfers.nominal_s, run.scenario.strategy.at_edges
+    down = np.array([nominal_s(device, "down", dispatch.download_bytes, near=near) for device in looked_at])
+    up = np.array([nominal_s(device, "up", dispatch.upload_bytes, near=near) for device in looked_at])
     decode_s, encode_s = dispatch.coding_s
     samples = run.samples[::step]
     lines = [

@@ -14,7 +14,6 @@ from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import Limit, Training
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import SERVER
 from fedsim.world.task import Cause, Code, Evaluate, Step, Task, Train, Work
 
 if TYPE_CHECKING:
@@ -152,8 +151,7 @@ class Computing:
         limits += [] if limit.budget is None else [task.budget_from + limit.budget]
         reserve = 0.0
         if limit.reserve_upload:
-            at = SERVER if task.edge is None else self._network.devices + task.edge
-            alone_s = self._network.alone_s(task.device, at, limit.reserve_upload)
+            alone_s = self._network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
             # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
             reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
         if limit.reserve_s:

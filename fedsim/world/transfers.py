@@ -40,7 +40,7 @@ class Transfers:
         self, simulation: Simulation, network: Network, cut: Callable[[Task], None], batteries: "Batteries | None"
     ) -> None:
         self._simulation, self._network, self._cut, self._batteries = simulation, network, cut, batteries
-        self.nominal_s = network.alone_s
+        self.nominal_s = network.nominal_s
         self.scarce: dict[int, Task] = {}
         if batteries is not None:
             network.on_shared = self._look_at_scarce

@@ -79,7 +79,8 @@ class Network(Endpoints):
         self._rules = [sharing()]
         self._general = False
         self._crowded = False  # whether it has to become general by the next solve
-        self._taken: dict[Direction, set[int]] = {"down": set(), "up": set()}  # own links, until it is general
+        self._sending: set[int] = set()  # endpoints, until it is general
+        self._receiving: set[int] = set()
         self._started = 0
         self._flows: dict[int, Flow] = {}  # that have not ended
         self._in_latency: dict[int, Alarm] = {}
@@ -112,11 +113,14 @@ class Network(Endpoints):
 
     def _own_rate(self, flow: Flow) -> float:
         """The least that the devices' own links on a flow's way carry now (bytes/s)."""
-        least = math.inf
-        for device, way in self._own(flow.source, flow.destination):
-            rate = self._access[way].item(device)
-            least = min(least, self.limits.get(f"device {device} {way}", rate) if self.limits else rate)
-        return least
+        source, destination, devices = flow.source, flow.destination, self.devices
+        if self.limits or 0 <= source < devices > destination >= 0:
+            own = self._own(source, destination)
+            rates = (self.limits.get(f"device {device} {way}", self.access_rate(device, way)) for device, way in own)
+            return min(rates, default=math.inf)
+        if 0 <= source < devices:
+            return self._access["up"].item(source)
+        return self._access["down"].item(destination) if 0 <= destination < devices else math.inf
 
     def _cap(self, flow: Flow) -> float:
         """The most that a flow can have now, besides what the links of the sharing rule let through (bytes/s)."""
@@ -136,7 +140,7 @@ class Network(Endpoints):
         Raises:
             SimulationError: the endpoints are the same, one does not exist, or size is negative or not finite.
         """
-        if source == destination or min(source, destination) < SERVER or max(source, destination) >= self.endpoints:
+        if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
             raise self._no_way(source, destination)
         if not 0 <= size < math.inf:
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
@@ -157,12 +161,13 @@ class Network(Endpoints):
 
     def _take(self, flow: Flow) -> None:
         """Note which own links are taken until the flow ends: it may be one too many."""
-        own = self._own(flow.source, flow.destination)
-        if len(own) > 1 or any(device in self._taken[way] for device, way in own):
+        source, destination = flow.source, flow.destination
+        sends, receives = 0 <= source < self.devices, 0 <= destination < self.devices
+        if (sends and (receives or source in self._sending)) or (receives and destination in self._receiving):
             self._crowded = True
             self._unsettle()
-        for device, way in own:
-            self._taken[way].add(device)
+        self._sending.add(source)
+        self._receiving.add(destination)
 
     def _make_general(self, now: float) -> None:
         """From now on own links are links like all others. What is under way goes on with what it has sent."""
@@ -368,9 +373,8 @@ class Network(Endpoints):
         if self._windows:
             self._windows.pop(flow.id, None)
         del self._flows[flow.id]
-        if not self._general:
-            for device, way in self._own(flow.source, flow.destination):
-                self._taken[way].discard(device)
+        self._sending.discard(flow.source)
+        self._receiving.discard(flow.destination)
 
     # Snapshots, between two instants.
 

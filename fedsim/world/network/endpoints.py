@@ -86,7 +86,8 @@ class Endpoints(ABC):
 
     def latency_s(self, source: int, destination: int) -> float:
         """What passes before a flow's first byte leaves, on the clock's grid (s)."""
-        if SERVER in (source, destination) and (device := max(source, destination)) < self.devices:
+        device = destination if source == SERVER else source
+        if (source == SERVER or destination == SERVER) and device < self.devices:
             return self._latency.item(device)
         return on_grid(self._exact_latency_s(source, destination))
 
@@ -112,6 +113,11 @@ class Endpoints(ABC):
         rate = min((self.access_rate(*own) for own in self._own(source, destination)), default=math.inf)
         round_trip = self.round_trip_s(source, destination)
         return self.latency_s(source, destination) + float(self._protocol.sending_s(size, rate, round_trip))
+
+    def nominal_s(self, device: int, direction: Direction, size: float, *, near: bool = False) -> float:
+        """``alone_s`` between a device and the server; ``near``: between it and its edge server."""
+        at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
+        return self.alone_s(*ends(device, direction, at), size)
 
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL

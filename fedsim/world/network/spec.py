@@ -138,7 +138,7 @@ class NetworkModel(Spec):
         """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         raise NotImplementedError
 
-    def _columns(
+    def columns(
         self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
@@ -166,7 +166,7 @@ class StarSpec(NetworkModel):
         """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         from fedsim.world.network.star import Star
 
-        columns = self._columns(streams, devices, rates, root)
+        columns = self.columns(streams, devices, rates, root)
         return Star(simulation, *columns, self.server.down, self.server.up, Transport(self.protocol, streams))
 
 
@@ -198,7 +198,7 @@ class TreeSpec(NetworkModel):
         links = {"server down": self.server.down, "server up": self.server.up}
         for cell in range(self.cells):
             links |= {f"cell {cell} down": self.cell.down, f"cell {cell} up": self.cell.up}
-        columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
+        columns, transport = self.columns(streams, devices, rates, root), Transport(self.protocol, streams)
         cells, own = range(self.cells), self.edge
         edges = None if own is None else EdgeServers(cells, np.arange(self.cells), own.receive, own.send, own.latency)
         return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
@@ -266,7 +266,7 @@ class GraphSpec(NetworkModel):
         for key, node in named:
             if node not in graph:
                 raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
-        columns, transport = self._columns(streams, devices, rates, root), Transport(self.protocol, streams)
+        columns, transport = self.columns(streams, devices, rates, root), Transport(self.protocol, streams)
         edge = self.edge
         edges = None if edge is None else EdgeNodes(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:

@@ -423,5 +423,11 @@ class Star(Network):
         """What each device could have if it were the only one (bytes/s), float64 [devices]."""
         return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
+    def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
+        if self._general:
+            super()._enter(flow, cap, now, sent)
+        else:
+            self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight)
+
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0 if self._general or flow.source == SERVER else 1]
