@@ -1,7 +1,7 @@
 """Runs carried out side by side by worker processes, one run a process at a time.
 
-A worker that dies takes one run with it and is replaced; one that has had much memory is replaced after its run, since a process
-does not give it back. When this process dies, however, its workers notice, save their runs and end; what they inherit (``keep``,
+A worker that dies takes one run with it and is replaced. One that has had much memory is replaced after its run, since a
+process does not give it back. When this process dies, its workers notice, save their runs and end; what they inherit (``keep``,
 a lock) is held until the last of them is gone.
 """
 
