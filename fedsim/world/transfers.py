@@ -107,6 +107,7 @@ class Transfers:
         """Until when the battery lasts (s), or surely does, whatever becomes of the message's rate."""
         flow, device = wait.flow, wait.task.device
         left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
+        rate /= self._network.overhead  # batteries count bytes of payload, as ``left`` is
         when, is_dry = batteries.look(device, left, rate)
         wait.dry = when if is_dry else math.inf
         if batteries.is_scarce(device):
