@@ -7,7 +7,6 @@ import asyncio
 import atexit
 import gc
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -41,13 +40,6 @@ class _Group(click.Group):
             raise click.UsageError(visible(error.format_message()), error.ctx) from None
 
 
-def _search_here(context: click.Context, option: click.Parameter, allowed: bool) -> bool:
-    """Code that is allowed may lie in the working directory; it never stands in for anything that is installed."""
-    if allowed and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    return allowed
-
-
 def _quantity(kind: str) -> Callable[..., float | None]:
     """Reads an option as a quantity of ``fedsim.language.units``."""
 
@@ -76,7 +68,6 @@ _seed = click.option("--seed", type=click.IntRange(min=0), help="Override the sc
 _allow_code = click.option(
     "--allow-code",
     is_flag=True,
-    callback=_search_here,
     help="Import the code that the file names (a strategy or module of your own); say it only of files that you trust.",
 )
 _address = click.option(

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-from numba.core import caching
+from numba.core import caching, config
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_config: Any = config
+_config._config_fname = ""  # a file in the working directory could say where numba's caches are, and they are pickles
+_config.reload_config()
 
 _njit: Any = numba.njit  # its stubs lack some of its options
 _caching: Any = caching  # and these have none
