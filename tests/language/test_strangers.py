@@ -1,5 +1,6 @@
 """Two hundred ways in which a stranger's file could run code without permission: none does, and the same ways work with it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -208,12 +209,14 @@ def test_a_worker_knows_what_was_allowed_here_and_what_lies_beside_it(mark: Path
 
 
 @pytest.mark.usefixtures("mark")
-def test_numba_takes_no_settings_from_the_working_directory() -> None:
+def test_numba_compiles_and_takes_no_settings_from_the_working_directory() -> None:
     Path(".numba_config.yaml").write_text('{"cache_dir": "caches"}')
     Path("yaml.py").write_text("from json import load as safe_load\n")  # what numba needs of it
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     code = (
         "import sys; sys.path.insert(0, ''); import yaml; del sys.path[0]\n"
-        "import fedsim.learning.solvers.compiled as compiled; print([compiled._config.CACHE_DIR])"
+        "import fedsim.learning.solvers.compiled as compiled; print([compiled._config.CACHE_DIR])\n"
+        "from fedsim.learning.sums import add_up; print(hasattr(add_up, 'py_func'))"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "['']\n", done.stderr
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == "['']\nTrue\n", done.stderr
