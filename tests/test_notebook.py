@@ -92,3 +92,13 @@ def test_all_show_themselves_in_short(small: dict[str, Any], tmp_path: Path) -> 
         "<fedsim scenario '<b>odd</b>': strategy fedavg, model logistic, data digits, dirichlet, devices 20, network star, "
         "seed 3, until rounds 8>"
     )
+
+
+def test_what_shows_itself_holds_no_escapes(small: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[31mb"
+    result = fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 1}}), folder)
+    told = (folder / "summary.json").read_text()
+    (folder / "summary.json").write_text(told.replace('"name": "small"', '"name": "x\\u001b]0;owned\\u0007\\u202e"'))
+    shown = repr(fedsim.load_run(folder))
+    assert r"scenario x\u001b]0;owned\u0007\u202e" in shown
+    assert all(text.isprintable() for text in (shown, repr(result)))

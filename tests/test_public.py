@@ -121,7 +121,7 @@ LAYERS = {
     "errors": set(),
     "durable": set(),
     "shipped": {"errors", "files"},
-    "executors": {"errors"},
+    "executors": {"errors", "language"},
     "files": {"errors"},
     "model_cost": set(),
     "streams": {"errors"},
@@ -143,7 +143,8 @@ LAYERS = {
     "tables": {"errors", "files", "language", "strategies"},
     "scenario": _COMMON | _ENGINE | {"checkpoint", "output", "running", "shipped", "tables"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
-    "analysis": {"compare", "durable", "errors", "files", "language", "output", "records", "strategies", "tables", "version"},
+    "analysis": {"compare", "durable", "errors", "executors", "files", "language", "output", "records", "strategies"}
+    | {"tables", "version"},
     "loading": _COMMON | {"analysis", "compare", "output", "records", "scenario"},
     "fedsim": {"errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},

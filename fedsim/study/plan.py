@@ -13,7 +13,7 @@ import tomli_w
 from fedsim.compare.lines import Line, short_key, shown
 from fedsim.compare.published import Published, beside_published
 from fedsim.errors import ScenarioError, nearest
-from fedsim.language.imports import from_file
+from fedsim.language.imports import from_file, is_allowed
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
@@ -89,12 +89,14 @@ class Study:
         variants: the variants at each point of the grid, those of one point together.
         runs: seed by seed, all variants of a seed together; one of each scenario.
         runs_of: those of each variant, by its folder, in the order of the seeds.
+        allow_code: whether code that it names was allowed.
     """
 
     spec: StudySpec
     variants: tuple[Variant, ...]
     runs: tuple[PlannedRun, ...]
     runs_of: Mapping[str, Sequence[PlannedRun]]
+    allow_code: bool = True
 
     def to_toml(self) -> str:
         """The study as one file that needs no other."""
@@ -248,7 +250,7 @@ class Draft:
     def study(self) -> Study:
         """What it is by now."""
         runs_of = {folder: tuple(runs) for folder, runs in self._runs_of.items()}
-        return Study(self._spec, tuple(self._variants), tuple(self._first.values()), runs_of)
+        return Study(self._spec, tuple(self._variants), tuple(self._first.values()), runs_of, is_allowed())
 
     def runs_of(self, variant: Variant) -> Sequence[PlannedRun]:
         """Those of one of its variants, in the order in which they were added."""

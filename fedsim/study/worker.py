@@ -1,7 +1,8 @@
 """A process that carries out runs one after another, as its parent orders.
 
-Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGINT and SIGTERM, passed on by
-the parent, interrupt the run under way, which saves itself; so does the end of standard input: then the parent is gone.
+Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGINT, SIGTERM and SIGHUP,
+passed on by the parent, interrupt the run under way, which saves itself; so does the end of standard input: then the parent is
+gone.
 """
 
 import asyncio
@@ -136,7 +137,7 @@ def main() -> None:
                 out.flush()
 
         worker = Worker(say)
-        for number in (signal.SIGINT, signal.SIGTERM):  # both are the parent's to pass on
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all are the parent's to pass on
             signal.signal(number, worker.stop)
         orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         threading.Thread(target=_listen, args=(orders,), daemon=True).start()

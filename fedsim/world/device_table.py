@@ -15,7 +15,7 @@ from fedsim.errors import DataError, nearest, shown
 from fedsim.files import SOUGHT, regular
 from fedsim.language.units import Quantity
 
-_BARE = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf")
+_BARE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _NEEDED: Any = object()
 
 

@@ -249,4 +249,5 @@ def test_names_are_cut_in_the_middle() -> None:
     assert clean("x" * 80) == "x" * 80
     assert clean(" a\n\nb ") == "a b"
     assert for_csv("=1") == "'=1"
+    assert for_csv("a\x1b[31m") == r"a\u001b[31m"  # two names stay two
     assert for_markdown("a|b<c>") == r"a\|b&lt;c&gt;"

@@ -31,6 +31,12 @@ def test_times(text: str, seconds: float) -> None:
     assert TIME.validate_python(text) == seconds
 
 
+@pytest.mark.parametrize("text", ["\uff19\uff10 s", "\u0669\u0660 s", "1e\uff12 s"])
+def test_digits_of_other_scripts_are_none(text: str) -> None:
+    with pytest.raises(ValidationError, match="a time is a number and a unit"):
+        TIME.validate_python(text)
+
+
 @pytest.mark.parametrize(("text", "rate"), [("40 Mbit/s", 5e6), ("1 Gbit/s", 1.25e8), ("3 kB/s", 3000.0)])
 def test_rates(text: str, rate: float) -> None:
     assert RATE.validate_python(text) == rate
