@@ -5,9 +5,11 @@ command line leaves with: 2 where the scenario or the command line is wrong, 1 w
 """
 
 import inspect
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,13 @@ _HERE = Path(__file__).resolve().parent
 _LONGEST = 2_000  # characters of a message; what a file says may be quoted in it
 
 
+on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
+"""Whether messages are read on a command line; in Python its options and verbs are written as arguments and functions."""
+
+_OPTION = re.compile(r"(?<!\S)--(set|out|workers|address|executor|resume|baseline|target|only|seeds)\b|'fedsim (run|study)'")
+_IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"}
+
+
 class FedsimError(Exception):
     """The root of all errors that fedsim raises on purpose."""
 
@@ -24,6 +33,8 @@ class FedsimError(Exception):
 
     def __str__(self) -> str:
         text = super().__str__()
+        if not on_command_line.get():
+            text = _OPTION.sub(lambda found: _IN_PYTHON.get(found[1] or found[2], found[1]), text)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 

@@ -177,13 +177,13 @@ def load(
     Raises:
         ScenarioError: the file cannot be read, or says something that cannot be run.
     """
+    if not isinstance(path, str | Path):
+        raise ScenarioError(f"{shown(path)} is no file's path or name; tables become a scenario by fedsim.Scenario(**tables)")
     sections = read_toml(found(path), "scenario")
     if is_study(sections):
         raise ScenarioError(f"{str(path)!r} is a study, not a scenario: 'fedsim study' runs it")
     with from_file(allow_code):
-        apply_changes([sections], changes, Scenario, tell)
-        if seed is not None:
-            sections["seed"] = seed
+        apply_changes([sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell)
         return Scenario(**sections)
 
 

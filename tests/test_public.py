@@ -144,7 +144,7 @@ LAYERS = {
     "scenario": _COMMON | _ENGINE | {"checkpoint", "output", "running", "shipped", "tables"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
     "analysis": {"compare", "durable", "errors", "files", "language", "output", "records", "strategies", "tables", "version"},
-    "loading": _COMMON | {"analysis", "compare", "output", "records", "scenario"},
+    "loading": _COMMON | {"analysis", "compare", "output", "records", "running", "scenario"},
     "fedsim": {"errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
@@ -153,6 +153,7 @@ LAYERS = {
     | {"world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
     "catalogue": {"data", "errors", "federation", "language", "running", "scenario", "shipped", "strategies", "study", "world"},
+    "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
     | {"study", "errors", "analysis", "language", "version"},
 }

@@ -15,6 +15,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.language.hooks import refuse_wrong_hooks
 from fedsim.language.imports import find
 from fedsim.language.spec import Spec, json_schema
 
@@ -57,7 +58,10 @@ class Family:
             hint = nearest(kind, self.kinds)
             raise ScenarioError(f"{key} is {shown(kind)}; allowed are {names}, or your own as 'package.module:Class'{hint}")
         path = self.kinds[kind][0] if kind in self.kinds else kind
-        return find(path, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        found = find(path, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        if kind not in self.kinds:
+            refuse_wrong_hooks(found, key)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -207,7 +211,9 @@ class Kinds:
         if self.base is None:
             return None
         base = find(self.base, "kind", object, "object")
-        return with_any_kind(find(kind, "kind", base, f"fedsim.plugin.{self.base.rpartition(':')[2]}"))
+        found = find(kind, "kind", base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        refuse_wrong_hooks(found, "kind")
+        return with_any_kind(found)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         tables = handler(schema)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fedsim.errors import FedsimError, SimulationError, place_of, told
+from fedsim.errors import FedsimError, SimulationError, on_command_line, place_of, told
 from fedsim.output.harmless import say
 
 INTERRUPTED = 130
@@ -31,7 +31,7 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
             def complain(message: str) -> None:
                 say(*(traceback.format_exc().split("\n") if debug else [f"{program}: {message}"]), err=True)
 
-            status = 1
+            status, reader = 1, on_command_line.set(True)
             try:
                 with _reading(options):
                     status = command(*args, **options) or 0
@@ -49,6 +49,8 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
                 complain(f"there is not enough memory: {error}".rstrip(": "))
             except Exception as error:
                 complain(f"{told(error)}{place_of(error)} (--debug shows where)")
+            finally:
+                on_command_line.reset(reader)
             sys.exit(status)
 
         return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)
