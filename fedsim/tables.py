@@ -78,6 +78,8 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
         raise ScenarioError(f"the {what} {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ScenarioError(f"the {what} {str(path)!r} is not valid TOML: {error}") from None
+    if not own:
+        raise ScenarioError(f"the {what} {str(path)!r} is empty; 'fedsim init quickstart' copies a scenario to begin from")
     other = own.pop("extends", None)
     if other is None:
         return own

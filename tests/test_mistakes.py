@@ -1,5 +1,8 @@
 import errno
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -28,8 +31,9 @@ def told(error: BaseException, *words: str) -> tuple[int, str]:
         (
             OSError(errno.ENOSPC, "No space left on device", "a.parquet"),
             1,
-            "fedsim: 'a.parquet' cannot be used: No space left on device\n",
+            "fedsim: the disk that holds '.' is full; make room there, and try again\n",
         ),
+        (OSError(errno.EACCES, "Permission denied", "a.txt"), 1, "fedsim: 'a.txt' cannot be used: Permission denied\n"),
         (OSError("no port"), 1, "fedsim: no port\n"),
         (MemoryError(), 1, "fedsim: there is not enough memory\n"),
         (MemoryError("3 GiB"), 1, "fedsim: there is not enough memory: 3 GiB\n"),
@@ -44,6 +48,27 @@ def told(error: BaseException, *words: str) -> tuple[int, str]:
 def test_one_message_and_an_exit_status(error: BaseException, status: int, text: str) -> None:
     found, output = told(error)
     assert (found, re.sub(r"line \d+", "line N", output)) == (status, text)
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    """On a disk of 200 kB, which a name space of its own has to mount."""
+    script = f"mount -t tmpfs -o size=$SIZE none {tmp_path} && {sys.executable} -m fedsim run quickstart --set learning=off"
+    script += f" --set checkpoint.rounds=1 --set evaluation.every=100 --out {tmp_path}/run"
+    words = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        f"{script} && exit; mount -o remount,size=9M {tmp_path}; {script[script.index('&&') + 3 :]} --resume --quiet",
+    ]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"SIZE": "200k"}, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("this system lets nobody mount a disk of their own")
+    assert f"the disk that holds '{tmp_path}/run' is full; make room there, and --resume goes on" in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_debug_shows_where() -> None:

@@ -85,12 +85,14 @@ def test_a_file_says_only_what_differs_from_the_one_that_it_extends(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("", "own.toml' is empty; 'fedsim init quickstart' copies a scenario"),
+        ("# seed = 3\n", "own.toml' is empty"),
         ('extends = "nowhere.toml"', "nowhere.toml' does not exist"),
         ('extends = "own.toml"', "own.toml' extends itself"),
         ("extends = 3", "own.toml' extends 3; allowed is the name of a file"),
     ],
 )
-def test_what_cannot_be_extended_is_refused(text: str, says: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_refused(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(ScenarioError) as raised:
         read_toml(tmp_path / "own.toml", "scenario")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fedsim.errors import FedsimError, SimulationError, on_command_line, place_of, told
+from fedsim.errors import FedsimError, SimulationError, is_full, on_command_line, place_of, told
 from fedsim.output.harmless import say
 
 INTERRUPTED = 130
@@ -43,12 +43,13 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
             except BrokenPipeError:  # who reads has seen enough (``| head``)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest flushed when Python ends
             except OSError as error:
-                complain(f"{str(error.filename)!r} cannot be used: {error.strerror}" if error.filename else str(error))
+                complain(told(error, options.get("out")))
                 status = 2 if error.errno in _NO_NAME else 1
             except MemoryError as error:
                 complain(f"there is not enough memory: {error}".rstrip(": "))
             except Exception as error:
-                complain(f"{told(error)}{place_of(error)} (--debug shows where)")
+                message = told(error, options.get("out"))
+                complain(message if is_full(error) else f"{message}{place_of(error)} (--debug shows where)")
             finally:
                 on_command_line.reset(reader)
             sys.exit(status)

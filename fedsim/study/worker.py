@@ -56,7 +56,7 @@ class Worker:
         try:
             summary = self._run(order)
         except Exception as error:
-            self._say(event="ended", status="failed", error=failure(error))
+            self._say(event="ended", status="failed", error=failure(error, Path(order["folder"])))
         else:
             self._say(event="ended", **outcome_of(summary))
         finally:
@@ -88,9 +88,9 @@ class Worker:
         return Job(scenario, folder, Inline())
 
 
-def failure(error: Exception) -> str:
-    """What went wrong, for people."""
-    return str(error) if isinstance(error, FedsimError) else told(error)
+def failure(error: Exception, folder: Path | None = None) -> str:
+    """What went wrong in a run's folder, for people."""
+    return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
