@@ -3,14 +3,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import fedsim
 from fedsim.cli import main
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimError
 from fedsim.output.mistakes import explained
 
 
@@ -48,6 +50,52 @@ def told(error: BaseException, *words: str) -> tuple[int, str]:
 def test_one_message_and_an_exit_status(error: BaseException, status: int, text: str) -> None:
     found, output = told(error)
     assert (found, re.sub(r"line \d+", "line N", output)) == (status, text)
+
+
+@pytest.mark.parametrize(
+    ("do", "in_python", "words", "on_command_line"),
+    [
+        (
+            lambda: fedsim.run("quickstart", workers=0),
+            "workers is 0; allowed is 1 or more",
+            ["run", "quickstart", "--out", "out", "--workers", "0"],
+            "--workers is 0; allowed is 1 or more",
+        ),
+        (
+            lambda: fedsim.load("communication"),
+            "'communication' is a study, not a scenario: fedsim.run_study runs it",
+            ["run", "communication", "--out", "out"],
+            "'communication' is a study, not a scenario: 'fedsim study' runs it",
+        ),
+        (
+            lambda: fedsim.load("quickstart", ["seed"]),
+            "changes 'seed' is not of the form key.path=value, such as training.lr=0.01",
+            ["run", "quickstart", "--out", "out", "--set", "seed"],
+            "--set 'seed' is not of the form key.path=value, such as training.lr=0.01",
+        ),
+        (
+            lambda: fedsim.run("quickstart", __file__),
+            f"out {__file__!r} is a file; give a folder that does not exist yet",
+            ["run", "quickstart", "--out", __file__],
+            f"--out {__file__!r} is a file; give a folder that does not exist yet",
+        ),
+    ],
+)
+def test_errors_speak_the_language_of_who_reads_them(
+    do: Callable[[], object], in_python: str, words: list[str], on_command_line: str
+) -> None:
+    with pytest.raises(FedsimError) as caught:
+        do()
+    assert str(caught.value) == in_python
+    assert CliRunner().invoke(main, words).output == f"fedsim: {on_command_line}\n"
+    assert str(caught.value) == in_python  # nothing of the command line is left
+
+
+def test_what_is_no_scenario_is_refused_in_python() -> None:
+    with pytest.raises(FedsimError, match=r"^\{'seed': 3\} is no file's path or name; .* by fedsim.Scenario\(\*\*tables\)"):
+        fedsim.load({"seed": 3})  # type: ignore[arg-type]
+    with pytest.raises(FedsimError, match=r"'quikstart' does not exist.*did you mean 'quickstart'"):
+        fedsim.run("quikstart")
 
 
 def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+def test_the_package_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedsim", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedsim, version {fedsim.__version__}\n"
+
+
 def test_importing_costs_little_and_loads_nothing_heavy() -> None:
     code = "import time, sys; t = time.process_time(); import fedsim; print(time.process_time() - t); print(*sys.modules)"
     times = []
