@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.running import runner
+from fedsim import loading
 
 
 def test_run_works_where_an_event_loop_runs(small: dict[str, Any], tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_mistakes_reach_the_cell(small: dict[str, Any]) -> None:
 def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when Jupyter's stop button raises in the thread of the cell, which waits for the run's."""
 
-    class Impatient(runner.ThreadPoolExecutor):
+    class Impatient(loading.ThreadPoolExecutor):
         def submit(self, *work: Any) -> Any:
             future = super().submit(*work)
 
@@ -61,7 +61,7 @@ def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path,
 
     async def cell() -> None:
         scenario = fedsim.Scenario(**small | {"stop": {"rounds": 100_000}, "checkpoint": {"rounds": 1}})
-        monkeypatch.setattr(runner, "ThreadPoolExecutor", Impatient)
+        monkeypatch.setattr(loading, "ThreadPoolExecutor", Impatient)
         fedsim.run(scenario, tmp_path / "run", executor="inline")
 
     before = threading.active_count()

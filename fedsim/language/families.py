@@ -15,6 +15,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.language.hooks import refuse_wrong_hooks
 from fedsim.language.imports import at, find
 from fedsim.language.spec import Spec, json_schema
 
@@ -58,7 +59,9 @@ class Family:
             raise ScenarioError(f"{key} is {shown(kind)}; allowed are {names}, or your own as 'package.module:Class'{hint}")
         if kind in self.kinds:
             return at(self.kinds[kind][0], key)
-        return find(kind, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        found = find(kind, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        refuse_wrong_hooks(found, key)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -207,8 +210,9 @@ class Kinds:
         """The class of a kind of one's own; None where there can be none."""
         if self.base is None:
             return None
-        base = at(self.base, "kind")
-        return with_any_kind(find(kind, "kind", base, f"fedsim.plugin.{self.base.rpartition(':')[2]}"))
+        found = find(kind, "kind", at(self.base, "kind"), f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        refuse_wrong_hooks(found, "kind")
+        return with_any_kind(found)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         tables = handler(schema)

@@ -58,7 +58,7 @@ class Worker:
         try:
             summary = self._run(order)
         except Exception as error:
-            self._say(event="ended", status="failed", error=failure(error), peak_bytes=peak_bytes())
+            self._say(event="ended", status="failed", error=failure(error, Path(order["folder"])), peak_bytes=peak_bytes())
         else:
             self._say(event="ended", **outcome_of(summary), peak_bytes=peak_bytes())
         finally:
@@ -95,9 +95,9 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def failure(error: Exception) -> str:
-    """What went wrong, for people."""
-    return str(error) if isinstance(error, FedsimError) else told(error)
+def failure(error: Exception, folder: Path | None = None) -> str:
+    """What went wrong in a run's folder, for people."""
+    return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:

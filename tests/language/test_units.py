@@ -61,12 +61,12 @@ def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(quantity: 
     if number == "inf" and quantity in (BytesPerSecond, SamplesPerSecond):
         assert TypeAdapter(quantity).validate_python(f"inf {unit}") == math.inf
         return
-    with pytest.raises(ValidationError, match=rf"is 0 {unit}, or \S+ {unit} to \S+ {unit}"):
+    with pytest.raises(ValidationError, match=rf"is (0 {unit}, or )?\S+ {unit} to \S+ {unit}"):
         TypeAdapter(quantity).validate_python(f"{number} {unit}")
 
 
 def test_what_is_waited_for_moves_the_clock_even_at_its_end() -> None:
-    with pytest.raises(ValidationError, match=r"above 0 s; allowed is 0\.001 s and more"):
+    with pytest.raises(ValidationError, match=r"above 0 s; allowed is 0\.001 s to"):
         TypeAdapter(PositiveSeconds).validate_python("1 us")
     assert CLOCK_END_S + TypeAdapter(PositiveSeconds).validate_python("1 ms") > CLOCK_END_S
 
