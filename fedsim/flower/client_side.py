@@ -1,6 +1,5 @@
 """The ClientApp at work: a message and a device's context in, a reply and the context out. It runs in any process."""
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App
+from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, copied
 from fedsim.flower.replaced import frozen, note_reply, noted_reply, replace_all
-from fedsim.flower.turns import carried_out, place_in, seeded
+from fedsim.flower.turns import carried_out, place_in
 
 _EXAMPLES = ("num-examples", "num_examples")
 
@@ -27,7 +27,7 @@ class Job:
         device, devices: its number, and how many there are.
         message: what it has received.
         state: what it remembers.
-        seed: of the global generators.
+        seeds: of the global generators, to load the ClientApp with (one a run) and for this message.
         counts_flops: whether torch's operations are to be counted.
         raises: whether an exception of the ClientApp ends the run, or is answered as Flower does.
         patience_s: real seconds that it may take.
@@ -39,7 +39,7 @@ class Job:
     devices: int
     message: Message
     state: RecordDict
-    seed: int
+    seeds: tuple[int, int]
     counts_flops: bool
     raises: bool
     patience_s: float
@@ -64,7 +64,7 @@ class Outcome:
     flops: float
 
 
-_loaded: dict[str, Any] = {}
+_loaded: dict[str, Half] = {}  # of this process, by the run; one at a time
 
 
 def carry_out(job: Job) -> Outcome:
@@ -76,22 +76,22 @@ def carry_out(job: Job) -> Outcome:
     replace_all()
     called = f"the ClientApp of device {job.device}"
     if job.run not in _loaded:
-        with seeded(job.seed):
-            _load(job)
-    app = _loaded[job.run]
-    return carried_out(lambda: _work(job, app, called), job.patience_s, job.app.folder, called)
+        _loaded.clear()
+        _loaded[job.run] = Half(job.app, "client", job.seeds[0])
+    half = _loaded[job.run]
+    half.seed(job.seeds[1])
+    return carried_out(lambda: _work(job, half, called), job.patience_s, job.app.folder, called)
 
 
-def _work(job: Job, app: Any, called: str) -> Outcome:
-    message = job.message
+def _work(job: Job, half: Half, called: str) -> Outcome:
+    message, app = job.message, half.loaded
     config = {"partition-id": job.device, "num-partitions": job.devices}
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, config, copied(job.state), dict(job.app.config))
     flops = 0.0
     with ExitStack() as around:
-        around.enter_context(seeded(job.seed))
+        around.enter_context(half.in_use())
         around.enter_context(frozen(message.metadata.created_at))
-        _one_torch_thread(around)
         counter = _flop_counter(around) if job.counts_flops else None
         note_reply(None)
         try:
@@ -111,21 +111,6 @@ def _work(job: Job, app: Any, called: str) -> Outcome:
         raise SimulationError(f"{called} answered with a message that is no reply to the one that it got{place}")
     examples = _examples(own if isinstance(own, Message) and own.has_content() else reply)
     return Outcome(as_sent(reply), bytes_of(reply), context.state, examples, flops)
-
-
-def _load(job: Job) -> None:
-    if _loaded:
-        job.app.forget()
-    _loaded.clear()
-    _loaded[job.run] = job.app.load("client")
-
-
-def _one_torch_thread(around: ExitStack) -> None:
-    """Sums of several threads have other last bits."""
-    torch = sys.modules.get("torch")
-    if torch is not None and (threads := torch.get_num_threads()) != 1:
-        torch.set_num_threads(1)
-        around.callback(torch.set_num_threads, threads)
 
 
 def _flop_counter(around: ExitStack) -> Any:

@@ -41,7 +41,7 @@ class FlowerParams(StrategyParams):
     @field_validator("app")
     @classmethod
     def _allowed(cls, app: str) -> str:
-        refuse_code(app, "strategy.app")
+        refuse_code(app, "app")  # the section's name comes before it
         return app
 
     @property

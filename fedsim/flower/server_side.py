@@ -23,11 +23,12 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App
 from fedsim.flower.client_side import Outcome
+from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
 from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import EPOCH_S, replace_all, server_side
 from fedsim.flower.rounds import Round, Rounds
-from fedsim.flower.turns import Generators, Over, Turns, place_in
+from fedsim.flower.turns import Over, Turns, place_in
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
 _MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
@@ -93,7 +94,6 @@ class Session:
         self.folder = app.folder
         self.nodes, self.run_id = nodes, run_id
         self._device_of = {node: device for device, node in enumerate(nodes)}
-        self._generators = Generators(int(server.rng("server-app").integers(1 << 32)))
         self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = Rounds(names, self._close_round)
@@ -112,9 +112,8 @@ class Session:
         self._missing: set[str] | None = None  # or until these are answered
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
-        app.forget()
-        with self._around():
-            self._server_app = app.load("server")
+        self._half = Half(app, "server", int(server.rng("server-app").integers(1 << 32)))
+        self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
     # Turns.
 
@@ -165,7 +164,7 @@ class Session:
     @contextmanager
     def _around(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(self._generators.in_use())
+            stack.enter_context(self._half.in_use())
             stack.enter_context(server_side(self))
             TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self.run_id, SUPERLINK_NODE_ID
             yield
@@ -173,7 +172,7 @@ class Session:
     def _run(self) -> None:
         """The ServerApp's thread."""
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
-        self._server_app(grid=SimulatedGrid(self), context=context)
+        self._half.loaded(grid=SimulatedGrid(self), context=context)
         self.rounds.end()
 
     def _end(self) -> None:
@@ -267,7 +266,7 @@ class Session:
                 self._continued.append(one)
             count = self._counts[device] = self._counts.get(device, -1) + 1
             seed = int(self._server.rng("client-app", device, count).integers(1 << 32))
-            contents = {kind: Sized(sent.message, float(sent.bytes)), "seed": Free(seed)}
+            contents = {kind: Sized(sent.message, float(sent.bytes)), "seeds": Free((self._client_seed, seed))}
             number = None if one is None else one.number
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
             self._by_task[sent.task] = sent

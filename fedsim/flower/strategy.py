@@ -1,7 +1,6 @@
 """``kind = "flower"``: an unmodified Flower app as a strategy."""
 
 import itertools
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,7 +49,7 @@ class FlowerClient(Client[FlowerParams]):
             devices=self.setting.devices,
             message=order[order.job],
             state=self._states.get(device.number, RecordDict()),
-            seed=order["seed"],
+            seeds=order["seeds"],
             counts_flops=self.params.time.counts_flops and order.job not in self._flops,
             raises=self.params.client_errors == "stop",
             patience_s=self.params.real_patience,
@@ -103,8 +102,6 @@ class Flower(Strategy[FlowerParams]):
         """Begin the ServerApp."""
         from fedsim.flower.server_side import Session
 
-        if "FLWR_LOG_LEVEL" not in os.environ:
-            logging.getLogger("flwr").setLevel(logging.WARNING)
         self._session = Session(self.params, self.server, self.app, self.nodes, self.run_id)
         await self._session.go_on()
 

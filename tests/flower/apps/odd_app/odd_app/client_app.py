@@ -4,6 +4,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from odd_app.task import DRAWN
+
 app = ClientApp()
 
 
@@ -19,6 +21,10 @@ def answer(message: Message, context: Context) -> Message:
     content = RecordDict({"metrics": metrics})
     if message.metadata.message_type == "train":
         weights = message.content["arrays"]["0"].numpy() + 1
+        if way == "draws":
+            import torch
+
+            weights = weights + DRAWN + torch.rand(3).numpy()
         seen = context.state["seen"]["count"] if "seen" in context.state else 0
         context.state["seen"] = MetricRecord({"count": seen + 1})
         content["arrays"] = ArrayRecord([weights.astype(np.float32)])

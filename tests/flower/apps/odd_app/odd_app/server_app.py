@@ -8,6 +8,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from odd_app.task import DRAWN
+
 app = ServerApp()
 
 
@@ -126,6 +128,15 @@ def asks_the_lost(grid, rounds):
     assert reply.has_error()
     assert reply.error.code == 5
     assert reply.metadata.reply_to_message_id
+
+
+def draws(grid, rounds):
+    """Draws when it is loaded, and imports torch only here."""
+    import torch
+
+    value = DRAWN + float(torch.rand(()))
+    for _ in range(rounds):
+        value = value_of(grid.send_and_receive(made(grid, value)))
 
 
 @app.main()
