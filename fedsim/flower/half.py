@@ -1,7 +1,7 @@
 """One half of a Flower app, and what it has of its process while it computes.
 
-A process has one set of imported modules, one state of each global generator and one number of torch threads. While a half is in
-use, these are its own; afterwards they are what they were before.
+A process has one set of imported modules, one state of each global generator and one number of torch threads. While a half is
+in use, these are its own; afterwards they are what they were before.
 """
 
 import logging

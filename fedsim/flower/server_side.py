@@ -22,12 +22,13 @@ from fedsim.federation.contents import Free, Sized
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App
-from fedsim.flower.client_side import Outcome
+from fedsim.flower.client_side import Outcome, config_of
 from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
 from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import EPOCH_S, replace_all, server_side
 from fedsim.flower.rounds import Round, Rounds
+from fedsim.flower.timing import SamplesTaken, SamplesTime
 from fedsim.flower.turns import Over, Turns, place_in
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
@@ -49,6 +50,7 @@ class Sent:
         device: whose it is.
         bytes: of the message.
         round: to which it belongs, if to any.
+        leads: whether it is one of those that the round is made of (``Rounds.leads``).
         expires: when its time to live is over (s).
         task: that carries it, as soon as there is one.
         reply: the answer, as soon as there is one.
@@ -61,16 +63,12 @@ class Sent:
     device: int
     bytes: int
     round: Round | None
+    leads: bool
     expires: float
     task: int | None = None
     reply: Message | None = None
     examples: float | None = None
     taken: bool = False
-
-    @property
-    def trains(self) -> bool:
-        """Whether it is about training."""
-        return self.message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
 
 
 class Session:
@@ -98,6 +96,8 @@ class Session:
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = Rounds(names, self._close_round)
         self.model: ArrayRecord | None = None
+        self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
+        self._algorithm: str | None = None
         self._sent: dict[str, Sent] = {}
         self._by_task: dict[int, Sent] = {}
         self._queues: dict[int, deque[Sent]] = {}
@@ -203,6 +203,16 @@ class Session:
         """What the server has measured itself in a round (from 1)."""
         self.rounds.note_figures(number, figures)
 
+    def note_algorithm(self, strategy: Any) -> None:
+        """The app's own strategy."""
+        self._algorithm = type(strategy).__name__
+
+    def facts(self) -> dict[str, Any]:
+        """Entries for the summary."""
+        notes, warnings = ([], []) if self._taken is None else ([*self._taken.notes], self._taken.warnings)
+        facts = {"algorithm": self._algorithm, "notes": notes, "warnings": warnings}
+        return {name: value for name, value in facts.items() if value}
+
     def _close_round(self, one: Round) -> bool:
         if one.used:
             tasks, weights = zip(*one.used, strict=True)
@@ -233,7 +243,7 @@ class Session:
         number = len(self._sent)
         metadata.__dict__["_message_id"] = name = f"message-{number}"
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
-        one = self.rounds.of(message)
+        one, leads = self.rounds.of(message), self.rounds.leads(message)
         copy = as_sent(message)
         if arrays:
             self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
@@ -241,7 +251,7 @@ class Session:
         if (content := id(message.content)) not in sizes:
             sizes[content] = bytes_of_content(copy.content)
         size = bytes_of(copy, sizes[content])
-        sent = self._sent[name] = Sent(copy, number, device, size, one, self._server.now + metadata.ttl)
+        sent = self._sent[name] = Sent(copy, number, device, size, one, leads, self._server.now + metadata.ttl)
         self._server.timer(f"expire {number}", sent.expires)
         self._queues.setdefault(device, deque()).append(sent)
         self._idle, self._open = 0, self._open + 1
@@ -260,7 +270,7 @@ class Session:
         if self._server.idle(device):
             sent = queue.popleft()
             kind = sent.message.metadata.message_type
-            one = sent.round if sent.trains else None
+            one = sent.round if sent.leads else None
             continues = one is not None and self._last.get(device) == (one, True)
             if continues and one is not None:
                 self._continued.append(one)
@@ -341,12 +351,14 @@ class Session:
         sent = self._by_task.pop(end.task)
         self._busy.discard(end.device)
         done = end.outcome == "done"
-        self._last[end.device] = sent.round if sent.trains else None, done
-        if sent.round is not None and sent.trains:
+        self._last[end.device] = sent.round if sent.leads else None, done
+        if sent.round is not None and sent.leads:
             self.rounds.count(sent.round, end.outcome)
         if done:
             outcome: Outcome = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
+            if self._taken is not None and not outcome.reply.has_error():
+                self._taken.note(end.job, config_of(sent.message, self._app.config), outcome.examples, outcome.counted)
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
             self._doubt(sent)

@@ -1,6 +1,7 @@
 """A half of an app has its own modules, generators and threads, whatever the process has, and leaves those as they were."""
 
 import json
+import logging
 import random
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were
 
 def test_halves_share_no_modules_and_leave_none() -> None:
     """Nor any of another run; a module that is imported within a function only is the half's own too."""
-    before = list(sys.modules), list(sys.path), torch.get_num_threads()
+    before = list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level
     app = read_app(str(APPS / "odd_app"), {})
     halves = [Half(app, name, 1) for name in ("server", "client", "client")]
     seen = set()
@@ -59,13 +60,14 @@ def test_halves_share_no_modules_and_leave_none() -> None:
 
             seen.add(id(odd_app.task))
             assert torch.get_num_threads() == 1
+            assert logging.getLogger("flwr").level == logging.WARNING
             assert sys.path[0] == str(app.folder)
     assert len(seen) == 3
-    assert (list(sys.modules), list(sys.path), torch.get_num_threads()) == before
+    assert (list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level) == before
 
 
 def test_a_fresh_process_with_two_workers_gives_the_same_run_as_this_one(tmp_path: Path) -> None:
-    """Both halves draw as they are loaded, and import torch within a function: torch seeds itself by the system's own randomness.
+    """Both halves draw as they are loaded, and import torch within a function: unseeded, torch draws its seed from the system.
 
     Two processes that load torch and Flower take seconds; nothing less tells.
     """
