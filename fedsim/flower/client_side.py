@@ -84,7 +84,6 @@ def carry_out(job: Job) -> Outcome:
         _loaded.clear()
         _loaded[job.run] = Half(job.app, "client", job.seeds[0])
     half = _loaded[job.run]
-    half.seed(job.seeds[1])
     return carried_out(lambda: _work(job, half, called), job.patience_s, job.app.folder, called)
 
 
@@ -93,7 +92,7 @@ def _work(job: Job, half: Half, called: str) -> Outcome:
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, dict(job.node_config), copied(job.state), dict(job.app.config))
     with ExitStack() as around:
-        around.enter_context(half.in_use())
+        around.enter_context(half.in_use(job.seeds[1]))
         around.enter_context(frozen(message.metadata.created_at))
         counted = _counter(job, around)
         note_reply(None)

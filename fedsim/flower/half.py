@@ -19,9 +19,6 @@ import torch  # its generator is seeded before an app imports it, perhaps only w
 from fedsim.flower.app import App
 from fedsim.flower.turns import is_within
 
-_NUMPY = np.random.RandomState(0)  # a new one would ask the operating system for randomness first
-_TORCH = torch.Generator()
-
 
 class Half:
     """The ServerApp or the ClientApp of an app.
@@ -29,7 +26,7 @@ class Half:
     Args:
         app: whose.
         name: ``server`` or ``client``.
-        seed: of the global generators, as it is loaded and afterwards.
+        seed: of the global generators, as it is loaded and, unless it is given others, afterwards.
 
     Attributes:
         loaded: the ServerApp or the ClientApp.
@@ -43,21 +40,25 @@ class Half:
         self._modules: dict[str, ModuleType] = {}
         for known in [known for known, module in sys.modules.items() if self._has(module)]:
             del sys.modules[known]  # of another run: they may remember things
-        self.seed(seed)
-        with self.in_use():
+        with self.in_use(seed):
             self.loaded = app.load(name)
-
-    def seed(self, seed: int) -> None:
-        """The global generators begin with this seed when it is in use the next time."""
-        _NUMPY.seed(seed % (1 << 32))
-        self._generators = random.Random(seed).getstate(), _NUMPY.get_state(), _TORCH.manual_seed(seed).get_state()
+            self._generators = _generators()
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it the process's modules, generators and threads are this half's."""
+    def in_use(self, seed: int | None = None) -> Iterator[None]:
+        """Within it the process's modules, generators and threads are this half's.
+
+        Args:
+            seed: of the generators for this once; None: they go on from where they were when it was in use without one.
+        """
         outside, threads, log = _generators(), torch.get_num_threads(), logging.getLogger("flwr")
         place, level = str(self._folder), log.level
-        _set_generators(self._generators)
+        if seed is None:
+            _set_generators(self._generators)
+        else:
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))  # noqa: NPY002
+            torch.default_generator.manual_seed(seed)
         torch.set_num_threads(1)  # sums of several threads have other last bits
         if "FLWR_LOG_LEVEL" not in os.environ:
             log.setLevel(logging.WARNING)
@@ -75,7 +76,8 @@ class Half:
                 sys.path.remove(place)
             log.setLevel(level)
             torch.set_num_threads(threads)
-            self._generators = _generators()
+            if seed is None:
+                self._generators = _generators()
             _set_generators(outside)
 
     def _has(self, module: ModuleType) -> bool:

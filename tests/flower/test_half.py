@@ -32,19 +32,15 @@ def seed_all(seed: int) -> None:
 
 
 def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were() -> None:
-    half = Half(read_app(str(APPS / "odd_app"), {}), "client", 1)
     seed_all(7)
     expected = [drawn() for _ in range(4)]
     seed_all(7)
     outside = []
-    for seed in (7, 8):
-        half.seed(seed)
-        inside = []
-        for _ in range(2):
-            outside.append(drawn())
-            with half.in_use():
-                inside.append(drawn())
-        assert (inside == expected[:2]) == (seed == 7)
+    half = Half(read_app(str(APPS / "numpy_app"), {}), "client", 7)
+    for seed, drawn_before in ((None, 0), (8, 0), (None, 1), (7, 0)):
+        outside.append(drawn())
+        with half.in_use(seed):
+            assert (drawn() == expected[drawn_before]) == (seed != 8)
     assert outside == expected
 
 
