@@ -10,6 +10,7 @@ from fedsim.federation.client import Client, Setting
 from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
+from fedsim.language.stop import StopSpec
 from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
@@ -30,6 +31,15 @@ class StrategyParams(Spec):
     def called(self) -> str:
         """What it is, for people."""
         return f"the strategy {self.kind!r}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of it before a run begins."""
+        return []
+
+    def horizon(self, stop: StopSpec) -> StopSpec:
+        """The end of a run as far as it can be known, by which the time left is told."""
+        return stop
 
     @property
     def not_restorable(self) -> str | None:
@@ -145,6 +155,10 @@ class Strategy(Generic[P]):
     def why_no_accuracy(self) -> str | None:
         """Why it has measured no accuracy, of a strategy that measures itself."""
         return None
+
+    def facts(self) -> dict[str, Any]:
+        """Entries of its own in ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``, which are shown."""
+        return {}
 
     def on_end(self) -> None:
         """The run is over, however it ended: let go of what is held (threads, files). Nothing is recorded any more."""
