@@ -271,9 +271,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
         labels = await self._cluster(devices, [update for _, update in found])
         for group in range(params.groups):
             members = [update for (_, update), label in zip(found, labels, strict=True) if label == group]
-            share = 1 / len(members)
-            state["models"].append(server.mix([(update, share) for update in members]))
-            difference = [*((update, share) for update in members), (state["initial"], -1.0)]
+            parts = await params.aggregation.total(server, members, 1 / len(members))
+            state["models"].append(server.mix(parts))
+            difference = [*parts, (state["initial"], -1.0)]
             state["directions"].append(server.mix(difference, rescale=False))
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")

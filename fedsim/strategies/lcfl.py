@@ -86,7 +86,8 @@ class LCFLParams(SelectingParams, CombiningParams):
 
     def unprotected(self, protection: Protection) -> str | None:
         """Clusters may begin at a plain mean."""
-        return "clusters begin at the plain mean of their members' models" if self.clusters_start == "members" else None
+        start = "clusters begin at the plain mean of their members' models"
+        return start if self.clusters_start == "members" and protection == "private" else None
 
     @property
     def federated_rounds(self) -> int:
@@ -440,8 +441,9 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         devices, labels = await self._cluster(devices)
         for cluster_members in members(np.array(labels)):
             share = 1 / len(cluster_members)
-            parts = [(state["own"][devices[at]], share) for at in cluster_members]
+            own = [state["own"][devices[at]] for at in cluster_members]
             at_members = params.clusters_start == "members"
+            parts = await params.aggregation.total(server, own, share) if at_members else [(state["global"], 1.0)]
             state["models"].append(server.mix(parts) if at_members else state["global"])
         for device, group in zip(devices, labels, strict=True):
             self.move(device, group, "clustering")

@@ -90,6 +90,13 @@ class Aggregation(Spec):
         updates = [entry["update"] for entry in entries]
         return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
+    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+        """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
+
+        An aggregation that bears with malicious updates gives their number times its own result instead.
+        """
+        return [(model, share) for model in models]
+
     def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
         """What the record of a round says beside all else, after so many rounds that asked so many of all devices."""
         return {}

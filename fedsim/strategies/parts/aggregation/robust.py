@@ -25,6 +25,14 @@ class Comparing(Aggregation):
         """All alike, before anybody looks at them."""
         return [1 / len(entries)] * len(entries)
 
+    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+        """Their number times what the rule makes of them."""
+        entries: list[Entry] = [{"update": model} for model in models]
+        if not entries:
+            return []
+        weights = await self.weigh(server, entries, self.weights(entries))
+        return [(self.combine(server, {}, entries, weights, server.zero()), share * len(entries))]
+
 
 class Robust(Comparing):
     """One whose algorithm says its ``rule``."""
