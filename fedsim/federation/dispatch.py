@@ -258,7 +258,8 @@ class Dispatch:
         parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
         if self._up.changes(errand.reply):
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
-            errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
+            kept, added_up = self._devices.kept(task.device), getattr(self._client.params, "added_up", ())
+            errand.reply, errand.keeping = self._up.through(errand.reply, bases, kept, added_up)
         self._report(done, meant, errand.reply)
         return (*encoding, Upload(parts)) if parts else ()
 

@@ -28,6 +28,12 @@ class StrategyParams(Spec):
     brings_learning: ClassVar[bool] = False
     """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
 
+    added_up: ClassVar[tuple[str, ...]] = ()
+    """Contents of answers that the device and the server each add up as they arrive.
+
+    What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
+    """
+
     def unprotected(self, protection: Protection) -> str | None:
         """Why an aggregation with this protection does not protect all that is made of clients' answers; None if it does.
 

@@ -26,6 +26,8 @@ class FedDynParams(AggregatingParams):
         aggregation: the plain mean, as in the paper, unless another is given.
     """
 
+    added_up: ClassVar[tuple[str, ...]] = ("update",)
+
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
     alpha_samples: float | None = Field(default=None, gt=0.0)

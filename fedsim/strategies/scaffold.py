@@ -25,6 +25,8 @@ class ScaffoldParams(AggregatingParams):
             the model that it received, for which it goes through them once more.
     """
 
+    added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
+
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
