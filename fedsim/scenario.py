@@ -117,8 +117,8 @@ class Scenario(Spec):
         usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
         if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:
             raise ScenarioError(
-                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that changes "
-                "nothing: its devices go by what has arrived, and what was left out is in their next update; leave the key out"
+                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
+                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")

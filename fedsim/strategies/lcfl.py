@@ -1,7 +1,7 @@
 """LCFL: devices are clustered once, by how much worse their models do on each other's data."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs, Iterations
+from fedsim.language.spec import Epochs, Iterations, OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import Labels, Start, agglomerative, canonical, dbscan, k_medoids, members, radius
@@ -62,6 +62,8 @@ class LCFLParams(SelectingParams, CombiningParams):
         exchange_deadline: each of the two ends so long (s) after its begin, with those who came back. None: it waits for all.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {"clients_per_round": "participation"}
+
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
     groups: int = Field(default=4, ge=1, le=10_000)
@@ -69,17 +71,17 @@ class LCFLParams(SelectingParams, CombiningParams):
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
     warmup: Literal["federated", "local"] = "federated"
-    warmup_rounds: int = Field(default=5, ge=1)
-    warmup_participation: float = Field(default=1.0, gt=0.0, le=1.0)
+    warmup_rounds: Annotated[int, OnlyWith("warmup", values=("federated",))] = Field(default=5, ge=1)
+    warmup_participation: Annotated[float, OnlyWith("warmup", values=("federated",))] = Field(default=1.0, gt=0.0, le=1.0)
     warmup_epochs: Epochs = 10
     warmup_iterations: Iterations | None = None
-    local_start: Literal["common", "own"] = "common"
+    local_start: Annotated[Literal["common", "own"], OnlyWith("warmup", values=("local",))] = "common"
     metric: Measure = "lcfl"
-    gradient: Literal["final", "update"] = "final"
+    gradient: Annotated[Literal["final", "update"], OnlyWith("metric", values=("grad-cos",))] = "final"
     clustering: Literal["k-medoids", "hierarchical", "dbscan"] = "k-medoids"
-    start: Start = "build"
-    eps: float | None = Field(default=None, ge=0.0)
-    min_samples: int = Field(default=5, ge=1)
+    start: Annotated[Start, OnlyWith("clustering", values=("k-medoids",))] = "build"
+    eps: Annotated[float | None, OnlyWith("clustering", values=("dbscan",))] = Field(default=None, ge=0.0)
+    min_samples: Annotated[int, OnlyWith("clustering", values=("dbscan",))] = Field(default=5, ge=1)
     clusters_start: Literal["global", "members"] = "global"
     exchange_attempts: int = Field(default=3, ge=1)
     exchange_deadline: PositiveSeconds | None = None

@@ -49,6 +49,9 @@ class Aggregation(Spec):
     protection: ClassVar[Protection | None] = None
     """What it protects from; then a strategy that uses updates beside it is refused (``StrategyParams.unprotected``)."""
 
+    uses_weights: ClassVar[bool] = True
+    """Whether a strategy may multiply ``weights`` by others of its own, and all of them count."""
+
     kind: str
 
     @property
@@ -96,6 +99,10 @@ class Aggregation(Spec):
         An aggregation that bears with malicious updates gives their number times its own result instead.
         """
         return [(model, share) for model in models]
+
+    def told(self, updates: int) -> dict[str, int]:
+        """What the record ``aggregate`` of so many updates says beside tasks and weights; nothing by default."""
+        return {}
 
     def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
         """What the record of a round says beside all else, after so many rounds that asked so many of all devices."""

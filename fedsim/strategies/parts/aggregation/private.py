@@ -131,6 +131,7 @@ class Private(Aggregation):
     """
 
     protection: ClassVar[Protection | None] = "private"
+    uses_weights: ClassVar[bool] = False
 
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)

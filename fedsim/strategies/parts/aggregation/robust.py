@@ -15,6 +15,7 @@ class Comparing(Aggregation):
     """Samples make no difference: a malicious client could say any number."""
 
     protection: ClassVar[Protection | None] = "robust"
+    uses_weights: ClassVar[bool] = False
 
     @property
     def looks_at_each(self) -> str | None:
@@ -24,6 +25,10 @@ class Comparing(Aggregation):
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """All alike, before anybody looks at them."""
         return [1 / len(entries)] * len(entries)
+
+    def told(self, updates: int) -> dict[str, int]:
+        """``bears``: how many malicious updates it bears, where that is less than was asked for: with one or two none."""
+        return {"bears": 0} if updates <= 2 else {}
 
     async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
         """Their number times what the rule makes of them."""
