@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from fedsim.federation.client import Done, Order
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs
+from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import bipartition
 from fedsim.strategies.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
@@ -54,10 +54,10 @@ class CFLParams(GroupedParams):
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     local_epochs: Epochs = 3
     groups: Literal[1] = 1
-    eps1: float | None = Field(default=None, ge=0.0)
-    eps2: float | None = Field(default=None, ge=0.0)
-    eps1_relative: float = Field(default=0.2, ge=0.0)
-    eps2_ratio: float = Field(default=2.5, ge=0.0)
+    eps1: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
+    eps2: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
+    eps1_relative: Annotated[float, OnlyWith("eps1", values=(None,))] = Field(default=0.2, ge=0.0)
+    eps2_ratio: Annotated[float, OnlyWith("eps2", values=(None,))] = Field(default=2.5, ge=0.0)
     split_rounds: list[int] | None = None
     split: Literal["single", "complete"] = "single"
     split_step: Literal["children", "parent"] = "children"

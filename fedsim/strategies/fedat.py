@@ -29,7 +29,8 @@ class FedATParams(StrategyParams):
         tiers: M, of as many devices each.
         clients_per_round: clients that a tier asks in a round of its own (all that can be had, if fewer).
         local_epochs: E, passes over its own data that a client makes.
-        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda. Its default could not be
+            checked: neither paper nor code was at hand.
         aggregation: how a tier's updates become its model (``parts/aggregation``).
         profiling_limit: a device whose profiling takes longer (s) counts as one of so long; None: it is waited for.
         retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
@@ -257,7 +258,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             entry | {"weight": weight, "staleness": state["version"] - entry["version"]}
             for entry, weight in zip(received, weights, strict=True)
         ]
-        await self.publish(self._mixed(parts), told, group=tier)
+        await self.publish(self._mixed(parts), told, group=tier, **how.told(len(received)))
 
     def _mixed(self, parts: list[tuple[Ref, float]]) -> Ref:
         return self.server.mix(parts, otherwise=self.state["model"])

@@ -225,7 +225,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             return
         weights = await how.weigh(self.server, state["arrived"], how.weights(state["arrived"]))
         edges = [entry["group"] for entry in state["arrived"]]
-        self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights)
+        self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights, **how.told(len(edges)))
         combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
         state["model"] = self.advance(state["model"], combined)
 

@@ -16,7 +16,7 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs
+from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.language.units import PositiveSeconds, show_seconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -61,8 +61,8 @@ class RoundParams(StrategyParams):
         Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
     ] = None
     relative_deadline: float | None = Field(default=None, gt=0.0, le=1e9)
-    reference_epochs: Epochs = 5
-    deadline_base: DeadlineBase = "unslowed"
+    reference_epochs: Annotated[Epochs, OnlyWith("relative_deadline")] = 5
+    deadline_base: Annotated[DeadlineBase, OnlyWith("relative_deadline")] = "unslowed"
     retry: PositiveSeconds = 60.0
     every: PositiveSeconds | None = None
 
@@ -152,7 +152,7 @@ class SelectingParams(RoundParams):
         selection: whom a round asks (``parts/selection``).
     """
 
-    deadline_from: Literal["round", "download"] | None = None
+    deadline_from: Annotated[Literal["round", "download"] | None, OnlyWith("deadline", "relative_deadline")] = None
     selection: SelectionSpec = Random()
 
     @property
@@ -365,6 +365,8 @@ class Synchronous(Strategy[S]):
     def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any) -> None:
         """Record which updates became a model, with which weights."""
         tasks = [entry["task"] for entry in entries]
+        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        record |= {} if aggregation is None else aggregation.told(len(entries))
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
 
     async def learn(self) -> None:

@@ -1,7 +1,7 @@
 """Aggregation: how the updates of a cohort (or of a group of it) become one."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
@@ -34,8 +34,23 @@ Entry = dict[str, Any]
 """An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
 
 
+Protection = Literal["private", "robust"]
+
+PROTECTS: dict[Protection, str] = {
+    "private": "bounds how far one update can move a model",
+    "robust": "bounds what malicious updates can do",
+}
+"""What an aggregation with each protection does, for messages."""
+
+
 class Aggregation(Spec):
     """The base of every aggregation. By default a weighted sum of the updates."""
+
+    protection: ClassVar[Protection | None] = None
+    """What it protects from; then a strategy that uses updates beside it is refused (``StrategyParams.unprotected``)."""
+
+    uses_weights: ClassVar[bool] = True
+    """Whether a strategy may multiply ``weights`` by others of its own, and all of them count."""
 
     kind: str
 
@@ -77,6 +92,17 @@ class Aggregation(Spec):
         """
         updates = [entry["update"] for entry in entries]
         return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
+
+    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+        """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
+
+        An aggregation that bears with malicious updates gives their number times its own result instead.
+        """
+        return [(model, share) for model in models]
+
+    def told(self, updates: int) -> dict[str, int]:
+        """What the record ``aggregate`` of so many updates says beside tasks and weights; nothing by default."""
+        return {}
 
     def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
         """What the record of a round says beside all else, after so many rounds that asked so many of all devices."""
