@@ -1,15 +1,17 @@
 """What every strategy is: explicit state, and handlers that begin and end in one instant."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Client, Setting
 from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
+from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
@@ -25,6 +27,26 @@ class StrategyParams(Spec):
 
     brings_learning: ClassVar[bool] = False
     """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """Why an aggregation with this protection does not protect all that is made of clients' answers; None if it does.
+
+        Such an aggregation is refused with this reason. By default all that clients send becomes models through
+        ``aggregation`` alone.
+        """
+        return None
+
+    @model_validator(mode="after")
+    def _aggregation_protects_everything(self) -> Self:
+        aggregation: Aggregation | None = getattr(self, "aggregation", None)
+        protection = None if aggregation is None else aggregation.protection
+        why = None if protection is None else self.unprotected(protection)
+        if aggregation is not None and protection is not None and why is not None:
+            raise ValueError(
+                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but {why}; allowed are 'weighted' and "
+                "'mean'"
+            )
+        return self
 
     @property
     def called(self) -> str:

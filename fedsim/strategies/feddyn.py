@@ -9,7 +9,7 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
@@ -30,6 +30,10 @@ class FedDynParams(AggregatingParams):
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
     alpha_samples: float | None = Field(default=None, gt=0.0)
     aggregation: AggregationSpec = Mean()
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """s is the sum of all moves so far, and moves the model again in each round."""
+        return "FedDyn adds the sum of all earlier moves to the model in each round" if protection == "private" else None
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):

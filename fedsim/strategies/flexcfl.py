@@ -21,6 +21,7 @@ from fedsim.strategies.clustering.edc import EXACT_UP_TO, edc_features
 from fedsim.strategies.clustering.similarity import MOST_SHOWN, cosine_matrix, madc, most_alike, rounded, shown_pairs
 from fedsim.strategies.clustering.weights import inter_group_coefficients
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
+from fedsim.strategies.parts.aggregation import Protection
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 
@@ -58,6 +59,10 @@ class FlexCFLParams(MigratingParams):
     epochs_after_cold_start: Literal["full", "less"] = "full"
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
     inter_group: Literal["normalised", "literal"] = "normalised"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """The first models are the means of what pre-training made."""
+        return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
 
     def pretrained(self, devices: int) -> int:
         """How many devices the group cold start pre-trains."""

@@ -13,7 +13,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -39,6 +39,10 @@ class IFCAParams(MigratingParams):
     dynamic: bool = False
     averaging: Literal["models", "gradients"] = "models"
     starts: Literal["different", "same"] = "different"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """The sum of steps is the paper's."""
+        return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
 
     def check(self, devices: int) -> None:
         """Groups must be told apart."""

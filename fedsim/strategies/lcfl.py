@@ -20,7 +20,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import Labels, Start, agglomerative, canonical, dbscan, k_medoids, members, radius
 from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.strategies.grouped import Grouped
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import CombiningParams, SelectingParams, SynchronousClient
 from fedsim.training import Training
@@ -83,6 +83,10 @@ class LCFLParams(SelectingParams, CombiningParams):
     clusters_start: Literal["global", "members"] = "global"
     exchange_attempts: int = Field(default=3, ge=1)
     exchange_deadline: PositiveSeconds | None = None
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """Clusters may begin at a plain mean."""
+        return "clusters begin at the plain mean of their members' models" if self.clusters_start == "members" else None
 
     @property
     def federated_rounds(self) -> int:

@@ -10,7 +10,7 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
@@ -29,6 +29,10 @@ class ScaffoldParams(AggregatingParams):
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """c is the sum of what clients send."""
+        return "SCAFFOLD sums control variates beside it" if protection == "private" else None
 
     @model_validator(mode="after")
     def _one_training(self) -> Self:

@@ -1,7 +1,7 @@
 """Aggregation: how the updates of a cohort (or of a group of it) become one."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
@@ -34,8 +34,20 @@ Entry = dict[str, Any]
 """An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
 
 
+Protection = Literal["private", "robust"]
+
+PROTECTS: dict[Protection, str] = {
+    "private": "bounds how far one update can move a model",
+    "robust": "bounds what malicious updates can do",
+}
+"""What an aggregation with each protection does, for messages."""
+
+
 class Aggregation(Spec):
     """The base of every aggregation. By default a weighted sum of the updates."""
+
+    protection: ClassVar[Protection | None] = None
+    """What it protects from; then a strategy that uses updates beside it is refused (``StrategyParams.unprotected``)."""
 
     kind: str
 

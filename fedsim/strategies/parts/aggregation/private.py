@@ -5,7 +5,7 @@ Sources: McMahan et al., "Learning differentially private recurrent language mod
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
-from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
 from fedsim.strategies.parts.aggregation.epsilon import Sampling, can_be_told, epsilon
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class Private(Aggregation):
             are right only where all devices are as likely to be asked. ``none`` holds for a device that is in every round.
             Local noise is always accounted so, between any two updates of a device.
     """
+
+    protection: ClassVar[Protection | None] = "private"
 
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)

@@ -1,11 +1,11 @@
 """What the aggregations share that bear with malicious updates: each is a pure function of the updates that are finite."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function
-from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 class Comparing(Aggregation):
     """Samples make no difference: a malicious client could say any number."""
+
+    protection: ClassVar[Protection | None] = "robust"
 
     @property
     def looks_at_each(self) -> str | None:
