@@ -65,6 +65,11 @@ class CFLParams(GroupedParams):
     first_split_round: int = Field(default=0, ge=0)
     order: Literal["together", "recursive"] = "together"
 
+    @property
+    def unaccounted(self) -> str:
+        """One device's update changes which others are averaged together."""
+        return "clusters are made of updates that are not clipped"
+
     @model_validator(mode="after")
     def _recursion_goes_by_the_criteria(self) -> Self:
         if self.order == "recursive" and (self.split_rounds is not None or self.sweep):
