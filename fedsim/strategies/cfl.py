@@ -86,13 +86,17 @@ class CFLParams(GroupedParams):
     def check(self, devices: int) -> None:
         """Who asks all cannot ask more than these, nor go through them in turn."""
         super().check(devices)
-        if self.clients_per_round is None and (self.over_selection != 1 or self.sweep):
-            key, value, allowed = (
-                ("sweep", "true", "false") if self.sweep else ("over_selection", f"{self.over_selection:g}", "1")
-            )
-            raise ScenarioError(
-                f"strategy.{key} is {value}, but a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
-            )
+        if self.clients_per_round is not None:
+            return
+        given = {
+            "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
+            "sweep": ("true", "false", not self.sweep),
+            "selection": (repr(self.selection.kind), "'random'", self.selection.uniform),
+        }
+        for key, (value, allowed, idle) in given.items():
+            if not idle:
+                why = f"a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
+                raise ScenarioError(f"strategy.{key} is {value}, but {why}")
 
 
 Updates = Sequence[NDArray[np.float32]] | NDArray[np.floating]
