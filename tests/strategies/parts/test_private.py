@@ -202,6 +202,44 @@ def test_epsilon_counts_how_clients_were_really_drawn(
 
 
 @needs_accounting
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        (FEDAVG | {"selection": "power-of-choice"}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "power-of-choice", "losses": "reported"}}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "oort", "pacer_step": "5 s"}}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "favor", "target": 0.9}}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "flanp", "accuracy": 1.0}}, "goes by what clients find in their data"),
+        ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
+        ({"kind": "cfl"}, "clusters are made of updates that are not clipped"),
+        ({"kind": "lcfl"}, "clusters are made of updates that are not clipped"),
+        ({"kind": "fl-hc"}, "clusters are made of updates that are not clipped"),
+        ({"kind": "fedat"}, "tiers have rounds of their own"),
+        ({"kind": "hierfavg"}, "edge servers have rounds of their own"),
+    ],
+    ids=str,
+)
+def test_what_no_account_counts_has_none(strategy: dict[str, Any], why: str) -> None:
+    edges: dict[str, Any] = {"kind": "tree", "cells": 2, "edge": {}}
+    with pytest.raises(fedsim.ScenarioError, match=rf"'aggregation.account' is true, but .*{why}.*; allowed is false"):
+        fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": "private"})
+    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "account": False}})
+    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "noise": 0.0}})
+
+
+def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
+    """Of six clients that are wanted three are ever there: the model moves by half the clip at most, and so does b."""
+    how = fedavg(noise=0.0, clip=1e-3)
+    run, _ = played(world(IID, 12, how, 1, population=present(tmp_path, 3)))
+    start, end = asyncio.run(run.learner.values([run.learner.initial(), run.strategy.state["model"]]))
+    assert 0.3e-3 < np.linalg.norm(end.astype(np.float64) - start) < 0.501e-3
+    private = Private(noise=0.0, account=False, adaptive={"count_noise": 0.0, "lr": 1.0}).for_rounds_of(10)
+    ((_, clip),) = rounds(server, private, [drawn(4, 0.5)])
+    assert clip == pytest.approx(math.exp(-4 * 0.5 / 10))
+    assert Private(where="local", account=False).for_rounds_of(10).divide_by is None  # type: ignore[attr-defined]
+
+
+@needs_accounting
 @pytest.mark.parametrize(("noise", "rounds", "q"), [(1.0, 1, 1.0), (0.7, 9, 1.0), (1.1, 3, 0.2), (0.8, 10, 0.02)])
 def test_epsilon_is_that_of_an_accountant_written_here(noise: float, rounds: int, q: float) -> None:
     for delta in (1e-5, 1e-2):
