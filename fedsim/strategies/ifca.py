@@ -1,9 +1,9 @@
 """IFCA: every client chooses, out of all groups' models, the one that fits its own data best."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import BEST, Done, Order
@@ -13,7 +13,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -26,7 +26,7 @@ class IFCAParams(MigratingParams):
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
         averaging: ``models``: clients train for ``local_epochs``, and their models are averaged (Algorithm 1, option II).
             ``gradients``: each makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
-            divided by the number of all clients of the round (option I; without ``local_epochs`` and ``aggregation``).
+            divided by the number of all clients of the round (option I; ``local_epochs`` and ``aggregation`` do not count).
         starts: the m models begin at draws of their own (``different``) or all at one (``same``). Devices cannot tell equal
             models apart and all choose the first, for ever: refused for more than one group.
     """
@@ -40,15 +40,9 @@ class IFCAParams(MigratingParams):
     averaging: Literal["models", "gradients"] = "models"
     starts: Literal["different", "same"] = "different"
 
-    @model_validator(mode="after")
-    def _gradients_are_summed(self) -> Self:
-        if self.averaging == "gradients":
-            for key in ("aggregation", "local_epochs"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(
-                        f"{key!r} is given, and 'averaging' is 'gradients', which sums one step of each client; leave it out"
-                    )
-        return self
+    def unprotected(self, protection: Protection) -> str | None:
+        """The sum of steps is the paper's."""
+        return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
 
     def check(self, devices: int) -> None:
         """Groups must be told apart."""

@@ -18,8 +18,8 @@ def test_with_private_no_model_moves_beyond_clip_times_rounds(kind: str, monkeyp
     if "aggregation" not in params_class(kind.partition("/")[0]).model_fields:
         assert all("has the unknown key 'aggregation'" in why for _, why in verdicts)
     elif verdicts[0][0] == "refused":
-        assert all("bounds how far one update can move a model" in why or "leave it out" in why for _, why in verdicts)
-        if "leave it out" not in verdicts[0][1]:
+        assert all("bounds how far one update can move a model" in why or "averaging" in why for _, why in verdicts)
+        if "averaging" not in verdicts[0][1]:
             monkeypatch.setattr(StrategyParams, "_aggregation_keeps_its_promises", lambda self: self)
             for owner in params_class(kind.partition("/")[0]).__mro__:
                 if "unprotected" in vars(owner):
