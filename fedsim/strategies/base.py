@@ -43,16 +43,26 @@ class StrategyParams(Spec):
         """
         return None
 
+    @property
+    def unaccounted(self) -> str | None:
+        """Why an account (``Aggregation.accounts``) would not count all that the strategy gives away; None if it does."""
+        selection = getattr(self, "selection", None)
+        if isinstance(selection, Selection) and selection.looks_at_data:
+            return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
+        return None
+
     @model_validator(mode="after")
-    def _aggregation_protects_everything(self) -> Self:
+    def _aggregation_keeps_its_promises(self) -> Self:
         aggregation: Aggregation | None = getattr(self, "aggregation", None)
-        protection = None if aggregation is None else aggregation.protection
-        why = None if protection is None else self.unprotected(protection)
-        if aggregation is not None and protection is not None and why is not None:
+        if aggregation is None:
+            return self
+        if (protection := aggregation.protection) is not None and (why := self.unprotected(protection)):
             raise ValueError(
                 f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but {why}; allowed are 'weighted' and "
                 "'mean'"
             )
+        if aggregation.accounts and (why := self.unaccounted):
+            raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
         return self
 
     @property

@@ -65,6 +65,11 @@ class CFLParams(GroupedParams):
     first_split_round: int = Field(default=0, ge=0)
     order: Literal["together", "recursive"] = "together"
 
+    @property
+    def unaccounted(self) -> str:
+        """One device's update changes which others are averaged together."""
+        return "clusters are made of updates that are not clipped"
+
     @model_validator(mode="after")
     def _recursion_goes_by_the_criteria(self) -> Self:
         if self.order == "recursive" and (self.split_rounds is not None or self.sweep):
@@ -81,13 +86,17 @@ class CFLParams(GroupedParams):
     def check(self, devices: int) -> None:
         """Who asks all cannot ask more than these, nor go through them in turn."""
         super().check(devices)
-        if self.clients_per_round is None and (self.over_selection != 1 or self.sweep):
-            key, value, allowed = (
-                ("sweep", "true", "false") if self.sweep else ("over_selection", f"{self.over_selection:g}", "1")
-            )
-            raise ScenarioError(
-                f"strategy.{key} is {value}, but a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
-            )
+        if self.clients_per_round is not None:
+            return
+        given = {
+            "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
+            "sweep": ("true", "false", not self.sweep),
+            "selection": (repr(self.selection.kind), "'random'", self.selection.uniform),
+        }
+        for key, (value, allowed, idle) in given.items():
+            if not idle:
+                why = f"a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
+                raise ScenarioError(f"strategy.{key} is {value}, but {why}")
 
 
 Updates = Sequence[NDArray[np.float32]] | NDArray[np.floating]

@@ -54,11 +54,11 @@ class FedATParams(StrategyParams):
                     f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
                 )
         self.aggregation.check(min(self.clients_per_round, devices // self.tiers))
-        if self.aggregation.spent(1, self.clients_per_round, devices):
-            raise ScenarioError(
-                "strategy.aggregation.account is true, which counts rounds that are drawn from all devices; FedAT's tiers have "
-                "rounds of their own, and allowed is false"
-            )
+
+    @property
+    def unaccounted(self) -> str:
+        """A device is in the rounds of its tier alone."""
+        return "FedAT's tiers have rounds of their own, and draws are counted from all devices"
 
 
 class FedATClient(Client[FedATParams]):
@@ -246,7 +246,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
 
     async def _close(self, tier: int) -> None:
         """The tier's updates become its model, and the tiers' models the global one."""
-        state, how = self.state, self.params.aggregation
+        state, how = self.state, self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received, state["received"][tier] = state["received"][tier], []
         weights = await how.weigh(self.server, received, how.weights(received))
         remembered = self.remembered("aggregation").setdefault(tier, {})

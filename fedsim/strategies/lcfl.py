@@ -92,6 +92,11 @@ class LCFLParams(SelectingParams, CombiningParams):
         return start if self.clusters_start == "members" and protection == "private" else None
 
     @property
+    def unaccounted(self) -> str:
+        """One device's update changes which others are averaged together."""
+        return "clusters are made of updates that are not clipped"
+
+    @property
     def federated_rounds(self) -> int:
         """Rounds before the devices are clustered."""
         return self.warmup_rounds if self.warmup == "federated" else 0

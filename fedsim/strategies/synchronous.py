@@ -282,7 +282,9 @@ class Synchronous(Strategy[S]):
         candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
         questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
         selection, deadline, aggregation, server: what these parts remember; the last two by group.
-        phase, phase_open, phase_there, graph, masked, unread: with secure aggregation (``SecurePhases``).
+        phase, phase_open, phase_there, graph, masked, unread, take_back: with secure aggregation (``SecurePhases``).
+        drawn: in a round whose clients were all drawn uniformly, how many, and from how many; ``draws``: how many rounds were
+            drawn so, or (1, 1) otherwise. Both where the aggregation ``accounts``.
         slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
 
     Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
@@ -317,6 +319,8 @@ class Synchronous(Strategy[S]):
         selection, stream = self._selection, (self.state["round"], *ids)
         chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
         chosen = self.server.chosen(chosen, type(selection).select)
+        if self._account is not None and selection.uniform and among is None and not self.late_goes_on:
+            self.state["drawn"] = (len(chosen), len(self.server.online()))
         if selection.asks and (asked := selection.asked_first(self.remembered("selection"), chosen)):
             self.state["candidates"].append((asked, count - len(chosen) + len(asked)))
         return chosen
@@ -356,7 +360,10 @@ class Synchronous(Strategy[S]):
             slot: tells models apart whose aggregations and server optimisers remember.
             record: what the record ``aggregate`` says besides round, tasks and weights.
         """
-        how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none does not call it
+        params = self.params
+        most = params.cohort_size(self.server.devices)
+        updates = most if self.late_goes_on else int(min(most, params.enough))
+        how: Aggregation = params.aggregation.for_rounds_of(updates)  # type: ignore[attr-defined]  # who has none does not call it
         weights = await how.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
         state = self.remembered("aggregation").setdefault(slot, {})
@@ -436,7 +443,10 @@ class Synchronous(Strategy[S]):
         self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
         self.state |= {"candidates": [], "questions": {}, "answers": {}}
         self.state.pop("unread", None)
+        self.state.pop("drawn", None)
         self.state["cohort"] = self.server.chosen(self.select(), type(self).select, idle=False)
+        if self.state.get("drawn", (0, 0))[0] != len(self.state["cohort"]):
+            self.state.pop("drawn", None)  # not all were drawn
         if self.state["candidates"]:
             self._ask_candidates()
         else:
@@ -534,7 +544,7 @@ class Synchronous(Strategy[S]):
         elif name == "aggregated":
             await self._finish_round()
         elif name == "phase":
-            if self._secure is not None and self._secure.on_timer(self.setting.parameters):
+            if self._secure is not None and self._secure.on_timer():
                 if self.state["cohort"]:
                     self._ask_cohort()
                 else:
@@ -615,8 +625,17 @@ class Synchronous(Strategy[S]):
         if goes_on:
             self.next_round()
 
+    @property
+    def _account(self) -> Aggregation | None:
+        """The aggregation, if it has an account."""
+        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        return aggregation if aggregation is not None and aggregation.accounts else None
+
     def spent(self) -> dict[str, float]:
         """What else the record of the round says: what the aggregation has spent of something."""
-        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
-        devices, rounds = self.server.devices, self.state["round"] + 1
-        return {} if aggregation is None else aggregation.spent(rounds, self.params.cohort_size(devices), devices)
+        account = self._account
+        if account is None:
+            return {}
+        draws, drawn = self.remembered("draws"), self.state.get("drawn", (1, 1))
+        draws[drawn] = draws.get(drawn, 0) + 1
+        return account.spent(draws, self.server.devices)

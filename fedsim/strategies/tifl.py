@@ -109,6 +109,11 @@ class TiFLParams(AggregatingParams):
                 f"strategy.tiers is {self.tiers}, more than the population's {devices} devices; allowed are 1 to {devices}"
             )
 
+    @property
+    def unaccounted(self) -> str | None:
+        """Tiers may be chosen by how well the model does on their data."""
+        return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
+
     def credits_of_each(self, planned_rounds: int | None) -> int:
         """How many credits each tier begins with.
 

@@ -1,6 +1,6 @@
 """Aggregation: how the updates of a cohort (or of a group of it) become one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import SerializeAsAny
@@ -42,6 +42,9 @@ PROTECTS: dict[Protection, str] = {
 }
 """What an aggregation with each protection does, for messages."""
 
+Draws = Mapping[tuple[int, int], int]
+"""(clients drawn, devices from which) -> how many rounds."""
+
 
 class Aggregation(Spec):
     """The base of every aggregation. By default a weighted sum of the updates."""
@@ -58,6 +61,15 @@ class Aggregation(Spec):
     def looks_at_each(self) -> str | None:
         """What the server makes of single updates, where it does: then their sum is not enough (``secure_aggregation``)."""
         return None
+
+    @property
+    def accounts(self) -> bool:
+        """Whether it counts what a run gives away (``spent``); refused where a strategy gives away more."""
+        return False
+
+    def for_rounds_of(self, updates: int) -> "Aggregation":
+        """The aggregation where a round brings so many updates if nobody drops out; by default itself."""
+        return self
 
     def check(self, clients: int) -> None:
         """Refuse what cannot work where a round asks so many clients.
@@ -104,8 +116,14 @@ class Aggregation(Spec):
         """What the record ``aggregate`` of so many updates says beside tasks and weights; nothing by default."""
         return {}
 
-    def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
-        """What the record of a round says beside all else, after so many rounds that asked so many of all devices."""
+    def spent(self, draws: Draws, devices: int) -> dict[str, float]:
+        """What the record of a round says beside all else, after all rounds so far.
+
+        Args:
+            draws: these rounds, by how many clients were drawn and from how many; equal numbers where they were not drawn
+                uniformly at random.
+            devices: how many there are.
+        """
         return {}
 
 
