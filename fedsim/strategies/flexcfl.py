@@ -64,10 +64,6 @@ class FlexCFLParams(MigratingParams):
         """The first models are the means of what pre-training made."""
         return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
 
-    def unprotected(self, protection: Protection) -> str | None:
-        """The first models are the means of what pre-training made."""
-        return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
-
     def pretrained(self, devices: int) -> int:
         """How many devices the group cold start pre-trains."""
         return self.groups if self.cold_start == "random-centers" else min(self.alpha * self.groups, devices)
