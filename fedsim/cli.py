@@ -135,8 +135,8 @@ def run_command(
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
         job = Job(read, out, where, resume=resume, live_every_s=_WATCHED_S if watch else EVERY_S)
         if not quiet:
-            say(*read.stop.notes, err=True)
-            progress = RunProgress(read.stop, Console(stderr=True))
+            say(*read.stop.notes, *read.strategy.notes, err=True)
+            progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, progress.close, kinds=("round", "task-end"))
             job.on_saved(progress.saved)
         with _watched(out, port) if watch else nullcontext(), _InterruptOnce(partial(end_soon, job), again=end_at_once):

@@ -16,6 +16,7 @@ from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.evaluation.evaluator import EvaluationSpec
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
@@ -112,6 +113,13 @@ class Scenario(Spec):
             raise ScenarioError(
                 f"messages.up is {self.messages.up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
                 "alike to a codec, and must be sent in full; allowed is 'plain'"
+            )
+        up = self.messages.up
+        usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
+        if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:
+            raise ScenarioError(
+                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
+                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")

@@ -14,7 +14,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
     return {
         "scenario": str(summary["name"]),
-        "strategy": str(summary["strategy"]),
+        "strategy": strategy_of(summary),
         "seed": str(summary["seed"]),
         "status": f"{summary['status']} ({summary['stopped']})",
         "rounds": str(summary["rounds"]),
@@ -22,6 +22,12 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
         "simulated time": show_seconds(summary["simulated_s"]),
         "moved": f"{show_bytes(moved['down'] + moved['up'])}, {show_bytes(moved['wasted'])} of it wasted",
     }
+
+
+def strategy_of(summary: Mapping[str, Any]) -> str:
+    """The strategy of a run: its kind, and what that runs if it runs different ones: ``flower (FedAdam)``."""
+    algorithm = summary.get("algorithm")
+    return f"{summary.get('strategy')}" + (f" ({algorithm})" if algorithm else "")
 
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:

@@ -263,6 +263,7 @@ class Job:
             },
             "bytes": recorder.ledger.summary(),
             **({} if recorder.energy is None else {"energy": recorder.energy.summary()}),
+            **self.run.strategy.facts(),
             "events": recorder.chain.count,
             "events_sha256": recorder.chain.hexdigest(),
             "models_sha256": models_sha256,

@@ -111,7 +111,7 @@ class _News:
     """Says now and then how far a run is."""
 
     def __init__(self, scenario: Scenario, say: Callable[..., None]) -> None:
-        self._stop, self._say = scenario.stop, say
+        self._stop, self._say = scenario.strategy.horizon(scenario.stop), say
         self._rounds = 0
         self._said = time.perf_counter()
 

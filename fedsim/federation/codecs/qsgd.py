@@ -1,5 +1,6 @@
 """QSGD (Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017)."""
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -38,9 +39,9 @@ def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats
 
 
 @pure
-def through_the_wire(models: list[Floats], levels: int, bucket: int | None, rng: np.random.Generator) -> Floats:
-    """What arrives of an array."""
-    return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket)
+def through_the_wire(models: list[Floats], levels: int, bucket: int | None, scale: float, rng: np.random.Generator) -> Floats:
+    """What arrives of an array, scaled by its receiver."""
+    return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket) * np.float32(scale)
 
 
 class QSGD(Lossy):
@@ -48,6 +49,9 @@ class QSGD(Lossy):
 
     The variance is at most min(n / s^2, sqrt(n) / s) ||v||^2 over buckets of n numbers (Lemma 3.1). A number takes
     ceil(log2(2 s + 1)) bits: the paper's Elias code has a length that depends on the values, this one's is known beforehand.
+    With error feedback the receiver divides by 1 + omega, that factor of the variance: then what is not sent is shorter than
+    what was meant, and does not grow from round to round (Beznosikov et al., "On biased compression for distributed learning",
+    2020).
 
     Attributes:
         levels: s.
@@ -69,4 +73,7 @@ class QSGD(Lossy):
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         """Rounded at random."""
-        return through_the_wire, {"levels": self.levels, "bucket": self.bucket}
+        size = min(self.bucket or parameters, parameters)
+        omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
+        scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
+        return through_the_wire, {"levels": self.levels, "bucket": self.bucket, "scale": scale}
