@@ -107,6 +107,8 @@ class Scenario(Spec):
                 f"strategy.kind is {self.strategy.kind!r}, which needs edge servers, and the network has none; allowed with "
                 'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
             )
+        if self.strategy.serverless:
+            self._check_serverless()
         if self.malicious is not None:
             self.malicious.check(self.population.devices)
         if getattr(self.strategy, "secure_aggregation", None) is not None and self.messages.up.kind != "plain":
@@ -130,6 +132,20 @@ class Scenario(Spec):
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self
+
+    def _check_serverless(self) -> None:
+        """Refuse what does not go with devices that send to each other."""
+        wrong = {
+            "energy": self.energy is not None and "which counts what tasks alone draw",
+            "server": self.server != ServerSpec() and "which is how long a server computes and waits",
+            "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
+            "network.edge": bool(self.network.edge_servers) and "which are servers",
+        }
+        for key, why in wrong.items():
+            if why:
+                raise ScenarioError(
+                    f"{key} is given, {why}; not for strategy.kind = {self.strategy.kind!r}, which has no server"
+                )
 
     @property
     def not_restorable(self) -> str | None:

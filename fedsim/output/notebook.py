@@ -6,6 +6,7 @@ from typing import Any
 
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import clean, visible
+from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -20,7 +21,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
         "rounds": str(summary["rounds"]),
         "accuracy": best,
         "simulated time": show_seconds(summary["simulated_s"]),
-        "moved": f"{show_bytes(moved['down'] + moved['up'])}, {show_bytes(moved['wasted'])} of it wasted",
+        "moved": f"{show_bytes(total(moved))}, {show_bytes(moved['wasted'])} of it wasted",
     }
 
 

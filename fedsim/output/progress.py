@@ -116,13 +116,14 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """What a run came to, for people."""
     from fedsim.language.units import show_bytes
+    from fedsim.records.ledger import total
 
     moved, accuracy = summary["bytes"], summary["accuracy"]
-    total = moved["down"] + moved["up"]
+    between = f", {show_bytes(moved['peer'])} between devices" if "peer" in moved else ""
     lines = [
         f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in {show_seconds(summary['simulated_s'])} "
         f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
-        f"moved {show_bytes(total)} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up), "
+        f"moved {show_bytes(total(moved))} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up{between}), "
         f"of which {show_bytes(moved['wasted'])} wasted",
     ]
     if accuracy["final"] is None:

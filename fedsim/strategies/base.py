@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Client, Setting
-from fedsim.federation.messages import Carried, TaskEnd
+from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
@@ -25,6 +25,9 @@ class StrategyParams(Spec):
     """Whether it needs edge servers: without them in the network it is refused."""
 
     kind: str
+
+    serverless: ClassVar[bool] = False
+    """Whether devices send to each other, and there is no server."""
 
     brings_learning: ClassVar[bool] = False
     """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
@@ -166,6 +169,9 @@ class Strategy(Generic[P]):
 
     async def on_carried(self, message: Carried) -> None:
         """A message between an edge server and the server (``Server.carry``) has ended; each does so once."""
+
+    async def on_peer_message(self, message: PeerMessage) -> None:
+        """A message from device to device has ended; each does so once."""
 
     async def on_edge_lost(self, edge: int) -> None:
         """An edge server is lost; then follow the ends of its messages and of its devices' tasks, all ``lost``."""

@@ -40,6 +40,7 @@ _FORMS = {"groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "3
 STRATEGIES: dict[str, dict[str, Any]] = {
     "cata-fed": {"clients_per_round": 6, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
     "cfl": {"local_epochs": 2, "deadline": "30 s", "split_rounds": [1, 3]},
+    "d-psgd": {"deadline": "30 s"},
     "ditto": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     "fedasync": {"concurrency": 6, "rho": 0.1},
     "fedavg": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
@@ -53,6 +54,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fedper": {"clients_per_round": 6, "head": ["*.bias"], "deadline": "30 s"},
     "fedprox": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
     "fedrep": {"clients_per_round": 6, "head": ["*.bias"], "head_epochs": 2, "deadline": "30 s"},
+    "epidemic": {"deadline": "30 s"},
     "favor": {"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}
     | {"selection": {"kind": "favor", "target": 0.9, "components": 5, "hidden": 16}},
     "fesem": _FORMS,
@@ -61,6 +63,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "flanp": {"kind": "fedavg", "clients_per_round": 20, "selection": {"kind": "flanp", "accuracy": 50.0}},
     "flexcfl": _FORMS | {"alpha": 3, "eta_g": 0.1},
     "fpfc": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s", "lam": 0.3},
+    "gossip": {"deadline": "30 s"},
     "hierfavg": {"clients_per_round": 9, "kappa2": 2, "deadline": "40 s"},
     "hypcluster": _FORMS,
     "ifca": _FORMS,
@@ -169,6 +172,7 @@ _EDGES: dict[str, Any] = {
     "device": _DEVICE,
 }
 OF_WORLDS: dict[str, dict[str, Any]] = {
+    **{kind: {"energy": None} for kind in ("d-psgd", "epidemic", "gossip")},
     "fedbn": {"model": {"kind": "module", "factory": "tests.benchmarks.hashes:normed"}},
     "hierfavg": {"network": _EDGES},
     "moon": {"model": {"kind": "mlp", "hidden": [13]}},

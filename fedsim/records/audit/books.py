@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.records.audit.columns import NOTHING, Floats, Sequences, shown
+from fedsim.records.audit.events import FLOWS
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.ledger import Ledger
 
@@ -40,15 +41,15 @@ def transfers_agree(evidence: Evidence) -> Iterator[str]:
 def _told(evidence: Evidence) -> dict[str, NDArray[Any]]:
     """The transfers' columns as the records have them; [messages] each."""
     events, messages, words = evidence.events, evidence.events.messages, evidence.words
-    own, of_edge = (events.are(kind)[messages.at] for kind in ("step-end", "edge-transfer"))
-    at_once = ~(own | of_edge)  # what other parts of the server's side send each other begins and ends in its record
+    own, of_edge, of_peers = (events.are(kind)[messages.at] for kind in ("step-end", *FLOWS))
+    at_once = ~(own | of_edge | of_peers)  # what other parts of the server's side send each other begins and ends in its record
     time = events["time"][messages.at]
     down = np.where(own, events["step"][messages.at] == words["download"], of_edge & (messages.sender == words["server"]))
     return {
         "start": np.where(own, _starts(evidence), np.where(at_once, time, messages.start)),
         "end": time,
         **{name: events[name][messages.at] for name in ("device", "round", "task")},
-        "direction": np.where(down, words["down"], words["up"]),
+        "direction": np.where(of_peers, words["peer"], np.where(down, words["down"], words["up"])),
         "outcome": np.where(at_once, words["done"], events["outcome"][messages.at]),
         **{name: getattr(messages, name) for name in (*_SIZES, "payloads", *_ENDS)},
     }
@@ -108,7 +109,9 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 def headers_counted(evidence: Evidence) -> Iterator[str]:
     """What went over a link was as many bytes as its protocol makes of it; of an own protocol, no fewer."""
     transfers = evidence.transfers
-    on_links = (transfers["device"] != NOTHING) | (transfers.edge != NOTHING)
+    on_links = (
+        (transfers["device"] != NOTHING) | (transfers.edge != NOTHING) | (transfers["direction"] == evidence.words["peer"])
+    )
     due = np.where(on_links, transfers["delivered"], 0.0) * evidence.overhead
     wire = transfers["wire_bytes"]
     right = wire >= due * (1 - _ROUNDING) if evidence.has_own_protocol else np.isclose(wire, due, rtol=_ROUNDING, atol=0.0)
@@ -120,9 +123,9 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     """Totals by direction and purpose, and the waste, are the same in transfers, rounds and summary."""
     ledger = _ledger(evidence).summary()
     stated = evidence.run.summary["bytes"]
-    for key in ("down", "up", "wasted", "paper"):
-        if not _close(ledger[key], stated[key]):
-            yield f"bytes.{key} is {stated[key]!r} in the summary, the transfers add up to {ledger[key]!r}"
+    for key in ("down", "up", "peer", "wasted", "paper"):
+        if not _close(ledger.get(key, 0.0), stated.get(key, 0.0)):
+            yield f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to {ledger.get(key)!r}"
     if ledger["by_purpose"].keys() != stated["by_purpose"].keys():
         yield f"the summary's purposes are {sorted(stated['by_purpose'])}, the transfers' {sorted(ledger['by_purpose'])}"
     for purpose, value in ledger["by_purpose"].items():
@@ -138,10 +141,10 @@ def _rounds(evidence: Evidence) -> Iterator[str]:
         return  # which another check tells
     direction = _told(evidence)["direction"]
     place = np.searchsorted([at for at, _ in events.rounds], messages.at)
-    for way in ("down", "up"):
+    for way in ("down", "up", "peer"):
         moved = np.where(direction == evidence.words[way], messages.delivered, 0.0)
         found = np.bincount(place, moved, told.count + 1)[:-1]
-        for row in np.flatnonzero(~np.isclose(told[f"bytes_{way}"], found, rtol=1e-9, atol=1e-6)).tolist():
+        for row in np.flatnonzero(~np.isclose(np.nan_to_num(told[f"bytes_{way}"]), found, rtol=1e-9, atol=1e-6)).tolist():
             yield f"round {row}: bytes_{way} is {told[f'bytes_{way}'].item(row)!r}, the records say {found.item(row)!r}"
 
 
@@ -151,13 +154,14 @@ def _ledger(evidence: Evidence) -> Ledger:
     size, delivered, payloads = transfers["bytes"], transfers["delivered"], transfers["payloads"]
     whole = (delivered == size) & (kinds.sums()[payloads] == size)
     ledger = Ledger()
-    down = transfers["direction"] == words["down"]
     for kind, count in enumerate(np.bincount(payloads[whole], minlength=len(kinds.parts)).tolist()):
         for purpose, part in kinds.parts[kind] if count else ():
             ledger.by_purpose[purpose] = ledger.by_purpose.get(purpose, 0.0) + count * part
     for kind, part in zip(payloads[~whole].tolist(), delivered[~whole].tolist(), strict=True):
         ledger.add(None, "down", kinds.parts[kind], part)
-    ledger.down, ledger.up = delivered[down].sum().item(), delivered[~down].sum().item()
+    ways = {way: transfers["direction"] == words[way] for way in ("down", "peer")}
+    ledger.down, ledger.peer = (delivered[of_way].sum().item() for of_way in ways.values())
+    ledger.up = delivered[~(ways["down"] | ways["peer"])].sum().item()
     ledger.wasted = _wasted(evidence)
     return ledger
 
