@@ -233,7 +233,10 @@ class Simulation:
         """End the run when this instant is over. The first reason counts."""
         if self.stopped is None:
             self.stopped = reason
-            self.env.call(partial(self.ended.succeed, reason), LAST)
+            self.env.call(self._tell_end, LAST)
+
+    def _tell_end(self) -> None:
+        self.ended.succeed(self.stopped)
 
     def interrupt(self) -> None:
         """Go no further than this instant, if the run does not end in it anyway: then it is ``stopped`` as ``interrupted``."""

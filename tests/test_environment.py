@@ -1,4 +1,4 @@
-"""The environment is SimPy's: programs give the same trace on it as on ``simpy.Environment``, in a bare clock and in a world."""
+"""The environment is SimPy's: programs give the same trace as on ``simpy.Environment``, in a bare clock and in a world."""
 
 import asyncio
 import random
