@@ -77,7 +77,7 @@ def read_messages(run: RunFolder) -> pd.DataFrame:
         RunFolderError: the transfers are missing or damaged.
     """
     rows: pd.DataFrame = run.table(TRANSFERS).to_pandas()
-    rows = rows[rows["device"].isna()]
+    rows = rows[rows["device"].isna() & (rows["direction"] != "peer")]
     down = (rows["direction"] == "down").to_numpy()
     names = np.where(down, rows["receiver"].astype(str), rows["sender"].astype(str))
     edge = pd.Series(names, index=rows.index, dtype=str).str.extract(r"^edge (\d+)$")[0]

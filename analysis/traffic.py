@@ -30,9 +30,10 @@ from fedsim.records.reading import RunFolder
 _HUES = {
     "down": (style.SKY, style.PURPLE, style.YELLOW, "#882255"),
     "up": (style.BLUE, style.GREEN, style.ORANGE, "#999933"),
+    "peer": (style.GREEN, style.PURPLE),
     "server": ("#332288", "#AA8866"),
 }
-_ARROWS = {"down": "↓", "up": "↑", "server": "↔"}
+_ARROWS = {"down": "↓", "up": "↑", "peer": "⇄", "server": "↔"}
 _PAPER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
 _WASTED_MEANING = "wasted: its task was late, lost, cut off or idle"
@@ -110,14 +111,18 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """One row a part of a message: ``end`` (s), ``direction`` (down, up, server), ``purpose``, ``bytes``, ``wasted``."""
+    """One row a part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``, ``bytes``, ``wasted``."""
     rows = run.table(TRANSFERS).to_pandas()
     activity, payloads = read_activity(run), cache(json.loads)
     trained = activity.steps.query("step == 'train' and data.notna()")
     idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not json.loads(data)["epochs"]}
     lost = {task for (data,) in run.events_of(("updates-lost",), ("data",)) for task in json.loads(data)["tasks"]}
     done = set(activity.tasks.query("outcome == 'done'")["task"]) - idle - lost
-    ways = rows["direction"].astype(str).where(rows["device"].notna() | (rows["wire_bytes"] > 0), "server")
+    ways = (
+        rows["direction"]
+        .astype(str)
+        .where(rows["device"].notna() | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer"), "server")
+    )
     columns = (rows["end"], ways, rows["delivered"], rows["task"], rows["device"].notna(), rows["payloads"])
     parts = [
         (end, way, purpose, size, of_device and task not in done)

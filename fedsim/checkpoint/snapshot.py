@@ -17,8 +17,9 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.training import Contrast, Limit, Part, Training
-from fedsim.world.edges import Haul
 from fedsim.world.energy.batteries import Load
+from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
+from fedsim.world.messages import Message
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
@@ -33,11 +34,11 @@ _CLASSES: dict[str, Any] = {
         *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
         *(Errand, Earlier, Order, Free, Lazy, Partial, Sized, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Contrast, Limit, Part),
-        *(Flow, Haul, Load, Place, Tier),
+        *(Flow, Message, Load, Place, Tier),
     )
 }
 
-_LEFT_OUT = ("Flow.done", *NOT_SAVED)
+_LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
 """What cannot be written and is made again: whom a flow tells of its end."""
 
 
@@ -121,6 +122,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners["process"] = run.processes.rearm
+    owners["cut"] = run.edges.messages.rearm
     if run.tasks.batteries is not None:
         owners["flat"] = run.tasks.batteries.rearm
     if run.drift is not None:

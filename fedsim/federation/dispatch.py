@@ -5,7 +5,7 @@ instant at which the device comes to it; the world carries the answer; the serve
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,19 @@ from fedsim.federation.contents import Contents, Partial, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
-from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, Return, Shift, Start, Strategy, TaskEnd, Timer
+from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, PeerMessage, Return, Shift, Start, Strategy, TaskEnd, Timer
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner, Ref
     from fedsim.running.drift import Drift
-    from fedsim.world.edges import Edges, Haul
+    from fedsim.world.edges import Edges
     from fedsim.world.life import TaskRunner
+    from fedsim.world.messages import Message as OnItsWay
     from fedsim.world.population import Population
 
 
@@ -82,6 +83,7 @@ class Dispatch:
         malicious: which they are.
 
     Attributes:
+        devices: as given.
         busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
         unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
     """
@@ -115,13 +117,13 @@ class Dispatch:
         self._own = own
         self._down, self._up = Wire(messages.down, learner), Wire(messages.up, learner)
         self._client: Client[Any]
-        self._devices = devices
+        self.devices = devices
         self._attack, self._malicious = attack, frozenset(malicious)
         self._batch_size = batch_size
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
-        self._hauled: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages of edge servers: what arrives, is kept
+        self._sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
         self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
 
     def connect(
@@ -134,7 +136,7 @@ class Dispatch:
         self._is_real = type(client).real is not Client.real
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
-        self._devices.model_s = lambda device, way: (
+        self.devices.model_s = lambda device, way: (
             tasks.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
 
@@ -166,19 +168,29 @@ class Dispatch:
         return task.id
 
     def _begin_real(self, device: int, errand: Errand) -> None:
-        if real := self._client.real(self._devices.of(device), errand.order):
+        if real := self._client.real(self.devices.of(device), errand.order):
             errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
 
     def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
         """See ``Server.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
         wire = self._down if direction == "down" else self._up
         keeping: dict[str, Any] = {}
-        haul = self.edges.send(edge, direction, payloads(contents, wire), number)
+        message = self.edges.send(edge, direction, payloads(contents, wire), number, self.on_message_end)
         if wire.changes(contents):
             bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
             kept = self._kept_at.get(edge, {}) if direction == "up" else {}
             contents, keeping = wire.through(contents, bases, kept)
-        self._hauled[haul] = contents, keeping
+        self._sent[message.id] = contents, keeping
+
+    def send(self, source: int, destinations: Sequence[int], contents: Contents, number: int | None) -> None:
+        """Send contents from a device to others, written once; ``number`` is the round's."""
+        parts = payloads(contents, self._up)
+        if self._up.changes(contents):
+            contents, keeping = self._up.through(contents, {}, self.devices.kept(source))
+            self.devices.keep(source, keeping)
+        for destination in destinations:
+            message = self.edges.messages.send(source, destination, parts, number, self.on_message_end)
+            self._sent[message.id] = contents, {}
 
     @property
     def download_bytes(self) -> float:
@@ -233,7 +245,7 @@ class Dispatch:
         errand: Errand = task.context
         if errand.replied:
             return ()
-        device = self._devices.of(task.device)
+        device = self.devices.of(task.device)
         if not errand.begun:
             errand.begun = True
             if self._is_real and errand.real is None:
@@ -255,7 +267,7 @@ class Dispatch:
         parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
         if self._up.changes(errand.reply):
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
-            errand.reply, errand.keeping = self._up.through(errand.reply, bases, self._devices.kept(task.device))
+            errand.reply, errand.keeping = self._up.through(errand.reply, bases, self.devices.kept(task.device))
         self._report(done, meant, errand.reply)
         return (*encoding, Upload(parts)) if parts else ()
 
@@ -304,7 +316,7 @@ class Dispatch:
         if not isinstance(model, Earlier):
             return model
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
-        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self._devices.of(0).mix(parts)
+        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
 
     def _attacked(self, task: Task, attack: Attack, done: Done) -> Done:
         """What a malicious device says that it has computed."""
@@ -322,10 +334,10 @@ class Dispatch:
         contents: Mapping[str, Any] = {}
         if outcome == "done":
             if errand.computed:
-                self._devices.note_use(task.device, task.version)
+                self.devices.note_use(task.device, task.version)
             if errand.reply is not None:
-                self._devices.keep(task.device, errand.keeping)
-                self._client.sent(self._devices.of(task.device), errand.order, errand.reply)
+                self.devices.keep(task.device, errand.keeping)
+                self._client.sent(self.devices.of(task.device), errand.order, errand.reply)
                 contents = received(errand.reply)
         order, seen = errand.order, _SEEN.get(outcome, outcome)
         end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
@@ -361,13 +373,18 @@ class Dispatch:
         idle = self.tasks.idle(devices)
         return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
-    def on_hauled(self, haul: "Haul", outcome: Outcome) -> None:
-        """The world says that a message of an edge server has ended."""
-        contents, keeping = self._hauled.pop(haul.id)
-        if outcome == "done" and keeping and haul.direction == "up":
-            self._kept_at[haul.edge] = dict(keeping)
+    def on_message_end(self, message: "OnItsWay", outcome: Outcome) -> None:
+        """The world says that a message outside of tasks has ended: of an edge server, or from device to device."""
+        contents, keeping = self._sent.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
-        self.simulation.post(Carried(haul.edge, haul.direction, haul.round, outcome, arrived))
+        if (up := message.destination == SERVER) or message.source == SERVER:
+            edge = (message.source if up else message.destination) - len(self.population.speed)
+        else:
+            self.simulation.post(PeerMessage(message.source, message.destination, outcome, arrived))
+            return
+        if outcome == "done" and keeping and up:
+            self._kept_at[edge] = dict(keeping)
+        self.simulation.post(Carried(edge, "up" if up else "down", message.round, outcome, arrived))
 
     def on_edge_lost(self, edge: int) -> None:
         """The world says that an edge server is lost."""
@@ -408,11 +425,11 @@ class Dispatch:
 
     async def look_for_shift(self, device: int) -> None:
         """See ``Server.look_for_shift``."""
-        if self._devices.has_changed(device):
+        if self.devices.has_changed(device):
             await self._shift(device)
 
     async def _shift(self, device: int) -> None:
-        told = self._client.on_shift(self._devices.of(device))
+        told = self._client.on_shift(self.devices.of(device))
         if told is not None:
             await self.strategy.on_shift(device, received(told))
 
@@ -425,6 +442,8 @@ class Dispatch:
                 self.set_timer(name, self.busy_until)
             case Carried():
                 await self.strategy.on_carried(message)
+            case PeerMessage():
+                await self.strategy.on_peer_message(message)
             case EdgeLost(edge):
                 await self.strategy.on_edge_lost(edge)
             case Timer(name):
@@ -450,11 +469,11 @@ class Dispatch:
         return {
             "timers": timers,
             "count": self._timer_count,
-            "devices": self._devices.snapshot(),
+            "devices": self.devices.snapshot(),
             "untold": self._untold,
             "busy_until": self.busy_until,
             "unnoticed": self.unnoticed,
-            "hauled": self._hauled,
+            "sent": self._sent,
             "kept_at": self._kept_at,
         }
 
@@ -462,11 +481,13 @@ class Dispatch:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
         self._timer_names: dict[int, str] = dict(state["timers"])
         self._timer_count = state["count"]
-        self._devices.restore(state["devices"])
+        self.devices.restore(state["devices"])
         self._timers = {}
         self._untold = state["untold"]
         self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
-        self._hauled, self._kept_at = state["hauled"], state["kept_at"]
+        self._sent, self._kept_at = state["sent"], state["kept_at"]
+        for number in self._sent:
+            self.edges.messages.under_way[number].on_end = self.on_message_end
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one of ``_MESSAGES`` about a device."""

@@ -52,6 +52,25 @@ class Carried:
         return self.contents[name]
 
 
+@dataclass(slots=True)
+class PeerMessage:
+    """A message from device to device has ended.
+
+    Attributes:
+        source, destination: the devices.
+        outcome: ``done`` when it has arrived, ``lost`` when one of the two could not be reached.
+        contents: what was received, by name; empty unless it is done.
+    """
+
+    source: int
+    destination: int
+    outcome: Outcome
+    contents: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.contents[name]
+
+
 @dataclass(frozen=True, slots=True)
 class EdgeLost:
     """An edge server is lost, with all that it held."""
@@ -91,7 +110,7 @@ class Start:
     """The run begins."""
 
 
-Message = TaskEnd | Carried | EdgeLost | Timer | Return | Arrival | Shift | Start
+Message = TaskEnd | Carried | PeerMessage | EdgeLost | Timer | Return | Arrival | Shift | Start
 
 
 class Strategy(Protocol):
@@ -109,6 +128,9 @@ class Strategy(Protocol):
 
     async def on_carried(self, message: Carried) -> None:
         """A message between an edge server and the server has ended."""
+
+    async def on_peer_message(self, message: PeerMessage) -> None:
+        """A message from device to device has ended."""
 
     async def on_edge_lost(self, edge: int) -> None:
         """An edge server is lost."""

@@ -29,7 +29,8 @@ class Ledger:
     """Bytes that moved, summed in order of the messages' ends.
 
     Attributes:
-        down, up: all bytes that moved each way, in bytes.
+        down, up: bytes that moved to devices and from them.
+        peer: those that moved between other endpoints, from device to device say.
         wasted: those of tasks whose work was not used: they ended late, lost or left, or trained without one epoch that counts.
         by_purpose: bytes by purpose, both ways.
     """
@@ -37,6 +38,7 @@ class Ledger:
     def __init__(self) -> None:
         self.down = 0.0
         self.up = 0.0
+        self.peer = 0.0
         self.wasted = 0.0
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
@@ -47,8 +49,10 @@ class Ledger:
         """A message has ended, whole or cut short; one between parts of the server's side belongs to no task."""
         if direction == "down":
             self.down += delivered
-        else:
+        elif direction == "up":
             self.up += delivered
+        else:
+            self.peer += delivered
         shares = {payloads[0][0]: delivered} if len(payloads) == 1 else split_by_purpose(payloads, delivered)
         for purpose, part in shares.items():
             self.by_purpose[purpose] = self.by_purpose.get(purpose, 0.0) + part
@@ -86,6 +90,7 @@ class Ledger:
         return {
             "down": self.down,
             "up": self.up,
+            **({"peer": self.peer} if self.peer else {}),
             "wasted": self.wasted,
             "by_purpose": dict(sorted(self.by_purpose.items())),
             "paper": sum_view(self.by_purpose, "paper"),

@@ -9,7 +9,18 @@ from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.energy import EnergyLedger
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, Row, edge_ends, encode_payloads, event_row, purpose_of
+from fedsim.records.schema import (
+    EVENTS,
+    OF_PEERS,
+    OF_TASKS,
+    ROUNDS,
+    TRANSFERS,
+    Row,
+    encode_payloads,
+    ends_of,
+    event_row,
+    purpose_of,
+)
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
@@ -38,7 +49,8 @@ class Recorder:
         self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self._follow = {
             "server-transfer": self._take_server_transfer,
-            "edge-transfer": self._take_edge_transfer,
+            "edge-transfer": self._take_transfer,
+            "message": self._take_transfer,
             "updates-lost": self._take_updates_lost,
             "round": self._take_round,
         }
@@ -46,7 +58,7 @@ class Recorder:
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
         self._starts: dict[int, float] = {}
-        self._moved = (0.0, 0.0)
+        self._moved = (0.0, 0.0, 0.0)
         self._folder = folder
         tables = {} if folder is None else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: ROUNDS}
         self._tables = {name: TableWriter(folder / name, schema) for name, schema in tables.items() if folder is not None}
@@ -187,10 +199,10 @@ class Recorder:
         about = ("up", purpose, size, size, 0.0, "done", fields.get("round"), None, text)
         self._transfers.append((time, time, None, *about, *ends))
 
-    def _take_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
-        payloads, direction, delivered = fields["payloads"], fields["direction"], fields["delivered"]
+    def _take_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        payloads, delivered = fields["payloads"], fields["delivered"]
+        direction, *ends = ends_of(fields)
         self.ledger.add(None, direction, payloads, delivered)
-        ends = edge_ends(fields["edge"], direction)
         sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
         about = (purpose_of(payloads), *sizes, fields["outcome"], fields["round"], None, encode_payloads(payloads))
         self._transfers.append((fields["start"], time, None, direction, *about, *ends))
@@ -199,11 +211,14 @@ class Recorder:
         self.ledger.lose(fields["tasks"])
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
-        down, up = self.ledger.down - self._moved[0], self.ledger.up - self._moved[1]
-        self._moved = (self.ledger.down, self.ledger.up)
+        moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
+        down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
+        self._moved = moved
         row = {"round": fields["round"], "time": time} | {name: fields.get(name) for name in _ROUND_FIELDS}
         row |= {"bytes_down": down, "bytes_up": up}
+        later = {"bytes_peer": peer if moved[2] else None} | {name: fields.get(name) for name in OF_PEERS}
         row |= {"joules": None, "grams": None} if self.energy is None else self.energy.since_last(time)
+        row |= later
         self.rounds.append(row)
         self.ledger.close_round(self._starts)
         if self._tables:

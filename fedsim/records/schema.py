@@ -4,6 +4,7 @@ Every record of a run has the same named columns; what a kind needs beyond them 
 A transfer between two parts of the server's side has ``sender`` and ``receiver`` instead of a device and a task. Between
 group servers, an auxiliary server and the like it takes no time, is on no link, and counts as up; between the server and
 ``edge 3`` it is a flow like others. One between a device and its edge server names that one as the sender or the receiver.
+One between any other two endpoints, of devices to each other say, has the direction ``peer`` and names both.
 """
 
 import json
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -92,10 +93,16 @@ ROUNDS = pa.schema(
         ("bytes_up", pa.float64()),
         ("joules", pa.float64()),
         ("grams", pa.float64()),
+        ("bytes_peer", pa.float64()),
+        ("mean_accuracy", pa.float64()),
+        ("consensus", pa.float64()),
     ]
 )
 
-LATER = {"epsilon": None, "wire_bytes": "delivered", "joules": None, "grams": None}
+OF_PEERS = ("mean_accuracy", "consensus")
+"""Columns of rounds that only strategies without a server fill."""
+
+LATER = {"wire_bytes": "delivered"} | dict.fromkeys(("epsilon", "joules", "grams", "bytes_peer", *OF_PEERS))
 """Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
 
 DEVICES = pa.schema(
@@ -216,7 +223,9 @@ def purpose_of(payloads: Payloads) -> str:
     return "+".join([purpose for purpose, _ in payloads])
 
 
-def edge_ends(edge: int, direction: str) -> tuple[str, str]:
-    """``sender`` and ``receiver`` of a message between the server and an edge server."""
-    ends = ("server", f"edge {edge}")
-    return ends if direction == "down" else (ends[1], ends[0])
+def ends_of(told: "Mapping[str, Any]") -> tuple[str, str, str]:
+    """``direction``, ``sender`` and ``receiver`` of a message outside of tasks, from its record."""
+    if "source" in told:
+        return "peer", told["source"], told["destination"]
+    edge, direction = f"edge {told['edge']}", told["direction"]
+    return (direction, "server", edge) if direction == "down" else (direction, edge, "server")

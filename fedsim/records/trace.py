@@ -57,6 +57,7 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
     disconnect, arrive, leave for good, have shifted data, are put into a group, and what processes of the world do to them. On
     the server's lane: rounds as slices (versions of a strategy without rounds as instants), deadlines that were reached,
     decisions about groups, and what processes do to links.
+    Messages of devices to each other are asynchronous events on the lane of the sender.
     Edge servers, if there are any, have lanes of their own: their messages from and to the server, and when they were lost.
     Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
 
@@ -89,6 +90,7 @@ class _Lanes:
         self._round: Entry | None = None
         self._lost: dict[int, float] = {}  # edge servers that are lost, and since when (s)
         self._edges: set[int] = set()
+        self._sent = 0  # messages outside of tasks
         self.devices: set[int] = set()
         self._working = self._counted = 0  # devices, and how many of them the trace knows of
         self._changed = 0.0  # when their number did
@@ -112,6 +114,8 @@ class _Lanes:
                     yield self._instant(event, _LOSSES[event["outcome"]])
             case "edge-transfer":
                 yield self._edge_transfer(time, event)
+            case "message":
+                yield from self._message(time, event)
             case "edge-off":
                 self._lost[data["edge"]] = time
             case "edge-on":
@@ -167,6 +171,21 @@ class _Lanes:
         name = "from the server" if data["direction"] == "down" else "to the server"
         facts = {"round": event["round"]} | data | _message(data)
         return _slice(name if outcome == "done" else f"{name} ({outcome})", _EDGES, data["edge"], data["start"], time, facts)
+
+    def _message(self, time: float, event: Entry) -> Iterator[Entry]:
+        """Many may be under way from one device at a time, so they are no slices, which would have to lie in one another."""
+        data, self._sent = event["data"], self._sent + 1
+        name = f"{data['source']} to {data['destination']}"
+        kind, _, number = data["source"].partition(" ")
+        lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
+        if kind == "device":
+            self.devices.add(int(number))
+        name = name if event["outcome"] == "done" else f"{name} ({event['outcome']})"
+        begun = _slice(name, *lane, data["start"], time, {"round": event["round"]} | data | _message(data))
+        begun |= {"cat": "message", "id": self._sent, "ph": "b"}
+        del begun["dur"]
+        yield begun
+        yield begun | {"ph": "e", "ts": _micro(time), "args": {}}
 
     def _edge_lost(self, edge: int, time: float) -> Entry:
         self._edges.add(edge)

@@ -1,5 +1,6 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from fedsim.world.edges import Edges
 from fedsim.world.energy.batteries import Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
+from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.world import Processes
 from fedsim.world.roofline import Rooflines
@@ -109,7 +111,8 @@ class Run:
             malicious=members,
         )
         dispatch = self.dispatch
-        self.edges = Edges(simulation, self.network, scenario.network.edge_servers, dispatch.on_hauled, dispatch.on_edge_lost)
+        messages = Messages(simulation, self.network, self._reachable_until)
+        self.edges = Edges(messages, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
             simulation,
@@ -194,6 +197,12 @@ class Run:
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set the alarm that stops the run."""
         self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
+
+    def _reachable_until(self, endpoint: int) -> float:
+        """Until when an endpoint of the network can be reached (s); now where it cannot be, infinity for always."""
+        if 0 <= endpoint < self.network.devices:
+            return self.tasks.reachable_until(endpoint)
+        return self.simulation.now if self.network.edge_at(endpoint) in self.edges.off else math.inf
 
     def present(self) -> NDArray[np.bool_] | None:
         """Who has arrived and not left, bool [devices]; None when that is everybody, always."""
@@ -304,7 +313,7 @@ def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
-    simulation.at_end(run.edges.end_all)
+    simulation.at_end(run.edges.messages.end_all)
     if run.tasks.batteries is not None:
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))

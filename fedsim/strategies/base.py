@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Client, Setting
-from fedsim.federation.messages import Carried, TaskEnd
+from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
@@ -22,6 +22,9 @@ class StrategyParams(Spec):
     """Whether it needs edge servers: without them in the network it is refused."""
 
     kind: str
+
+    serverless: ClassVar[bool] = False
+    """Whether devices send to each other, and there is no server."""
 
     brings_learning: ClassVar[bool] = False
     """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
@@ -118,6 +121,9 @@ class Strategy(Generic[P]):
 
     async def on_carried(self, message: Carried) -> None:
         """A message between an edge server and the server (``Server.carry``) has ended; each does so once."""
+
+    async def on_peer_message(self, message: PeerMessage) -> None:
+        """A message from device to device has ended; each does so once."""
 
     async def on_edge_lost(self, edge: int) -> None:
         """An edge server is lost; then follow the ends of its messages and of its devices' tasks, all ``lost``."""

@@ -199,6 +199,12 @@ class TaskRunner:
         on = self._availability.on(devices, self._simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 
+    def reachable_until(self, device: int) -> float:
+        """When the device disconnects next (s); now if it cannot be reached."""
+        now = self._simulation.now
+        span = self._availability.span(device, now)
+        return span.end if span.on and device not in self.off else now
+
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
@@ -258,10 +264,8 @@ class TaskRunner:
 
     def _off(self, task: Task) -> float:
         """When the task's device disconnects next (s); now if it is away, or its edge server is."""
-        now, device = self._simulation.now, task.device
-        span = self._availability.span(device, now)
-        there = span.on and device not in self.off and (self._edges is None or task.edge not in self._edges.off)
-        return span.end if there else now
+        lost = self._edges is not None and task.edge in self._edges.off
+        return self._simulation.now if lost else self.reachable_until(task.device)
 
     def _put_to_work(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
@@ -319,6 +323,8 @@ class TaskRunner:
         self.off.add(device)
         if device in self._working:
             self._lose(self._working[device])
+        if self._edges is not None:
+            self._edges.messages.lose(device)
 
     def switch_on(self, device: int) -> None:
         """The device can be reached again whenever its availability says so."""

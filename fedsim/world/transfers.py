@@ -10,7 +10,6 @@ import simpy
 from fedsim.environment import CUT
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.edges import edge_name
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction, Flow, ends
 from fedsim.world.task import Cause, Download, Queue, Task, Upload
@@ -162,7 +161,7 @@ class Transfers:
         if self._network.overhead != 1:
             fields["wire_bytes"] = flow.sent * self._network.overhead
         if task.edge is not None:
-            fields["receiver" if step.direction == "up" else "sender"] = edge_name(task.edge)
+            fields["receiver" if step.direction == "up" else "sender"] = self._network.name(self._network.devices + task.edge)
         self._simulation.record("step-end", fields)
         return cause
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.language.units import Bytes
 from fedsim.records.audit.columns import NOTHING, Floats, Sequences, shown
+from fedsim.records.audit.events import FLOWS
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.ledger import Ledger
 
@@ -41,15 +42,15 @@ def transfers_agree(evidence: Evidence) -> Iterator[str]:
 def _told(evidence: Evidence) -> dict[str, NDArray[Any]]:
     """The transfers' columns as the records have them; [messages] each."""
     events, messages, words = evidence.events, evidence.events.messages, evidence.words
-    own, of_edge = (events.are(kind)[messages.at] for kind in ("step-end", "edge-transfer"))
-    at_once = ~(own | of_edge)  # what other parts of the server's side send each other begins and ends in its record
+    own, of_edge, of_peers = (events.are(kind)[messages.at] for kind in ("step-end", *FLOWS))
+    at_once = ~(own | of_edge | of_peers)  # what other parts of the server's side send each other begins and ends in its record
     time = events["time"][messages.at]
     down = np.where(own, events["step"][messages.at] == words["download"], of_edge & (messages.sender == words["server"]))
     return {
         "start": np.where(own, _starts(evidence), np.where(at_once, time, messages.start)),
         "end": time,
         **{name: events[name][messages.at] for name in ("device", "round", "task")},
-        "direction": np.where(down, words["down"], words["up"]),
+        "direction": np.where(of_peers, words["peer"], np.where(down, words["down"], words["up"])),
         "outcome": np.where(at_once, words["done"], events["outcome"][messages.at]),
         **{name: getattr(messages, name) for name in (*_SIZES, "payloads", *_ENDS)},
     }
@@ -113,7 +114,9 @@ def headers_counted(evidence: Evidence) -> Iterator[str]:
     usual = {"kind": "fluid", "segment": "1 B", "header": "0 B"}  # what there was before there were others
     transfers, protocol = evidence.transfers, evidence.run.scenario["network"].get("protocol", usual)
     segment, header = (TypeAdapter[float](Bytes).validate_python(protocol[key]) for key in ("segment", "header"))
-    on_links = (transfers["device"] != NOTHING) | (transfers.edge != NOTHING)
+    on_links = (
+        (transfers["device"] != NOTHING) | (transfers.edge != NOTHING) | (transfers["direction"] == evidence.words["peer"])
+    )
     due = np.where(on_links, transfers["delivered"], 0.0) * (segment + header) / segment
     wire = transfers["wire_bytes"]
     right = wire >= due * (1 - _ROUNDING) if ":" in protocol["kind"] else np.isclose(wire, due, rtol=_ROUNDING, atol=0.0)
@@ -125,9 +128,9 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     """Totals by direction and purpose, and the waste, are the same in transfers, rounds and summary."""
     ledger = _ledger(evidence).summary()
     stated = evidence.run.summary["bytes"]
-    for key in ("down", "up", "wasted", "paper"):
-        if not _close(ledger[key], stated[key]):
-            yield f"bytes.{key} is {stated[key]!r} in the summary, the transfers add up to {ledger[key]!r}"
+    for key in ("down", "up", "peer", "wasted", "paper"):
+        if not _close(ledger.get(key, 0.0), stated.get(key, 0.0)):
+            yield f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to {ledger.get(key)!r}"
     if ledger["by_purpose"].keys() != stated["by_purpose"].keys():
         yield f"the summary's purposes are {sorted(stated['by_purpose'])}, the transfers' {sorted(ledger['by_purpose'])}"
     for purpose, value in ledger["by_purpose"].items():
@@ -135,10 +138,10 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
             yield f"bytes.by_purpose.{purpose} is not the {value!r} that the transfers add up to"
     transfers, rounds = evidence.transfers, evidence.rounds
     last = rounds["time"].item(-1) if rounds.count else -1.0
-    for direction in ("down", "up"):
+    for direction in ("down", "up", "peer"):
         moved = (transfers["direction"] == evidence.words[direction]) & (transfers["end"] <= last)
         before = transfers["delivered"][moved].sum()
-        told = rounds[f"bytes_{direction}"].sum().item()
+        told = np.nansum(rounds[f"bytes_{direction}"]).item()
         if not told <= before * (1 + 1e-9) + 1e-6 or not _close(told, _until_last_round(evidence, direction)):
             yield f"the rounds' bytes_{direction} add up to {told!r}, not to what had moved by the last of them"
 
@@ -149,13 +152,14 @@ def _ledger(evidence: Evidence) -> Ledger:
     size, delivered, payloads = transfers["bytes"], transfers["delivered"], transfers["payloads"]
     whole = (delivered == size) & (kinds.sums()[payloads] == size)
     ledger = Ledger()
-    down = transfers["direction"] == words["down"]
     for kind, count in enumerate(np.bincount(payloads[whole], minlength=len(kinds.parts)).tolist()):
         for purpose, part in kinds.parts[kind] if count else ():
             ledger.by_purpose[purpose] = ledger.by_purpose.get(purpose, 0.0) + count * part
     for kind, part in zip(payloads[~whole].tolist(), delivered[~whole].tolist(), strict=True):
         ledger.add(None, "down", kinds.parts[kind], part)
-    ledger.down, ledger.up = delivered[down].sum().item(), delivered[~down].sum().item()
+    ways = {way: transfers["direction"] == words[way] for way in ("down", "peer")}
+    ledger.down, ledger.peer = (delivered[of_way].sum().item() for of_way in ways.values())
+    ledger.up = delivered[~(ways["down"] | ways["peer"])].sum().item()
     ledger.wasted = _wasted(evidence)
     return ledger
 

@@ -15,11 +15,14 @@ from fedsim.records.audit.transfers import PayloadKinds, number
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS as SCHEMA
-from fedsim.records.schema import edge_ends
+from fedsim.records.schema import ends_of
 
 _WANTED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 
 T = TypeVar("T")
+
+FLOWS = ("edge-transfer", "message")
+"""Records of messages outside of tasks that were on links."""
 
 
 class Messages(NamedTuple):
@@ -144,7 +147,7 @@ class Events(Columns):
     @property
     def messages(self) -> Messages:
         """What was sent."""
-        return self._unless_damaged(self._messages, "step-end of download or upload", "server-transfer", "edge-transfer")
+        return self._unless_damaged(self._messages, "step-end of download or upload", "server-transfer", *FLOWS)
 
     @property
     def aggregations(self) -> Aggregations:
@@ -214,7 +217,7 @@ class Events(Columns):
             "task-start": (kind == words["task-start"], self._take_tasks),
             "step-end of download or upload": (ends & sent, partial(self._take_messages, _of_device)),
             "server-transfer": (of_server, partial(self._take_messages, _of_server)),
-            "edge-transfer": (kind == words["edge-transfer"], partial(self._take_messages, _of_edge)),
+            **{name: (kind == words[name], partial(self._take_messages, _of_flow)) for name in FLOWS},
             "edge-off": (kind == words["edge-off"], partial(self._take_lost_edges, piece["time"])),
             "updates-lost": (kind == words["updates-lost"], self._take_lost),
             "aggregate": (kind == words["aggregate"], self._take_aggregations),
@@ -296,10 +299,10 @@ def _of_server(data: Data) -> _Told:
     return math.nan, size, size, 0.0, [[data["purpose"], size]], data["sender"], data["receiver"]
 
 
-def _of_edge(data: Data) -> _Told:
-    """Between the server and an edge server; it says itself when it began."""
-    ends = edge_ends(data["edge"], data["direction"])
-    return number(data["start"]), *_of_device(data)[1:5], *ends
+def _of_flow(data: Data) -> _Told:
+    """Outside of tasks; it says itself when it began."""
+    _, sender, receiver = ends_of(data)
+    return number(data["start"]), *_of_device(data)[1:5], sender, receiver
 
 
 def _aggregation(data: Data) -> tuple[NDArray[np.int64], bool, bool]:

@@ -18,7 +18,7 @@ from fedsim.records.schema import AVAILABILITY, DEVICES, ROUNDS
 T = TypeVar("T")
 
 _OF_DEVICES = ("device", "link_down", "link_up", "latency", "arrival", "departure", "selected")
-_OF_ROUNDS = ("time", "accuracy", "bytes_down", "bytes_up")
+_OF_ROUNDS = ("time", "accuracy", "bytes_down", "bytes_up", "bytes_peer")
 
 
 class Evidence:

@@ -19,6 +19,7 @@ from fedsim.records import folder as files
 from fedsim.records.audit.capacity import SLACK, Rate, overfull, slack_s
 from fedsim.records.audit.columns import NOTHING, Floats, Ints
 from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.transfers import numbered
 
 _WAYS = ("down", "up")
 
@@ -79,6 +80,7 @@ def within_capacity(evidence: Evidence) -> Iterator[str]:
     layout = _layout(evidence, changed)
     messages = _messages(evidence, layout)
     yield from _own_links(evidence, messages, changed)
+    yield from _between_peers(evidence, layout, changed)
     parts = _by_place(messages)
     for link in layout.links:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(parts[user] for user in link.users if user in parts)])
@@ -146,6 +148,32 @@ def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[
     for row in np.flatnonzero(~(size <= most)).tolist():
         brought = f"brought {size[row]:.0f} bytes in {moving[row]:.6g} s"
         yield f"transfer {number[row]} {brought} over a link of {rate[row]:g} B/s"
+
+
+def _between_peers(evidence: Evidence, layout: Layout, changed: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
+    """A device may have many messages of other devices at a time, beside those of its tasks, on its own link each way.
+
+    Which shared links they take is not in the folder.
+    """
+    transfers, latency, words = evidence.transfers, evidence.devices["latency"], evidence.words
+    peer = transfers["direction"] == words["peer"]
+    if not peer.any():
+        return
+    ends = [numbered(words, transfers[name], "device") for name in ("sender", "receiver")]
+    own = np.append(np.maximum(latency - layout.latency, 0.0), 0.0)  # row -1: of whom is no device
+    delay = sum(own[np.where(end == NOTHING, -1, evidence.row_of(end))] for end in ends)
+    begin = np.minimum(transfers["start"] + np.where(peer, delay, 0.0), transfers["end"])
+    for way, end in zip(("up", "down"), ends, strict=True):
+        user = np.where(peer, end, np.where(transfers["direction"] == words[way], transfers["device"], NOTHING))
+        for device in np.unique(user[peer & (user != NOTHING)]).tolist():
+            rows = np.flatnonzero(user == device)
+            built = evidence.devices[f"link_{way}"].item(evidence.row_of(np.array([device])).item())
+            times = begin[rows], transfers["end"][rows], transfers["wire_bytes"][rows]
+            rate = _rate(changed, f"device {device} {way}", built)
+            found = rate.overfull(*times) if rate is not None else None if built == math.inf else overfull(*times, built)
+            if found is not None:
+                stretch = f"from {found.begin:.6g} s to {found.end:.6g} s"
+                yield f"the link {way} of device {device}, of {built:g} B/s, carried {found.carried:.0f} bytes {stretch}"
 
 
 def _by_place(messages: _Messages) -> dict[tuple[str, int, int], Ints]:

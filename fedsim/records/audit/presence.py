@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedsim.records.audit.columns import NOTHING, Ints, Mask, Sequences
+from fedsim.records.audit.columns import NOTHING, Columns, Floats, Ints, Mask, Numbers, Sequences
 from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.transfers import numbered
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
@@ -29,6 +30,7 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     if not wrong.any() and table.count:
         yield from _steps(evidence)
         yield from _losses(evidence)
+        yield from _messages(evidence)
 
 
 def _steps(evidence: Evidence) -> Iterator[str]:
@@ -41,14 +43,27 @@ def _steps(evidence: Evidence) -> Iterator[str]:
     ends &= begun >= 0
     start, end = rows[begun[ends]], rows[ends]
     state = _states(evidence, start)
-    until = np.full(table.count + 1, np.inf)
-    until[: table.count - 1] = np.where(table["device"][1:] == table["device"][:-1], table["time"][1:], np.inf)
+    until = _until(table)
     known = state >= 0
     took = events["time"][end] > events["time"][start]
     off = known & took & ~(table["on"][state] & (events["time"][end] <= until[state]))
     for place in np.flatnonzero(off).tolist():
         task, when = events.shown("task", start[place]), events["time"].item(start[place])
         yield f"task {task} has a step from {when!r} s to {events['time'].item(end[place])!r} s, while its device was away"
+
+
+def _messages(evidence: Evidence) -> Iterator[str]:
+    """What devices send each other takes time only while both can be reached."""
+    events, table, messages = evidence.events, evidence.availability, evidence.events.messages
+    of_peers = events.are("message")[messages.at] & (events["time"][messages.at] > messages.start)
+    until = _until(table)
+    start, end = messages.start[of_peers], events["time"][messages.at[of_peers]]
+    for names in (messages.sender[of_peers], messages.receiver[of_peers]):
+        device = numbered(evidence.words, names, "device")
+        state = _state_at(evidence, device, start)
+        for row in np.flatnonzero((state >= 0) & ~(table["on"][state] & (end <= until[state]))).tolist():
+            when = f"from {start.item(row)!r} s to {end.item(row)!r} s"
+            yield f"device {device.item(row)} sends or receives a message {when}, while it was away"
 
 
 def _losses(evidence: Evidence) -> Iterator[str]:
@@ -64,13 +79,25 @@ def _losses(evidence: Evidence) -> Iterator[str]:
 
 def _states(evidence: Evidence, rows: Ints) -> Ints:
     """The row of the availability that holds for each record's device at its time; -1 where there is none; int64 [rows]."""
-    table, events = evidence.availability, evidence.events
-    times = np.concatenate([table["time"], events["time"][rows]])
+    return _state_at(evidence, evidence.events["device"][rows], evidence.events["time"][rows])
+
+
+def _until(table: Columns) -> Floats:
+    """When the state that each row of the availability says ends (s); one more, for -1; float64 [rows + 1]."""
+    until = np.full(table.count + 1, np.inf)
+    until[: table.count - 1] = np.where(table["device"][1:] == table["device"][:-1], table["time"][1:], np.inf)
+    return until
+
+
+def _state_at(evidence: Evidence, device: Numbers, time: Floats) -> Ints:
+    """The row of the availability that holds for each device at a time (s); -1 where there is none; int64 [n]."""
+    table = evidence.availability
+    times = np.concatenate([table["time"], time])
     _, rank = np.unique(times, return_inverse=True)
     base = len(times)
     keys = table["device"].astype(np.int64) * base + rank[: table.count]
-    found = np.searchsorted(keys, events["device"][rows].astype(np.int64) * base + rank[table.count :], side="right") - 1
-    known = (found >= 0) & (table["device"][found] == events["device"][rows])
+    found = np.searchsorted(keys, device.astype(np.int64) * base + rank[table.count :], side="right") - 1
+    known = (found >= 0) & (table["device"][found] == device)
     return np.where(known, found, -1)
 
 

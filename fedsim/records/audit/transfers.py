@@ -20,6 +20,16 @@ from fedsim.records.schema import TRANSFERS as SCHEMA
 _WANTED = tuple(name for name in SCHEMA.names if name != "payloads")
 
 
+def numbered(words: Words, names: Numbers, kind: str) -> Numbers:
+    """The numbers in names such as ``edge 3``, of one ``kind`` of endpoint; ``NOTHING`` for other names; int32 [n]."""
+    found = np.full(len(names), NOTHING, dtype=np.int32)
+    for word in np.unique(names[names != NO_WORD]).tolist():
+        named = re.fullmatch(rf"{kind} (\d{{1,9}})", words.name(word) or "")
+        if named is not None:
+            found[names == word] = int(named[1])
+    return found
+
+
 def number(value: object) -> float:
     """A quantity of a record.
 
@@ -86,13 +96,9 @@ class Transfers(Columns):
     @cached_property
     def edge(self) -> Numbers:
         """The edge server that sent or received each message, ``NOTHING`` for none; int32 [rows]."""
-        found = np.full(self.count, NOTHING, dtype=np.int32)
-        for ends in (self["sender"], self["receiver"]):
-            for word in np.unique(ends[ends != NO_WORD]).tolist():
-                named = re.fullmatch(r"edge (\d{1,9})", self._words.name(word) or "")
-                if named is not None:
-                    found[ends == word] = int(named[1])
-        return found
+        sender, receiver = (numbered(self._words, self[end], "edge") for end in ("sender", "receiver"))
+        edge = np.where(receiver == NOTHING, sender, receiver)
+        return np.where(self["direction"] == self._words["peer"], NOTHING, edge).astype(np.int32)
 
     def _take(self, at: int, piece: dict[str, NDArray[Any]], extra: Any) -> None:
         encoded = extra.dictionary_encode()

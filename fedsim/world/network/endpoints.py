@@ -72,6 +72,18 @@ class Endpoints(ABC):
     def route(self, source: int, destination: int) -> Sequence[str]:
         """The names of the shared links between two endpoints, without the devices' own."""
 
+    def edge_at(self, endpoint: int) -> int | None:
+        """The number of the edge server at an endpoint; None where that is none."""
+        edge = endpoint - self.devices
+        return edge if 0 <= edge < len(self._edge_latency) else None
+
+    def name(self, endpoint: int) -> str:
+        """What records call an endpoint: ``server``, ``device 7``, ``edge 3``, or a host's name."""
+        if endpoint < self.devices:
+            return "server" if endpoint == SERVER else f"device {endpoint}"
+        edge = self.edge_at(endpoint)
+        return next(name for name, host in self.hosts.items() if host == endpoint) if edge is None else f"edge {edge}"
+
     def layout(self) -> dict[str, Any] | None:
         """The shared links and routes, as plain tables for the run folder; None if the scenario says all of them itself."""
         return None

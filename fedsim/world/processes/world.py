@@ -196,7 +196,7 @@ class Processes:
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
         gone = self._tasks.off or self.edges.off
-        busy = self._tasks.running or self.edges.hauls
+        busy = self._tasks.running or self.edges.messages.under_way
         return not busy and not gone and set(self.simulation.expected()) <= {"process"}
 
     def _end(self) -> None:

@@ -1,0 +1,160 @@
+"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and of devices to each other.
+
+A message is a flow with a record of its own. It is cut when one of its ends can no longer be reached, or is ``lost`` from the
+start if one cannot be reached when it is sent; what moved until then is charged. It ends once, with a record: ``edge-transfer``
+between the server and an edge server, ``message`` between all others.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedsim.environment import CUT, Alarm
+from fedsim.simulation import Simulation
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import SERVER, Flow
+from fedsim.world.task import Outcome, Payload
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message on its way.
+
+    Attributes:
+        id: counts messages from 0.
+        source, destination: the numbers of its endpoints.
+        payloads: its parts.
+        round: the round that it belongs to, or None.
+        start: when it was sent (s).
+        flow: the transfer; None where an end could not be reached when it was sent.
+        alarm: rings when an end can no longer be reached.
+        on_end: told of its end.
+    """
+
+    id: int
+    source: int
+    destination: int
+    payloads: tuple[Payload, ...]
+    round: int | None
+    start: float
+    flow: Flow | None = None
+    alarm: Alarm | None = None
+    on_end: "OnEnd | None" = None
+
+
+OnEnd = Callable[[Message, Outcome], None]
+
+NOT_SAVED = ("Message.alarm", "Message.on_end")
+"""What a snapshot does not hold: the alarms bring back one, whoever sent the message the other."""
+
+
+class Messages:
+    """Carries messages between endpoints.
+
+    Args:
+        simulation: the clock.
+        network: how long messages take.
+        until: until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
+
+    Attributes:
+        under_way: the messages that have not ended, by their numbers.
+    """
+
+    def __init__(self, simulation: Simulation, network: Network, until: Callable[[int], float]) -> None:
+        self._simulation, self._network, self._until = simulation, network, until
+        self.under_way: dict[int, Message] = {}
+        self._sent = 0
+
+    def send(
+        self,
+        source: int,
+        destination: int,
+        payloads: tuple[Payload, ...],
+        number: int | None,
+        on_end: OnEnd,
+    ) -> Message:
+        """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
+
+        Raises:
+            SimulationError: there is no such endpoint, or it would send to itself.
+        """
+        now = self._simulation.now
+        message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
+        until = min(self._until(source), self._until(destination))
+        self._sent += 1
+        self.under_way[message.id] = message
+        if until <= now:
+            self._simulation.soon(partial(self._end, message, "lost"))
+            return message
+        message.flow = self._network.send(source, destination, _size(payloads), partial(self._end, message, "done"))
+        if until < math.inf:
+            self.rearm("cut", message.id, until)
+        return message
+
+    def cut(self, message: Message, outcome: Outcome) -> None:
+        """End a message now with a cause; one whose last byte has come is done."""
+        flow = message.flow
+        if flow is not None and message.id in self.under_way:
+            self._network.cancel(flow)
+            arrived = flow.sent == flow.size and self._simulation.now > message.start
+            self._end(message, "done" if arrived else outcome)
+
+    def lose(self, endpoint: int) -> None:
+        """An endpoint is gone: all that it sends and receives is lost."""
+        for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
+            self.cut(message, "lost")
+
+    def end_all(self) -> None:
+        """End every message: the run is over."""
+        for message in list(self.under_way.values()):
+            self.cut(message, "stopped")
+
+    def _end(self, message: Message, outcome: Outcome) -> None:
+        if self.under_way.pop(message.id, None) is None:
+            return
+        if message.alarm is not None:
+            message.alarm.cancel()
+        delivered = 0.0 if message.flow is None else message.flow.sent
+        kind, fields = self._about(message)
+        fields |= {"start": message.start, "outcome": outcome, "bytes": _size(message.payloads)}
+        fields |= {"delivered": delivered, "payloads": message.payloads}
+        if self._network.overhead != 1:
+            fields["wire_bytes"] = delivered * self._network.overhead
+        self._simulation.record(kind, fields)
+        if message.on_end is not None:
+            message.on_end(message, outcome)
+
+    def _about(self, message: Message) -> tuple[str, dict[str, Any]]:
+        """The kind of a message's record, and what that says of its ends."""
+        ends, network = (message.source, message.destination), self._network
+        edge = network.edge_at(max(ends))
+        if edge is not None and min(ends) == SERVER:
+            direction = "down" if message.source == SERVER else "up"
+            return "edge-transfer", {"round": message.round, "edge": edge, "direction": direction}
+        source, destination = map(network.name, ends)
+        return "message", {"round": message.round, "source": source, "destination": destination}
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that must be remembered; ``restore`` takes it back."""
+        return {"under_way": self.under_way, "sent": self._sent}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave, after the network has. Alarms follow; whoever sent a message sets its ``on_end``."""
+        self.under_way, self._sent = state["under_way"], state["sent"]
+        for message in self.under_way.values():
+            message.alarm = message.on_end = None
+            if message.flow is not None:
+                message.flow.done = partial(self._end, message, "done")
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set the alarm for when an end of a message can no longer be reached."""
+        message = self.under_way[number]
+        message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
+
+
+def _size(payloads: tuple[Payload, ...]) -> float:
+    return float(sum([part.bytes for part in payloads]))
