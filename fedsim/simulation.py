@@ -154,6 +154,13 @@ class Simulation:
 
     # What the world and the server use.
 
+    @property
+    def world(self) -> Any:
+        """The world that was built into it, a ``fedsim.plugin.World``, for processes that are started from Python."""
+        if self.installed is None:
+            raise SimulationError("there is no world in a bare clock; give Simulation a scenario, or use fedsim.build_world")
+        return self.installed.processes.world
+
     def process(self, generator: ProcessGenerator) -> simpy.Process:
         """Start a SimPy process in this instant. What it does not catch is raised by the run, as it was raised."""
         process = self.env.process(generator)

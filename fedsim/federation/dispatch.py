@@ -20,7 +20,19 @@ from fedsim.federation.contents import Contents, Partial, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
-from fedsim.federation.messages import Arrival, Carried, EdgeLost, Message, PeerMessage, Return, Shift, Start, Strategy, TaskEnd, Timer
+from fedsim.federation.messages import (
+    Arrival,
+    Carried,
+    EdgeLost,
+    Message,
+    PeerMessage,
+    Return,
+    Shift,
+    Start,
+    Strategy,
+    TaskEnd,
+    Timer,
+)
 from fedsim.federation.wire import MessagesSpec, Wire
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
