@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from fedsim.build import build_world
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
     from fedsim.loading import load_run, load_study, run, run_async
     from fedsim.running.runner import Result
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fedsim.study.conduct import run_study
 
 _HOMES = {
+    "build_world": "build",
     "DataError": "errors",
     "FedsimError": "errors",
     "RunFolderError": "errors",
@@ -35,6 +37,7 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022 - by home, as above
+    "build_world",
     "DataError",
     "FedsimError",
     "RunFolderError",

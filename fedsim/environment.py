@@ -8,7 +8,8 @@ Events of one instant are processed by priority, and those of one priority as th
    instant has completed;
 4. ``SETTLE``: networks share their links again, once for all the changes of the instant;
 5. ``JOIN``: results of real work, in the order in which processes asked for them;
-6. ``SERVE``: the server handles its messages, one at a time.
+6. ``SERVE``: the server handles its messages, one at a time;
+7. ``LAST``: the end of the run.
 
 An event that schedules others in the same instant goes on in that order: the server acts only when the world stands still.
 """
@@ -22,7 +23,7 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator, Timeout
 
-CUT, SETTLE, JOIN, SERVE = map(EventPriority, (2, 3, 4, 5))
+CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
 _ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are dropped
 
@@ -95,7 +96,7 @@ class Environment(simpy.Environment):
     Attributes:
         pending: real work that must be done before the next event, and what goes on then.
         handling: whether a handler of the server runs.
-        moved: told of the time (s) whenever it moves on, before what happens then.
+        moved: told of the time (s) of the next event before it moves on to it, or of infinity if there is none.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class Environment(simpy.Environment):
         self.handling = False
         self.moved: Callable[[float], None] | None = None
         self._with_priority: dict[EventPriority, Any] = {
-            priority: _WithPriority(self, priority) for priority in (URGENT, CUT, SETTLE, JOIN, SERVE)
+            priority: _WithPriority(self, priority) for priority in (URGENT, CUT, SETTLE, JOIN, SERVE, LAST)
         }
         self._schedule: list[Any] = self._queue
         self._room = _ROOM
@@ -139,7 +140,7 @@ class Environment(simpy.Environment):
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
         when = self.peek()
-        if self.moved is not None and self.now < when < inf:
+        if self.moved is not None and self.now < when:
             self.moved(when)
         super().step()
         while self.pending is not None:
@@ -216,4 +217,17 @@ def _delay(now: float, when: float) -> float:
                 return delay
 
 
-__all__ = ["CUT", "JOIN", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "Environment", "Join", "Name", "ProcessGenerator"]
+__all__ = [
+    "CUT",
+    "JOIN",
+    "LAST",
+    "NORMAL",
+    "SERVE",
+    "SETTLE",
+    "URGENT",
+    "Alarm",
+    "Environment",
+    "Join",
+    "Name",
+    "ProcessGenerator",
+]

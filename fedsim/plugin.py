@@ -37,15 +37,15 @@ from fedsim.world.network.flow import SERVER, Flow, Sharing
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
-from fedsim.world.processes import Hold, Process, World
+from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
 from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [
-    "BEST", "SERVER", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack", "Availability",
-    "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Contents", "Deadline", "Device", "Distribution", "Done",
-    "Earlier", "Evaluate", "FedAvg", "Flow", "Free", "Grouped", "GroupedParams", "Hold", "Lazy", "Limit", "Measured",
-    "Network", "NetworkModel", "Order", "Part", "Partial", "Partition", "Process", "Protocol", "Raw", "Real", "Ref",
-    "Selection", "Server", "ServerOptimiser", "Setting", "Sharing", "Shift", "Sized", "Source", "Span", "Spec", "Strategy",
-    "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train", "Training",
-    "Transport", "Work", "World", "federated", "pure",
+    "BEST", "SERVER", "Activity", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack",
+    "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Contents", "Deadline", "Device",
+    "DeviceFacts", "Distribution", "Done", "Earlier", "Evaluate", "FedAvg", "Flow", "Free", "Grouped", "GroupedParams",
+    "Hold", "Lazy", "Limit", "Measured", "Network", "NetworkModel", "Order", "Part", "Partial", "Partition", "Process",
+    "Protocol", "Raw", "Real", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Sharing", "Shift", "Sized",
+    "Source", "Span", "Spec", "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient",
+    "SynchronousParams", "TaskEnd", "Train", "Training", "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import simpy
 from simpy.events import EventPriority
 
-from fedsim.environment import NORMAL, SERVE, SETTLE, URGENT, Alarm, Environment, Join, Name, ProcessGenerator
+from fedsim.environment import LAST, NORMAL, SERVE, SETTLE, URGENT, Alarm, Environment, Join, Name, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
@@ -31,6 +31,7 @@ from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
+_NOTHING_LEFT = "nothing left to happen"
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
@@ -118,6 +119,7 @@ class Simulation:
         settled: whether it stands between two instants (it may be saved there), or is over, however it ended.
         working: whether real work is done in this very thread now, because the executor works there.
         end: what would happen later than this (s) never does; it need not be computed.
+        ended: an event that fires when the run is over, with why; ``env.run(until=simulation.ended)``.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
     """
@@ -127,6 +129,7 @@ class Simulation:
         self.env.moved = self._move
         self.now = 0.0
         self.end = CLOCK_END_S
+        self.ended = self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
         self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
@@ -144,9 +147,19 @@ class Simulation:
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     def _move(self, now: float) -> None:
-        self.now = now
+        if self.ended.callbacks and (now == math.inf or (self.idle is not None and self.idle())):
+            self.stop(_NOTHING_LEFT)
+        elif now < math.inf:
+            self.now = now
 
     # What the world and the server use.
+
+    @property
+    def world(self) -> Any:
+        """The world that was built into it, a ``fedsim.plugin.World``, for processes that are started from Python."""
+        if self.installed is None:
+            raise SimulationError("there is no world in a bare clock; give Simulation a scenario, or use fedsim.build_world")
+        return self.installed.processes.world
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
         """Start a SimPy process in this instant. What it does not catch is raised by the run, as it was raised."""
@@ -225,7 +238,12 @@ class Simulation:
 
     def stop(self, reason: str) -> None:
         """End the run when this instant is over. The first reason counts."""
-        self.stopped = self.stopped or reason
+        if self.stopped is None:
+            self.stopped = reason
+            self.env.call(self._tell_end, LAST)
+
+    def _tell_end(self) -> None:
+        self.ended.succeed(self.stopped)
 
     def interrupt(self) -> None:
         """Go no further than this instant, if the run does not end in it anyway: then it is ``stopped`` as ``interrupted``."""
@@ -261,7 +279,7 @@ class Simulation:
         """Run to the end; returns why it ended: what ``stop`` was told, or ``"nothing left to happen"``."""
         async for _ in self._drive():
             pass
-        return self.stopped or "nothing left to happen"
+        return self.stopped or _NOTHING_LEFT
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         self._watched = deque()

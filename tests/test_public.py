@@ -20,15 +20,15 @@ HEAVY = {"torch", "numba", "sklearn", "pandas", "matplotlib", "ray"}
 EXPORTS = {
     "fedsim": """
         DataError FedsimError Record Result RunFolderError Scenario ScenarioError Simulation SimulationError
-        load load_run load_study run run_async run_study
+        build_world load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
-        BEST SERVER AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel
-        Change Client Codec Coded Contents Deadline Device Distribution Done Earlier Evaluate FedAvg Flow Free Grouped
-        GroupedParams Hold Lazy Limit Measured Network NetworkModel Order Part Partial Partition Process Protocol Raw
-        Real Ref Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span Spec Strategy StrategyParams
-        Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transport Work World federated
-        pure
+                Activity BEST DeviceFacts SERVER AggregatingParams Aggregation Asynchronous AsynchronousParams Attack
+        Availability AvailabilityModel         Change Client Codec Coded Contents Deadline Device Distribution Done
+        Earlier Evaluate FedAvg Flow Free Grouped         GroupedParams Hold Lazy Limit Measured Network NetworkModel
+        Order Part Partial Partition Process Protocol Raw         Real Ref Selection Server ServerOptimiser Setting
+        Sharing Shift Sized Source Span Spec Strategy StrategyParams         Streams Synchronous SynchronousClient
+        SynchronousParams TaskEnd Train Training Transport Work World federated         pure
     """,
 }
 """All that users and authors of parts may rely on."""
@@ -148,11 +148,12 @@ LAYERS = {
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "output", "records", "version"},
     "tables": {"errors", "files", "language", "strategies"},
     "scenario": _COMMON | _ENGINE | {"checkpoint", "output", "running", "shipped", "tables"},
+    "build": _COMMON | {"scenario", "world"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
     "analysis": {"compare", "durable", "errors", "executors", "files", "language", "output", "records", "strategies"}
     | {"tables", "version"},
     "loading": _COMMON | {"analysis", "compare", "output", "records", "running", "scenario"},
-    "fedsim": {"errors", "loading", "running", "scenario", "simulation", "study", "version"},
+    "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "study": _COMMON

@@ -106,7 +106,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.dispatch.restore(state["server"])
     run.strategy.state = state["strategy"]
     run.evaluator.last, run.evaluator.ever = state["last"], state["ever"]
-    run.processes.restore(state["processes"])
+    run.processes.restore(state["processes"], state["alarms"])
     owners = _owners(run)
     for kind, number, when in state["alarms"]:
         if kind not in owners:
@@ -121,7 +121,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery"), run.tasks.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
-    owners["process"] = run.processes.rearm
+    owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)
     owners["cut"] = run.edges.messages.rearm
     if run.tasks.batteries is not None:
         owners["flat"] = run.tasks.batteries.rearm

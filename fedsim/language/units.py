@@ -2,9 +2,9 @@
 
 A scenario writes quantities as text with a unit; code holds plain floats in the base unit, which the type's name says:
 ``Seconds`` and ``PositiveSeconds``, ``Bytes``, ``BytesPerSecond``, ``SamplesPerSecond``, ``PerSecond``, ``FlopPerSecond``,
-``Watts``, ``Joules``, ``JoulesPerByte``, ``GramsPerJoule``. A number without a unit is refused, and so is one too large or too
-small to be computed with: each type has bounds. Written back (``scenario.toml``), a quantity gets the unit that makes its
-number shortest and reads back to the very same float.
+``Flops``, ``Watts``, ``Joules``, ``JoulesPerByte``, ``GramsPerJoule``. A number without a unit is refused, and so is one too
+large or too small to be computed with: each type has bounds. Written back (``scenario.toml``), a quantity gets the unit that
+makes its number shortest and reads back to the very same float.
 """
 
 import math
@@ -27,6 +27,7 @@ _SIZE = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0
 _RATE = {"bit/s": 0.125, "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 _SPEED = {"samples/s": 1.0, "samples/min": 1 / 60, "samples/h": 1 / 3600}
 _ARITHMETIC = {"FLOP/s": 1.0, "MFLOP/s": 1e6, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
+_WORK = {"FLOP": 1.0, "kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15}
 _POWER = {"W": 1.0, "mW": 1e-3, "kW": 1e3}
 _ENERGY = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "mWh": 3.6, "Wh": 3600.0, "kWh": 3.6e6}
 _BYTE_ENERGY = {"J/B": 1.0, "J/kB": 1e-3, "J/MB": 1e-6, "J/GB": 1e-9, "Wh/GB": 3.6e-6, "kWh/GB": 3.6e-3, "nJ/bit": 8e-9}
@@ -139,6 +140,7 @@ BytesPerSecond = Annotated[
 SamplesPerSecond = Annotated[float, Quantity("a speed", tuple(_SPEED.items()), 1e-6, 1e15, True)]
 PerSecond = Annotated[float, Quantity("a rate", tuple(_FREQUENCY.items()), 1e-10, 1e9)]
 FlopPerSecond = Annotated[float, Quantity("a rate of arithmetic", tuple(_ARITHMETIC.items()), 1.0, 1e21)]
+Flops = Annotated[float, Quantity("an amount of arithmetic", tuple(_WORK.items()), 1.0, 1e30)]
 Watts = Annotated[float, Quantity("a power", tuple(_POWER.items()), 1e-9, 1e9)]
 Joules = Annotated[float, Quantity("an energy", tuple(_ENERGY.items()), 1e-9, 1e15, True)]
 JoulesPerByte = Annotated[float, Quantity("an energy a byte", tuple(_BYTE_ENERGY.items()), 1e-15, 1e6)]

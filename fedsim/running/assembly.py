@@ -133,7 +133,7 @@ class Run:
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        parts = (self.network, self.tasks, self.edges)
+        parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
         self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
         self.dispatch.connect(self.tasks, self.edges, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))

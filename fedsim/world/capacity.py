@@ -34,12 +34,18 @@ class Capacity:
             distributions hold.
         kinds, which: the kinds of devices that there are, and each device's place among them, int [devices]; none where
             ``speed`` says how fast they are.
+        names: of the kinds.
     """
 
     speed: NDArray[np.float64]
     links: tuple[NDArray[np.float64], ...] | None
     kinds: Sequence[DeviceKind] = ()
     which: NDArray[np.integer] | None = None
+    names: Sequence[str] = ()
+
+    def name(self, device: int) -> str | None:
+        """The name of a device's kind; None if it has none."""
+        return None if self.which is None else self.names[int(self.which[device])]
 
     def flops(self) -> NDArray[np.float64] | None:
         """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""

@@ -254,7 +254,7 @@ class PopulationSpec(Spec):
         known, which = distinct(names)
         kinds = [find_kind(name, self.kinds, "population.device") for name in known.tolist()]
         down, up, latency = (np.array([getattr(kind, name) for kind in kinds])[which] for name in ("down", "up", "latency"))
-        return Capacity(alike(np.inf, self.devices), (down, up, latency), kinds, which)
+        return Capacity(alike(np.inf, self.devices), (down, up, latency), kinds, which, known.tolist())
 
     def sizes(self, streams: Streams, root: Path | None) -> NDArray[np.int64]:
         """Training samples of each device where there are no data, int64 [devices]; draws from ``world/samples``."""

@@ -18,7 +18,7 @@ Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for
 good, its device's battery is flat, the run was over, or what it was to compute does not fit into its memory."""
 
-Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory"]
+Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
 class Payload(NamedTuple):

@@ -84,6 +84,23 @@ class Endpoints(ABC):
         edge = self.edge_at(endpoint)
         return next(name for name, host in self.hosts.items() if host == endpoint) if edge is None else f"edge {edge}"
 
+    def endpoint(self, name: str) -> int:
+        """The number of the endpoint that records call ``name``.
+
+        Raises:
+            SimulationError: there is none.
+        """
+        edges = len(self._edge_latency)
+        found = re.fullmatch(r"(device|edge) (\d{1,9})", name)
+        if name == "server" or name in self.hosts:
+            return SERVER if name == "server" else self.hosts[name]
+        if found and int(found[2]) < (self.devices if found[1] == "device" else edges):
+            return int(found[2]) + (0 if found[1] == "device" else self.devices)
+        few = [f"edge 0 to edge {edges - 1}"] * (edges > 0)
+        allowed = ", ".join(["server", f"device 0 to device {self.devices - 1}", *few, *self.hosts])
+        known = ["server", "device 0", *(["edge 0"] if edges else []), *self.hosts]
+        raise SimulationError(f"there is no endpoint {name!r}; allowed are {allowed}{nearest(name, known)}")
+
     def layout(self) -> dict[str, Any] | None:
         """The shared links and routes, as plain tables for the run folder; None if the scenario says all of them itself."""
         return None

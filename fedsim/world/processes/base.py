@@ -21,8 +21,10 @@ class Process(Spec):
     """The base of every process of the world: its parameters, and what it does.
 
     One that can be saved sets ``restorable``. It keeps all that it must remember in ``world.state``, and waits for nothing but
-    ``world.until``. When a run goes on from a checkpoint ``run`` is called again, with the state as it was, and must come to
-    where it was without delay: hold what it held, and wait for the same time. Nothing that it does till then is recorded.
+    ``world.until``, ``send``, ``compute``, ``until_available`` and what other processes of its own fire. When a run goes on
+    from a checkpoint ``run`` is called again, with the state as it was, and must come to where it was without delay: hold what
+    it held, and wait for what it waited for. A call with the same arguments then takes up what had begun. Nothing that it does
+    till then is recorded.
     """
 
     restorable: ClassVar[bool] = False

@@ -6,6 +6,7 @@ device's speed are multiplied, and a device is off while any of them holds it of
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,19 +16,30 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import simpy
+from pydantic import TypeAdapter, ValidationError
 
+from fedsim.environment import ProcessGenerator
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
+from fedsim.language.units import Bytes, Flops, Seconds
 from fedsim.simulation import Environment, Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.world.capacity import Capacity
+from fedsim.world.compute import Compute
 from fedsim.world.edges import Edges
 from fedsim.world.life import TaskRunner
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.population import Population
+from fedsim.world.processes.activity import Activity, Call, Computing, DeviceFacts, Sending
+from fedsim.world.task import Payload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.processes.base import Process
 
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
+
+
+_OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, where nobody else sends
 
 
 class Hold:
@@ -52,8 +64,11 @@ class Hold:
 class World:
     """What a process sees of the world. Times are simulated seconds, rates bytes/s.
 
+    Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
+
     Attributes:
         env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env, 2)`` and all the rest.
+        simulation: the clock; ``world.simulation.listen`` tells of every record.
         devices: how many there are.
         state: what a process that can be restored must remember; values that JSON has.
     """
@@ -61,7 +76,8 @@ class World:
     def __init__(self, processes: "Processes", number: int, devices: int) -> None:
         self._processes = processes
         self._number = number
-        self.env: Environment = processes.simulation.env
+        self.simulation = processes.simulation
+        self.env: Environment = self.simulation.env
         self.devices = devices
         self.state: dict[str, Any] = {}
 
@@ -77,6 +93,43 @@ class World:
     def until(self, when: float) -> simpy.Event:
         """An event at a time (s), on the clock's grid."""
         return self._processes.sleep(self._number, when)
+
+    def send(self, source: int | str, destination: int | str, size: float | str, purpose: str = "process") -> Activity:
+        """Send a message of ``size`` bytes (``"5 MB"``) from any endpoint to any other, over the links between them.
+
+        Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
+        """
+        ends = self._endpoint(source), self._endpoint(destination)
+        return self._processes.send(self._number, *ends, quantity(size, Bytes, "a message"), purpose)
+
+    def compute(
+        self, device: int | str, work: float | str = 0.0, *, samples: float = 0.0, seconds: float | str = 0.0
+    ) -> Activity:
+        """Let a device compute: FLOPs (``"3 GFLOP"``), as long as a training on so many samples, or some seconds; they add up.
+
+        It takes what the device's speed, jitter, slow phases and ``slow`` make of it. It runs beside the device's task, if it
+        has one. Its value is the ``Activity``: ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
+        """
+        (number,) = self._numbers(self._endpoint(device))
+        asked = Work(samples, quantity(work, Flops, "work"), quantity(seconds, Seconds, "a time"))
+        if not 0 <= samples < math.inf:
+            raise SimulationError(f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more")
+        return self._processes.compute(self._number, number, asked)
+
+    def device(self, device: int | str) -> DeviceFacts:
+        """What a device is like."""
+        (number,) = self._numbers(self._endpoint(device))
+        return self._processes.facts(number)
+
+    def available(self, device: int | str) -> bool:
+        """Whether a device can be reached now, whether it works or not."""
+        (number,) = self._numbers(self._endpoint(device))
+        return self._processes.reachable_until(number) > self.now
+
+    def until_available(self, device: int | str) -> simpy.Event:
+        """An event that fires when a device can be reached; at once if that is now."""
+        (number,) = self._numbers(self._endpoint(device))
+        return self.env.process(self._processes.wait_for(self._number, number))
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
@@ -132,6 +185,9 @@ class World:
             raise SimulationError(f"what the process says at {kind!r} must be JSON: {error}") from None
         self._processes.emit(f"process:{kind}", **data)
 
+    def _endpoint(self, endpoint: int | str) -> int:
+        return endpoint if isinstance(endpoint, int) else self._processes.network.endpoint(endpoint)
+
     def _numbers(self, devices: int | Iterable[int]) -> list[int]:
         numbers = [devices] if isinstance(devices, int) else [int(device) for device in devices]
         for device in numbers:
@@ -145,8 +201,11 @@ class Processes:
 
     Args:
         specs: what they are.
-        simulation, streams, network, tasks, edges: the world.
+        simulation, streams, capacity, population, compute, network, tasks, edges: the world.
         on_switched_on: told of each device that is switched on again.
+
+    Attributes:
+        world: the face of the world for processes that are started from Python.
 
     Raises:
         ScenarioError: a process does not fit this world.
@@ -157,17 +216,27 @@ class Processes:
         specs: "Sequence[Process]",
         simulation: Simulation,
         streams: Streams,
+        capacity: Capacity,
+        population: Population,
+        compute: Compute,
         network: Network,
         tasks: TaskRunner,
         edges: Edges,
         on_switched_on: Callable[[int], None],
     ) -> None:
         self.simulation, self.streams, self.network, self.edges = simulation, streams, network, edges
+        self._capacity, self._population, self._compute = capacity, population, compute
         self._specs, self._tasks, self._on_switched_on = specs, tasks, on_switched_on
         self._held: dict[tuple[str, str | int], list[float]] = {}
-        self._asleep: dict[int, simpy.Event] = {}
+        self._begun: dict[tuple[int, Call], list[Any]] = {}  # while processes are restored: what they had begun
+        self._asleep: dict[tuple[int, float], list[simpy.Event]] = {}  # while processes are restored: until when they wait
+        self._sending: dict[Sending, int] = {}  # and whose each is
+        self._computing: dict[int, tuple[Computing, int]] = {}
+        self._computed = 0
+        self._switched_on: dict[int, simpy.Event] = {}
+        self._restoring = False
         self._silent = False  # while processes are restored, and when the run is over
-        self._worlds = [World(self, number, network.devices) for number in range(len(specs))]
+        *self._worlds, self.world = [World(self, number, network.devices) for number in range(len(specs) + 1)]
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
             try:
                 spec.check(world)
@@ -175,7 +244,7 @@ class Processes:
                 raise ScenarioError(f"world.processes.{number} ({spec.kind!r}): {error}") from None
         if specs:
             simulation.idle = self._nothing_left
-            simulation.at_end(self._end)
+        simulation.at_end(self._end)
         self._start()
 
     def _start(self) -> list[simpy.Process]:
@@ -185,6 +254,8 @@ class Processes:
         """A process whose mistakes are told by file and line."""
         try:
             yield from spec.run(world)
+        except CheckpointError:
+            raise
         except FedsimError as error:
             raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s: {error}") from error
         except Exception as error:
@@ -196,11 +267,13 @@ class Processes:
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
         gone = self._tasks.off or self.edges.off
-        busy = self._tasks.running or self.edges.messages.under_way
-        return not busy and not gone and set(self.simulation.expected()) <= {"process"}
+        busy = self._tasks.running or len(self.edges.messages.under_way) > len(self._sending)
+        return not busy and not gone and set(self.simulation.expected()) <= _OF_PROCESSES
 
     def _end(self) -> None:
         self._silent = True
+
+    # What processes begin and wait for.
 
     def sleep(self, number: int, when: float) -> simpy.Event:
         """An event at a time (s) for the process of that number; while it is restored its alarm is set again by ``rearm``."""
@@ -208,8 +281,9 @@ class Processes:
         if not self.simulation.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.simulation.now!r} s until {when!r} s")
         event = self.simulation.env.event()
-        self._asleep[number] = event
-        if not self._silent:
+        if self._restoring:
+            self._asleep.setdefault((number, when), []).append(event)
+        elif not self._silent:
             self._wake(number, when, event)
         return event
 
@@ -218,6 +292,89 @@ class Processes:
             event.succeed()
 
         self.simulation.wake(("process", number), when, ring)
+
+    def send(self, number: int, source: int, destination: int, size: float, purpose: str) -> Sending:
+        """Send a message for the process of that number, or take up the one that it had begun when it was saved."""
+        call = ("send", source, destination, size, purpose)
+        message = self._taken_up(number, call)
+        if message is None:
+            message = self.edges.messages.send(source, destination, (Payload(purpose, size),), None, _nobody)
+        sending = Sending(self.simulation.env, call, self.network, self.edges.messages, message, self._sending.pop)
+        self._sending[sending] = number
+        return sending
+
+    def compute(self, number: int, device: int, work: Work) -> Computing:
+        """Let a device compute for the process of that number, or take up what it had begun when it was saved."""
+        call = ("compute", device, work.samples, work.flops, work.seconds)
+        begun = self._taken_up(number, call)
+        if begun is not None:
+            computing: Computing = begun
+            return computing
+        now, pace, until = self.simulation.now, self._tasks.computing.paces.get(device, 1.0), self.reachable_until(device)
+        lasts = self._population.working_s(device, work) / pace
+        away = until <= now
+        (ends,) = [on_grid(now + lasts)] if away else self._compute.epoch_ends(device, now, lasts, 1, math.inf, until)
+        computing = self._computing_of(number, call, self._computed, device, now, ends, until, pace)
+        self._computed += 1
+        computing.arm()
+        return computing
+
+    def _computing_of(self, number: int, *saved: Any) -> Computing:
+        arguments: Any = self.simulation.env, *saved, self._computed_by
+        computing = Computing(*arguments)
+        self._computing[computing.number] = computing, number
+        return computing
+
+    def _computed_by(self, ended: Computing) -> None:
+        del self._computing[ended.number]
+        facts: dict[str, Any] = {"device": ended.device, "start": ended.began, "how": ended.outcome}
+        self.emit("process:compute", **facts)
+
+    def _taken_up(self, number: int, call: Call) -> Any:
+        """What a process that is restored had begun by this call; None if it is not restored.
+
+        Raises:
+            CheckpointError: it had not begun that.
+        """
+        if not self._restoring:
+            return None
+        begun = self._begun.get((number, call))
+        if not begun:
+            raise CheckpointError(
+                f"the process {self._specs[number].kind!r} does not come to where it was: it had not begun {call[0]}{call[1:]}"
+            )
+        return begun.pop(0)
+
+    def reachable_until(self, device: int) -> float:
+        """Until when a device can be reached (s); now if it cannot be."""
+        return self._tasks.reachable_until(device)
+
+    def wait_for(self, number: int, device: int) -> ProcessGenerator:
+        """End when a device can be reached."""
+        while self.reachable_until(device) <= self.simulation.now:
+            if device in self._tasks.off:
+                yield self._switched_on.setdefault(device, self.simulation.env.event())
+            elif (when := self._tasks.next_on(device, self.simulation.now)) < math.inf:
+                yield self.sleep(number, when)
+            else:
+                yield self.simulation.env.event()
+
+    def facts(self, device: int) -> DeviceFacts:
+        """See ``World.device``."""
+        population, network, now = self._population, self.network, self.simulation.now
+        arrival, departure = population.arrival.item(device), population.departure.item(device)
+        return DeviceFacts(
+            population.speed.item(device),
+            None if population.flops is None else population.flops.item(device),
+            network.access_rate(device, "down"),
+            network.access_rate(device, "up"),
+            network.latency_s(SERVER, device),
+            population.samples.item(device),
+            self._capacity.name(device),
+            arrival,
+            departure,
+            arrival <= now < departure,
+        )
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Record that something happened."""
@@ -261,6 +418,8 @@ class Processes:
             if self._tasks.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
                 self._tasks.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
+                for computing in self._computing_on(device):
+                    computing.set_pace(pace)
         elif what == "edge":
             if wanted and device not in self.edges.off:
                 self.emit("edge-off", edge=device)
@@ -272,30 +431,53 @@ class Processes:
         elif wanted and device not in self._tasks.off:
             self.emit("switch-off", device=device)
             self._tasks.switch_off(device)
+            for computing in self._computing_on(device):
+                computing.cut()
         elif not wanted:
             self.emit("switch-on", device=device)
             self._tasks.switch_on(device)
             self._on_switched_on(device)
+            if device in self._switched_on:
+                self._switched_on.pop(device).succeed()
+
+    def _computing_on(self, device: int) -> list[Computing]:
+        return [computing for computing, _ in self._computing.values() if computing.device == device]
 
     # Snapshots, between two instants.
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """What each process remembers; ``restore`` takes it back."""
-        return [world.state for world in self._worlds]
+    def snapshot(self) -> dict[str, Any]:
+        """What each process remembers and has begun; ``restore`` takes it back."""
+        return {
+            "states": [world.state for world in self._worlds],
+            "sending": [(number, sending.call, sending.message.id) for sending, number in self._sending.items()],
+            "computing": [(number, computing.saved()) for computing, number in self._computing.values()],
+            "computed": self._computed,
+        }
 
-    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Bring each process to where it was, when all else is. Alarms follow by ``rearm``.
+    def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
+        """Bring each process to where it was, when all else is: what it had begun it takes up. Alarms follow by ``rearm``.
 
         Raises:
-            CheckpointError: a process does not come to hold what was held.
+            CheckpointError: a process does not come to hold what was held, or to wait for what it waited for.
         """
-        for world, state in zip(self._worlds, states, strict=True):
-            world.state = dict(state)
-        self._silent = True
+        for world, saved in zip(self._worlds, state["states"], strict=True):
+            world.state = dict(saved)
+        self._computed = state["computed"]
+        for number, call, message in state["sending"]:
+            self._begun.setdefault((number, call), []).append(self.edges.messages.under_way[message])
+        for number, saved in state["computing"]:
+            self._begun.setdefault((number, saved[0]), []).append(self._computing_of(number, *saved))
+        self._silent = self._restoring = True
         self._start()
         while self.simulation.env.peek() <= self.simulation.now:
             self.simulation.env.step()  # the beginning of each process, up to its first wait
-        self._silent = False
+        self._silent = self._restoring = False
+        self._begun.clear()
+        due = Counter((number, when) for kind, number, when in alarms if kind == "process")
+        for (number, when), events in self._asleep.items():
+            if len(events) > due[number, when]:
+                kind = self._specs[number].kind
+                raise CheckpointError(f"the process {kind!r} does not come to where it was: it had not waited until {when!r} s")
         held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}, "edge": {}}
         for (what, key), values in self._held.items():
             value = min(values) if what == "link" else math.prod(values)
@@ -311,5 +493,28 @@ class Processes:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: a process wakes up."""
-        self._wake(number, when, self._asleep[number])
+        """Set an alarm that was there when the snapshot was taken: a ``process`` wakes up, or the end of a ``compute``."""
+        if kind == "compute":
+            self._computing[number][0].arm()
+        else:
+            waiting = self._asleep.get((number, when))
+            self._wake(number, when, waiting.pop(0) if waiting else self.simulation.env.event())
+
+
+def _nobody(*_: object) -> None:
+    """A message is told to whoever waits for it."""
+
+
+def quantity(value: float | str, kind: Any, what: str) -> float:
+    """A number in the base unit, or text with a unit, as a number.
+
+    Raises:
+        SimulationError: it is no such quantity.
+    """
+    try:
+        number = TypeAdapter[float](kind).validate_python(value) if isinstance(value, str) else float(value)
+    except ValidationError as error:
+        raise SimulationError(f"{what} is {value!r}: {error.errors()[0]['msg']}") from None
+    if not 0 <= number < math.inf:
+        raise SimulationError(f"{what} is {value!r}; allowed is a finite number of 0 or more")
+    return number

@@ -1,0 +1,78 @@
+"""A world alone: devices, their availability, a network and processes, without any learning or strategy."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from fedsim.errors import ScenarioError
+from fedsim.language.spec import Spec
+from fedsim.scenario import explain
+from fedsim.simulation import Simulation
+from fedsim.streams import Streams
+from fedsim.world.compute import Compute
+from fedsim.world.edges import Edges
+from fedsim.world.life import TaskRunner
+from fedsim.world.lifetimes import Lifetimes, bounded
+from fedsim.world.messages import Messages
+from fedsim.world.network import NetworkSpec, StarSpec
+from fedsim.world.population import PopulationSpec
+from fedsim.world.processes import World, WorldSpec
+from fedsim.world.processes.world import Processes
+
+
+class _Sections(Spec):
+    seed: int = Field(default=1, ge=0)
+    population: PopulationSpec = PopulationSpec()
+    network: NetworkSpec = StarSpec()
+    world: WorldSpec = WorldSpec()
+
+
+def build_world(
+    population: Mapping[str, Any] | None = None,
+    network: Mapping[str, Any] | None = None,
+    processes: Sequence[Any] = (),
+    seed: int = 1,
+) -> World:
+    """A world without learning or strategy, for processes of your own: ``world.env`` runs it, as SimPy documents it.
+
+    Args:
+        population, network: as the tables of these names in a scenario.
+        processes: as ``processes`` in the table ``[world]`` of a scenario.
+        seed: one seed gives the same devices, links and absences as in a scenario.
+
+    Raises:
+        ScenarioError, DataError: there cannot be such a world.
+    """
+    given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed}
+    given["world"] = {"processes": [*processes]}
+    try:
+        sections = _Sections(**given)
+    except ValidationError as error:
+        raise ScenarioError(explain(error, given, "the world")) from None
+    simulation, streams, spec = Simulation(), Streams(seed), sections.population
+    capacity = spec.capacities(streams, None)
+    links = None if sections.network.has_device_rates and capacity.kinds else capacity.links
+    net = sections.network.build(simulation, streams, spec.devices, links, None)
+    samples = np.zeros(spec.devices, dtype=np.int64) if spec.samples is None else spec.sizes(streams, None)
+    devices = spec.build(streams, capacity.speed, samples, spec.reference_flops or 1.0, None, None, capacity.flops())
+    availability = bounded(spec.paths(streams, None), devices)
+
+    def until(endpoint: int) -> float:
+        if 0 <= endpoint < net.devices:
+            return tasks.reachable_until(endpoint)
+        return simulation.now if net.edge_at(endpoint) in edges.off else inf
+
+    messages = Messages(simulation, net, until)
+    edges = Edges(messages, net, sections.network.edge_servers, _ignore)
+    compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
+    tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, edges)
+    Lifetimes(simulation, devices, availability, _ignore)
+    parts = (capacity, devices, compute, net, tasks, edges)
+    return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
+
+
+def _ignore(_: object) -> None:
+    """No server hears of it."""

@@ -1,0 +1,221 @@
+"""What a process begins and waits for, a message or a computation: an event of SimPy that can be cancelled and saved."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import simpy
+
+from fedsim.environment import CUT, NORMAL, Alarm, Environment
+from fedsim.simulation import on_grid
+from fedsim.world.messages import Message, Messages
+from fedsim.world.network.base import Network
+from fedsim.world.task import Outcome
+
+Call = tuple[Any, ...]
+"""What began an activity, by which a process that is restored finds it again: the method and its arguments."""
+
+
+class DeviceFacts(NamedTuple):
+    """What a device is like.
+
+    Attributes:
+        speed: training speed (samples/s); infinite if nothing says how fast it is.
+        flops: FLOP/s that it reaches; None if nothing says so.
+        down, up: the rates of its own link (bytes/s).
+        latency: what passes before the first byte of a message between it and the server leaves (s).
+        samples: training samples that it holds.
+        kind: the name of its kind; None if it has none.
+        arrival, departure: when it joins and when it leaves for good (s).
+        present: whether it has joined and not left.
+    """
+
+    speed: float
+    flops: float | None
+    down: float
+    up: float
+    latency: float
+    samples: int
+    kind: str | None
+    arrival: float
+    departure: float
+    present: bool
+
+
+class _Waiters(list[Any]):
+    """The callbacks of an activity. A process that is interrupted takes its own out."""
+
+    def __init__(self, activity: "Activity") -> None:
+        super().__init__()
+        self._activity = activity
+
+    def remove(self, callback: Any) -> None:
+        super().remove(callback)
+        if isinstance(getattr(callback, "__self__", None), simpy.Process):
+            self._activity.left_alone()
+
+
+class Activity(simpy.Event):
+    """A message or a computation under way. ``yield`` it: its value is the activity itself, which says how it ended.
+
+    It fires when it is done, and when it is lost because a device or edge server that it needs cannot be reached any more. It
+    is cancelled by ``cancel()``, at the end of a ``with``, and when a process that waits for it is interrupted and nobody
+    waits for it in that instant any more. A cancelled one never fires.
+
+    Attributes:
+        outcome: ``done``, ``lost``, ``cancelled`` or, as the run is over, ``stopped``; None until then.
+    """
+
+    def __init__(self, env: Environment, call: Call) -> None:
+        super().__init__(env)
+        self.callbacks: Any = _Waiters(self)
+        self.call = call
+        self.outcome: Outcome | None = None
+        self._environment = env
+
+    @property
+    def left(self) -> float:
+        """What is still to do: bytes of a message; of a computation seconds, at the device's own speed."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """End it now. Has no effect on an activity that has ended, or that ends at this instant."""
+        raise NotImplementedError
+
+    def left_alone(self) -> None:
+        """A process does not wait for it any more: cancel it, unless somebody waits for it later in this instant."""
+        self._environment.call(self._give_up, CUT)
+
+    def _give_up(self) -> None:
+        if not self.callbacks:
+            self.cancel()
+
+    def end(self, outcome: Outcome) -> None:
+        """It has ended."""
+        self.outcome = outcome
+        if outcome in ("done", "lost"):
+            self.succeed(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class Sending(Activity):
+    """A message under way, see ``World.send``.
+
+    Args:
+        env, call: as for every activity.
+        network, messages: what carries it.
+        message: the message.
+        on_end: told of its end.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        call: Call,
+        network: Network,
+        messages: Messages,
+        message: Message,
+        on_end: Callable[["Sending"], object],
+    ) -> None:
+        super().__init__(env, call)
+        self._network, self._messages, self.message, self._on_end = network, messages, message, on_end
+        message.on_end = self._told
+
+    def _told(self, _: Message, outcome: Outcome) -> None:
+        self.end(outcome)
+        self._on_end(self)
+
+    @property
+    def left(self) -> float:
+        """Bytes that have not arrived."""
+        flow = self.message.flow
+        return self.call[3] - (0.0 if flow is None else self._network.sent(flow))  # type: ignore[no-any-return]
+
+    def cancel(self) -> None:
+        """Send no more. What has arrived was sent."""
+        if self.outcome is None:
+            self._messages.cut(self.message, "cancelled")
+
+
+class Computing(Activity):
+    """A computation under way, see ``World.compute``.
+
+    Args:
+        env, call: as for every activity.
+        number: counts computations.
+        device: who computes.
+        began: since when (s).
+        ends: when it will be done (s).
+        until: when the device cannot be reached any more (s); now if it cannot be.
+        pace: at which factor of its speed the device computes.
+        on_end: told of its end.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        call: Call,
+        number: int,
+        device: int,
+        began: float,
+        ends: float,
+        until: float,
+        pace: float,
+        on_end: Callable[["Computing"], None],
+    ) -> None:
+        super().__init__(env, call)
+        self.number, self.device, self.began, self.ends, self.until = number, device, began, ends, until
+        self._pace, self._on_end = pace, on_end
+        self._left = 0.0  # when it has ended
+        self._alarm: Alarm | None = None
+
+    def arm(self) -> None:
+        """Set the alarm for its end."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        done, now = self.ends <= self.until, self._environment.now
+        outcome: Outcome = "done" if done and self.until > now else "lost"
+        when = min(self.ends, self.until)
+        if when < math.inf:
+            priority = NORMAL if outcome == "done" else CUT
+            self._alarm = self._environment.at(("compute", self.number), when, partial(self.finish, outcome), priority)
+
+    @property
+    def left(self) -> float:
+        """Seconds at the device's own speed."""
+        return self._left if self.outcome is not None else (self.ends - self._environment.now) * self._pace
+
+    def set_pace(self, pace: float) -> None:
+        """The device computes at another factor of its speed from now on."""
+        self.ends, self._pace = on_grid(self._environment.now + self.left / pace), pace
+        self.arm()
+
+    def cancel(self) -> None:
+        """Compute no more."""
+        if self._environment.now < self.ends:
+            self.finish("cancelled")
+
+    def cut(self) -> None:
+        """The device cannot be reached from now on."""
+        if self._environment.now < self.ends:
+            self.finish("lost")
+
+    def finish(self, outcome: Outcome) -> None:
+        """End it now, if it has not ended."""
+        if self.outcome is not None:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._left = 0.0 if outcome == "done" else self.left
+        self.end(outcome)
+        self._on_end(self)
+
+    def saved(self) -> tuple[Any, ...]:
+        """What it is made of, in the order of its arguments."""
+        return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

@@ -1,0 +1,443 @@
+"""The environment is SimPy's: programs give the same trace as on ``simpy.Environment``, in a bare clock and in a world."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simpy.core import EmptySchedule
+from simpy.events import Interruption
+
+import fedsim
+from fedsim.simulation import Simulation
+
+Trace = list[tuple[Any, ...]]
+Program = Callable[[simpy.Environment, Trace], None]
+END = 300.0
+
+SCENARIO: dict[str, Any] = {
+    "learning": "off",
+    "model": {"kind": "size", "bytes": "1 kB", "flops_per_sample": 1.0},
+    "population": {
+        "devices": 8,
+        "speed": "10 samples/s",
+        "samples": {"low": 50, "high": 100},
+        "availability": {"kind": "renewal", "mean_on": "20 s", "mean_off": "5 s"},
+    },
+    "network": {"kind": "star", "server": {"up": "1 kB/s"}, "device": {"up": "400 B/s", "latency": "30 ms"}},
+    "strategy": {"clients_per_round": 4, "deadline": "12 s"},
+    "stop": {"simulated_time": "400 s"},
+}
+
+
+def plain(program: Program) -> Trace:
+    trace: Trace = []
+    env = simpy.Environment()
+    program(env, trace)
+    env.run(until=END)
+    return trace
+
+
+def by_run(simulation: Simulation, program: Program) -> Trace:
+    trace: Trace = []
+    program(simulation.env, trace)
+    simulation.env.run(until=END)
+    return trace
+
+
+def by_step(simulation: Simulation, program: Program) -> Trace:
+    """As SimPy's documentation steps: ``peek`` and ``step``."""
+    trace: Trace = []
+    program(simulation.env, trace)
+    while simulation.env.peek() < END:
+        simulation.env.step()
+    return trace
+
+
+def by_asyncio(simulation: Simulation, program: Program) -> Trace:
+    trace: Trace = []
+    program(simulation.env, trace)
+    simulation.wake(("stop", 0), END, lambda: simulation.stop("enough"))
+    asyncio.run(simulation.run())
+    return [row for row in trace if row[0] < END]
+
+
+WAYS = [by_run, by_step, by_asyncio]
+
+
+# SimPy's examples of resources, in our words.
+
+
+def bank(env: simpy.Environment, trace: Trace) -> None:
+    """Customers of a bank leave its queue when their patience is over."""
+    draw, counter = random.Random(42), simpy.Resource(env, 1)
+
+    def customer(name: int) -> Iterator[Any]:
+        arrived = env.now
+        with counter.request() as turn:
+            result = yield turn | env.timeout(draw.uniform(1, 3))
+            trace.append((env.now, name, "served" if turn in result else "reneged", env.now - arrived))
+            if turn in result:
+                yield env.timeout(draw.expovariate(1 / 12.0))
+                trace.append((env.now, name, "left"))
+
+    def source() -> Iterator[Any]:
+        for name in range(30):
+            env.process(customer(name))
+            yield env.timeout(draw.expovariate(1 / 5.0))
+
+    env.process(source())
+
+
+def carwash(env: simpy.Environment, trace: Trace) -> None:
+    """Two machines wash cars that arrive at random."""
+    draw, machines = random.Random(1), simpy.Resource(env, 2)
+
+    def wash(car: int) -> Iterator[Any]:
+        yield env.timeout(5)
+        trace.append((env.now, car, "clean", draw.randint(50, 99)))
+
+    def car(number: int) -> Iterator[Any]:
+        trace.append((env.now, number, "arrives"))
+        with machines.request() as machine:
+            yield machine
+            trace.append((env.now, number, "enters"))
+            yield env.process(wash(number))
+
+    def source() -> Iterator[Any]:
+        for number in range(25):
+            env.process(car(number))
+            yield env.timeout(draw.randint(1, 5))
+
+    env.process(source())
+
+
+def gas_station(env: simpy.Environment, trace: Trace) -> None:
+    """Cars share a tank; a control process calls a truck when it runs low."""
+    draw, pumps = random.Random(3), simpy.Resource(env, 2)
+    tank = simpy.Container(env, 200, init=200)
+
+    def car(number: int) -> Iterator[Any]:
+        with pumps.request() as pump:
+            yield pump
+            litres = 50 - draw.randint(5, 25)
+            yield tank.get(litres)
+            yield env.timeout(litres / 2)
+            trace.append((env.now, number, litres, tank.level))
+
+    def truck() -> Iterator[Any]:
+        yield env.timeout(60)
+        trace.append((env.now, "truck", tank.capacity - tank.level))
+        yield tank.put(tank.capacity - tank.level)
+
+    def control() -> Iterator[Any]:
+        while True:
+            if tank.level < 50:
+                yield env.process(truck())
+            yield env.timeout(10)
+
+    def source() -> Iterator[Any]:
+        for number in range(30):
+            env.process(car(number))
+            yield env.timeout(draw.randint(5, 20))
+
+    env.process(control())
+    env.process(source())
+
+
+def machine_shop(env: simpy.Environment, trace: Trace) -> None:
+    """Machines break and interrupt their work; the repairman prefers them to his other jobs."""
+    draw, repairman = random.Random(7), simpy.PreemptiveResource(env, 1)
+    broken: set[int] = set()
+
+    def machine(number: int) -> Iterator[Any]:
+        part = 0
+        while True:
+            left = max(0.5, draw.gauss(10, 2))
+            while left:
+                begun = env.now
+                try:
+                    yield env.timeout(left)
+                    left = 0
+                except simpy.Interrupt as interrupt:
+                    left -= env.now - begun
+                    broken.add(number)
+                    trace.append((env.now, number, "broken", interrupt.cause, left))
+                    with repairman.request(priority=1) as repair:
+                        yield repair
+                        yield env.timeout(10)
+                    broken.discard(number)
+            part += 1
+            trace.append((env.now, number, part))
+
+    def breaks(number: int, process: simpy.Process) -> Iterator[Any]:
+        while True:
+            yield env.timeout(draw.expovariate(1 / 60.0))
+            if number not in broken:
+                process.interrupt("worn out")
+
+    def other_jobs() -> Iterator[Any]:
+        while True:
+            left = 30.0
+            while left:
+                with repairman.request(priority=2) as turn:
+                    yield turn
+                    begun = env.now
+                    try:
+                        yield env.timeout(left)
+                        left = 0
+                    except simpy.Interrupt as interrupt:
+                        left -= env.now - begun
+                        trace.append((env.now, "preempted", interrupt.cause.usage_since))
+            trace.append((env.now, "job done"))
+
+    for number in range(4):
+        env.process(breaks(number, env.process(machine(number))))
+    env.process(other_jobs())
+
+
+def movies(env: simpy.Environment, trace: Trace) -> None:
+    """Moviegoers queue until the film that they want is sold out."""
+    draw, counter = random.Random(13), simpy.Resource(env, 1)
+    left = {"first": 20, "second": 30}
+    sold_out = {film: env.event() for film in left}
+
+    def moviegoer(film: str, tickets: int) -> Iterator[Any]:
+        with counter.request() as turn:
+            result = yield turn | sold_out[film]
+            if turn not in result:
+                trace.append((env.now, film, "reneges"))
+                return
+            if left[film] < tickets:
+                yield env.timeout(0.5)
+                return
+            left[film] -= tickets
+            trace.append((env.now, film, tickets, left[film]))
+            if left[film] < 2 and not sold_out[film].triggered:
+                sold_out[film].succeed()
+            yield env.timeout(1)
+
+    def source() -> Iterator[Any]:
+        while True:
+            yield env.timeout(draw.expovariate(1 / 0.5))
+            env.process(moviegoer(draw.choice(["first", "second"]), draw.randint(1, 6)))
+
+    env.process(source())
+
+
+def messages(env: simpy.Environment, trace: Trace) -> None:
+    """One process broadcasts through stores, each of which has a consumer of its own pace; one of them filters."""
+    draw, pipes = random.Random(5), [simpy.Store(env, 3), simpy.FilterStore(env), simpy.PriorityStore(env)]
+
+    def producer() -> Iterator[Any]:
+        for number in range(40):
+            yield env.timeout(draw.randint(1, 6))
+            yield env.all_of([pipe.put((number * 7 % 11, number)) for pipe in pipes])
+            trace.append((env.now, "sent", number))
+
+    def consumer(which: int) -> Iterator[Any]:
+        pipe = pipes[which]
+        while True:
+            item = yield (pipe.get(lambda item: item[0] % 2 == 0) if isinstance(pipe, simpy.FilterStore) else pipe.get())
+            trace.append((env.now, which, item))
+            yield env.timeout(draw.randint(3, 9))
+
+    env.process(producer())
+    for which in range(len(pipes)):
+        env.process(consumer(which))
+
+
+EXAMPLES = [bank, carwash, gas_station, machine_shop, movies, messages]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", EXAMPLES)
+def test_simpys_own_examples_in_a_world_at_work(program: Program, way: Callable[[Simulation, Program], Trace]) -> None:
+    simulation, world = Simulation(fedsim.Scenario(**SCENARIO)), []
+    simulation.listen(world.append)
+    expected = plain(program)
+    assert len(expected) > 15
+    assert way(simulation, program) == expected
+    assert len(world) > 200
+
+
+# Programs at random: each process is a list of what it does.
+
+_DELAYS = st.sampled_from([0, 0.5, 1, 1, 2, 3.25, 7])
+_NUMBERS = st.integers(0, 3)
+_WAITS = st.one_of(
+    st.tuples(st.just("timeout"), _DELAYS),
+    st.tuples(st.just("event"), _NUMBERS),
+    st.tuples(st.just("process"), _NUMBERS),
+    st.tuples(st.just("slot"), _NUMBERS),
+    st.tuples(st.just("get"), _NUMBERS),
+)
+_STEPS = st.one_of(
+    st.tuples(st.just("timeout"), _DELAYS),
+    _WAITS,
+    st.tuples(st.sampled_from(["any", "all"]), st.lists(_WAITS, max_size=3)),
+    st.tuples(st.sampled_from(["succeed", "fail", "interrupt", "put", "start"]), _NUMBERS),
+)
+_PROGRAMS = st.lists(st.lists(_STEPS, min_size=1, max_size=6), min_size=4, max_size=6)
+
+
+def random_program(programs: list[list[Any]]) -> Program:
+    def program(env: simpy.Environment, trace: Trace) -> None:
+        events = [env.event() for _ in range(4)]
+        slots = [
+            simpy.Resource(env, 1),
+            simpy.PriorityResource(env, 2),
+            simpy.PreemptiveResource(env, 1),
+            simpy.Resource(env, 1),
+        ]
+        stores = [simpy.Store(env, 1) for _ in range(4)]
+        running: list[simpy.Process] = []
+
+        def made(number: int, what: str, value: Any) -> Any:
+            if what in ("any", "all"):
+                return (env.any_of if what == "any" else env.all_of)([made(number, *one) for one in value])
+            if what == "process":
+                return env.timeout(0) if value == number else running[value]
+            ways = {"event": events.__getitem__, "slot": lambda at: slots[at].request(), "get": lambda at: stores[at].get()}
+            return env.timeout(value, value) if what == "timeout" else ways[what](value)
+
+        def act(number: int, what: str, value: int) -> None:
+            if what == "start":
+                if len(running) < 12:
+                    running.append(env.process(life(len(running), programs[value])))
+            elif what == "interrupt":
+                if running[value].is_alive and running[value] is not env.active_process:
+                    running[value].interrupt(number)
+            elif what == "put":
+                stores[value].put(number)
+            elif not events[value].triggered:
+                if what == "succeed":
+                    events[value].succeed(number)
+                else:
+                    events[value].fail(ValueError(number)).defused = True
+
+        def life(number: int, steps: list[Any]) -> Iterator[Any]:
+            for what, value in steps:
+                try:
+                    if what in ("succeed", "fail", "interrupt", "put", "start"):
+                        act(number, what, value)
+                        found: Any = None
+                    else:
+                        found = yield made(number, what, value)
+                    found = len(found.todict()) if hasattr(found, "todict") else found
+                    trace.append((env.now, number, what, found if isinstance(found, int | float) else None))
+                except (simpy.Interrupt, ValueError) as error:
+                    cause = getattr(error, "cause", error.args)
+                    trace.append(
+                        (env.now, number, type(error).__name__, cause if isinstance(cause, int | tuple) else "preempted")
+                    )
+            return
+
+        for number, steps in enumerate(programs):
+            running.append(env.process(life(number, steps)))
+
+    return program
+
+
+@settings(max_examples=80, deadline=None)
+@given(programs=_PROGRAMS)
+def test_any_program_gives_the_same_trace(programs: list[list[Any]]) -> None:
+    program = random_program(programs)
+    expected = plain(program)
+    for way in WAYS:
+        assert way(Simulation(), program) == expected
+
+
+# A run without the driver, and its end.
+
+
+def test_a_scenario_runs_by_its_environment_alone() -> None:
+    """The records are those of ``simulation.run()``; a process of one's own sees the end."""
+    seen: list[list[Any]] = [[], []]
+    simulations = [Simulation(fedsim.Scenario(**SCENARIO | {"stop": {"rounds": 5}})) for _ in seen]
+    for simulation, records in zip(simulations, seen, strict=True):
+        simulation.listen(records.append)
+    asyncio.run(simulations[0].run())
+    end = simulations[1].env.run(until=simulations[1].ended)
+    assert end == simulations[1].stopped == simulations[0].stopped == "5 rounds"
+    assert [record for record in seen[0] if record.kind == "round"] == [r for r in seen[1] if r.kind == "round"] != []
+    assert asyncio.run(simulations[1].run()) == end  # what is open then ends as ever
+    assert seen[0] == seen[1]
+
+
+def test_env_run_waits_for_real_work() -> None:
+    learns = {"data": {"source": "digits"}, "population": {"devices": 3}, "strategy": {"clients_per_round": 2}}
+    scenario = fedsim.Scenario(**learns, stop={"rounds": 2})
+    accuracies = []
+    for by_env in (True, False):
+        simulation, rows = Simulation(scenario), []
+        simulation.listen(rows.append, kinds=["round"])
+        if by_env:
+            simulation.env.run(until=simulation.ended)
+        else:
+            asyncio.run(simulation.run())
+        accuracies.append([row.fields["accuracy"] for row in rows])
+    assert accuracies[0] == accuracies[1]
+    assert len(accuracies[0]) == 2
+
+
+def test_a_run_in_which_nothing_is_left_has_ended() -> None:
+    simulation = Simulation()
+    simulation.env.timeout(3)
+    assert simulation.env.run(until=simulation.ended) == "nothing left to happen"
+    simulation.env.run()
+    assert (simulation.env.now, simulation.env.peek()) == (3, inf)
+    with pytest.raises(EmptySchedule):
+        simulation.env.step()
+
+
+def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices at work are SimPy processes, at every instant; what ends them early are its interrupts."""
+    counts, lives = Counter[str](), list[simpy.Process]()
+
+    def counted(owner: Any, name: str, what: str) -> None:
+        inner = getattr(owner, name)
+
+        def outer(self: Any, *given: Any) -> Any:
+            counts[what] += 1
+            found = inner(self, *given)
+            if what == "process" and self.name == "life":
+                lives.append(self)
+            return found
+
+        monkeypatch.setattr(owner, name, outer)
+
+    for owner, name, what in [
+        (simpy.Environment, "schedule", "scheduled"),
+        (simpy.Environment, "step", "stepped"),
+        (simpy.Process, "__init__", "process"),
+        (Interruption, "__init__", "interrupt"),
+    ]:
+        counted(owner, name, what)
+    simulation, records = Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])), Counter[str]()
+    run, inner = simulation.installed, simulation.env.moved
+    assert inner is not None
+    most = 0
+
+    def moved(when: float) -> None:
+        nonlocal lives, most
+        lives = [life for life in lives if life.is_alive]
+        assert len(lives) == len(run.tasks.running) == sum(run.tasks._busy)
+        assert {*map(id, lives)} == {id(task.process) for task in run.tasks.running.values()}
+        most = max(most, len(lives))
+        inner(when)
+
+    simulation.env.moved = moved
+    simulation.listen(lambda record: records.update([record.fields.get("outcome", "") + " " + record.kind]))
+    asyncio.run(simulation.run())
+    cut = sum(records[f"{cause} task-end"] for cause in ("late", "lost", "left"))
+    assert (records[" task-start"], most) == (600, 20)
+    assert counts["process"] == records[" task-start"]
+    assert counts["interrupt"] == cut > 50
+    assert counts["scheduled"] >= counts["stepped"] > sum(records.values())

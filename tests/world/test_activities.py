@@ -1,0 +1,297 @@
+"""What processes send and compute: known times, shares, losses, cancellations, books, and a run that goes on to the bit."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simpy
+
+import fedsim
+from fedsim.errors import CheckpointError, ScenarioError, SimulationError
+from fedsim.plugin import Activity, Process, World
+from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+
+HERE = __name__
+STAR = {"kind": "star", "server": {"up": "100 B/s"}, "device": {"up": "100 B/s", "down": "50 B/s", "latency": "500 ms"}}
+DEVICES = {"devices": 4, "speed": "10 samples/s", "reference_flops": 1e9}
+EDGES = {"kind": "tree", "cells": 2, "cell": {}, "edge": {"send": "10 B/s"}, "device": {"up": "100 B/s"}}
+
+
+def played(*programs: Callable[[World], Iterator[Any]], **sections: Any) -> list[Any]:
+    """What programs return that begin at once in a world alone."""
+    world = fedsim.build_world(**{"population": DEVICES, "network": STAR} | sections)
+    processes = [world.env.process(program(world)) for program in programs]
+    return list(world.env.run(until=world.env.all_of(processes)).values())
+
+
+def one(call: Callable[[World], Activity], at: float = 0.0) -> Callable[[World], Iterator[Any]]:
+    """An activity that begins some time: when it ends, how, and what is left."""
+
+    def program(world: World) -> Iterator[Any]:
+        if at:
+            yield world.until(at)
+        activity = yield call(world)
+        return world.now, activity.outcome, activity.left
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("call", "network", "expected"),
+    [
+        (lambda world: world.send("device 0", "server", "1 kB"), STAR, (10.5, "done", 0.0)),
+        (lambda world: world.send("server", 1, 1000), STAR, (20.5, "done", 0.0)),
+        (lambda world: world.send(0, 1, 1000.0), STAR, (21.0, "done", 0.0)),
+        (lambda world: world.send("edge 1", "server", 100), EDGES, (10.0, "done", 0.0)),
+        (lambda world: world.send("device 3", "edge 1", 100), EDGES, (1.0, "done", 0.0)),
+        (lambda world: world.compute(0, samples=50), STAR, (5.0, "done", 0.0)),
+        (lambda world: world.compute("device 2", "20 GFLOP"), STAR, (2.0, "done", 0.0)),
+        (lambda world: world.compute(0, "20 GFLOP", samples=50, seconds="1 s"), STAR, (8.0, "done", 0.0)),
+        (lambda world: world.compute(0, seconds=0), STAR, (0.0, "done", 0.0)),
+    ],
+)
+def test_alone(call: Callable[[World], Activity], network: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert played(one(call), network=network) == [expected]
+
+
+def test_messages_share_links_and_what_is_cut_off_gives_its_share_back() -> None:
+    """Two share 100 B/s from 0.5 s on; one is interrupted at 4.5 s with 200 B sent, so that the other is there at 8.5 s."""
+
+    def interrupted(how: str) -> Callable[[World], Iterator[Any]]:
+        def sender(world: World) -> Iterator[Any]:
+            message = world.send(0, "server", 600)
+            try:
+                if how == "with":
+                    with message:
+                        yield message | world.timeout(99)
+                else:
+                    yield message
+            except simpy.Interrupt:
+                if how == "waits on":
+                    yield message
+                elif how == "cancels":
+                    message.cancel()
+            yield world.timeout(0.25)
+            return message.outcome, message.left
+
+        def program(world: World) -> Iterator[Any]:
+            process = world.env.process(sender(world))
+            yield world.until(4.5)
+            process.interrupt()
+            return (yield process)
+
+        return program
+
+    other = one(lambda world: world.send(1, "server", 600))
+    for how in ("with", "is interrupted", "cancels"):
+        assert played(interrupted(how), other) == [("cancelled", 400.0), (8.5, "done", 0.0)], how
+    assert played(interrupted("waits on"), other) == [("done", 0.0), (12.5, "done", 0.0)]
+
+
+def test_a_computation_follows_the_pace_and_can_be_taken_up_from_what_is_left() -> None:
+    def slow(world: World) -> Iterator[Any]:
+        yield world.until(4.0)
+        with world.slow(0, 0.5):
+            yield world.until(8.0)
+
+    def breaks(world: World) -> Iterator[Any]:
+        with world.compute(1, samples=100) as part:
+            yield part | world.timeout(6.0)
+        left = part.left
+        rest = yield world.compute(1, seconds=left)
+        return part.outcome, left, rest.outcome, world.now
+
+    found = played(slow, one(lambda world: world.compute(0, samples=100)), breaks)
+    assert found[1:] == [(12.0, "done", 0.0), ("cancelled", 4.0, "done", 10.0)]
+
+
+@pytest.mark.parametrize("away", ["intervals", "off"])
+def test_what_needs_a_device_that_is_away_is_lost(away: str, tmp_path: Path) -> None:
+    (tmp_path / "on.csv").write_text("device,start,end\n0,0 s,4 s\n0,10 s,1 h\n1,0 s,1 h\n2,0 s,1 h\n3,0 s,1 h\n")
+    population = DEVICES | {"availability": {"kind": "intervals", "file": str(tmp_path / "on.csv")}}
+
+    def off(world: World) -> Iterator[Any]:
+        yield world.until(4.0)
+        with world.off([0]) if away == "off" else world.off([]):
+            yield world.until(10.0)
+
+    def waits(world: World) -> Iterator[Any]:
+        yield world.until(6.0)
+        before = world.available(0), world.available("device 1")
+        yield world.until_available(1)
+        soon = world.now
+        yield world.until_available(0)
+        return before, soon, world.now, world.available(0)
+
+    found = played(
+        off,
+        one(lambda world: world.send(0, "server", 1000)),
+        one(lambda world: world.send(2, 0, 1000), 3.0),
+        one(lambda world: world.compute(0, samples=100)),
+        one(lambda world: world.compute(0, samples=40)),
+        one(lambda world: world.send("server", 0, 10), 5.0),
+        one(lambda world: world.compute(0, samples=10), 5.0),
+        waits,
+        population=population if away == "intervals" else DEVICES,
+    )
+    assert found[1:] == [
+        (4.0, "lost", 650.0),
+        (4.0, "lost", 1000.0),
+        (4.0, "lost", 6.0),
+        (4.0, "done", 0.0),  # what completes in the same instant has completed
+        (5.0, "lost", 10.0),
+        (5.0, "lost", pytest.approx(1.0)),
+        ((False, True), 6.0, 10.0, True),
+    ]
+
+
+def test_facts() -> None:
+    world = fedsim.build_world({"devices": 2, "device": "raspberry-pi-5", "samples": [3, 4]}, STAR)
+    facts = world.device("device 1")
+    assert (facts.kind, facts.samples, facts.up, facts.down, facts.latency) == ("raspberry-pi-5", 4, 100.0, 50.0, 0.5)
+    assert facts.present
+    assert facts.flops is not None
+    assert facts.flops > 1e9
+    assert (facts.arrival, facts.departure) == (0.0, math.inf)
+    assert fedsim.Simulation(fedsim.load("quickstart", ["learning=off"])).world.device(3).samples > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda world: world.send("devise 1", "server", 1),
+            "no endpoint 'devise 1'; allowed are server, device 0 to device 3.*",
+        ),
+        (lambda world: world.send("device 4", "server", 1), "no endpoint 'device 4'; allowed are"),
+        (lambda world: world.send("sever", 1, 1), "did you mean 'server'"),
+        (lambda world: world.send(1, 1, 1), "sends to itself"),
+        (lambda world: world.send(1, 9, 1), "there is no endpoint 9"),
+        (lambda world: world.send(0, 1, "5 Mb"), "'5 Mb'.*did you mean 'MB'"),
+        (lambda world: world.send(0, 1, -1), "a message is -1; allowed is"),
+        (lambda world: world.send(0, 1, math.nan), "a message is nan; allowed is"),
+        (lambda world: world.compute("server", 1), "there is no device -1"),
+        (lambda world: world.compute(4, 1), "there is no device 4; allowed are 0 to 3"),
+        (lambda world: world.compute(0, "3 GFLOPS"), "did you mean 'GFLOP'"),
+        (lambda world: world.compute(0, samples=-1), "cannot compute -1 samples"),
+        (lambda world: world.compute(0, seconds="3 GFLOP"), "a time is '3 GFLOP'"),
+    ],
+)
+def test_what_is_refused(call: Callable[[World], Any], says: str) -> None:
+    with pytest.raises(SimulationError, match=f"(?s){says}"):
+        call(fedsim.build_world(DEVICES, STAR))
+
+
+def test_a_world_that_cannot_be_built() -> None:
+    with pytest.raises(ScenarioError, match=r"population.*unknown key 'device_count'"):
+        fedsim.build_world({"device_count": 3})
+    with pytest.raises(SimulationError, match="no world in a bare clock"):
+        _ = fedsim.Simulation().world
+
+
+# Saved and resumed, in a run with a strategy at work.
+
+
+class Uploads(Process):
+    """A device sends files one after the other; each in as many attempts as it takes, and with a time out."""
+
+    restorable = True
+    kind: str
+    device: int
+    size: float
+
+    def run(self, world: World) -> Iterator[Any]:
+        state = world.state
+        if not state:
+            state |= {"file": 0, "left": self.size, "give_up": None}
+        while True:
+            if state["give_up"] is None:
+                yield world.until_available(self.device)
+                state["give_up"] = world.now + 3.0
+            with world.send(self.device, "server", state["left"]) as message:
+                yield message | world.until(state["give_up"])
+            state |= {"left": message.left or self.size, "give_up": None, "file": state["file"] + (message.outcome == "done")}
+            if not message.left:
+                world.emit("file", device=self.device, number=state["file"])
+
+
+class Ring(Process):
+    """All-reduce after all-reduce; devices compute before each message. What is lost is sent again."""
+
+    restorable = True
+    kind: str
+    size: float
+
+    def run(self, world: World) -> Iterator[Any]:
+        state, nodes, env = world.state, 5, world.env
+        if not state:
+            state |= {"sent": [0] * nodes, "computed": [0] * nodes, "pause": [0.0] * nodes}
+        news = [env.event() for _ in range(nodes)]
+
+        def node(me: int) -> Iterator[Any]:
+            while True:
+                if state["computed"][me] <= state["sent"][me]:
+                    yield world.compute(me, samples=20 + me)
+                    state["computed"][me] += 1
+                while state["sent"][me - 1] < state["sent"][me]:
+                    yield news[me - 1]
+                if state["pause"][me] > world.now:
+                    yield world.until(state["pause"][me])
+                message = yield world.send(me, (me + 1) % nodes, self.size / nodes, "part")
+                if message.outcome == "lost":
+                    state["pause"][me] = world.now + 1.0
+                    continue
+                state["sent"][me] += 1
+                told, news[me] = news[me], env.event()
+                told.succeed()
+
+        yield env.all_of([env.process(node(me)) for me in range(nodes)])
+
+
+class Elsewhere(Uploads):
+    """One that does not come to where it was: it sends something else."""
+
+    def run(self, world: World) -> Iterator[Any]:
+        world.state["restored"] = world.state.get("restored", -1) + 1
+        while True:
+            yield world.send(self.device, "server", self.size + world.state["restored"])
+
+
+OWN = [
+    {"kind": f"{HERE}:Uploads", "device": 3, "size": 300e3},
+    {"kind": f"{HERE}:Ring", "size": 50e3},
+    {"kind": "link-outage", "link": "device 1 up", "every": "9 s", "lasts": "4 s"},
+    "tests.world.test_processes:Rush",
+]
+
+
+def test_a_run_with_activities_is_sound_and_goes_on_to_the_bit(tmp_path: Path) -> None:
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5, "deadline": "30 s"}, rounds=4)
+    scenario |= {"world": {"processes": OWN}, "learning": "off", "drift": None}
+    summary = run(scenario, tmp_path / "whole")
+    folder = assert_sound(tmp_path / "whole")
+    records = [event for event in folder.events if event["kind"] == "message"]
+    outcomes = {event["outcome"] for event in records}
+    assert {"done", "lost", "cancelled"} <= outcomes
+    computed = [event for event in folder.events if event["kind"] == "process:compute"]
+    assert len(computed) > 10
+    sent = [row for row in folder.transfers if row["task"] is None]
+    for purpose in ("process", "part"):
+        moved = math.fsum(row["delivered"] for row in sent if row["purpose"] == purpose)
+        assert moved > 1e4
+        assert moved == pytest.approx(summary["bytes"]["by_purpose"][purpose], rel=1e-12)
+    for number, share in enumerate((0.2, 0.5, 0.85)):
+        cut = tmp_path / str(number)
+        assert run_until(scenario, cut, int(share * summary["events"])) == "interrupted"
+        go_on(scenario, cut)
+        assert_same_run(tmp_path / "whole", cut)
+
+
+def test_one_that_begins_something_else_when_it_is_restored_is_refused(tmp_path: Path) -> None:
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5}, rounds=3) | {"learning": "off", "drift": None}
+    scenario["world"] = {"processes": [{"kind": f"{HERE}:Elsewhere", "device": 3, "size": 1e9}]}
+    assert run_until(scenario, tmp_path / "cut", 30) == "interrupted"
+    with pytest.raises(CheckpointError, match="does not come to where it was"):
+        go_on(scenario, tmp_path / "cut")
