@@ -8,6 +8,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -56,9 +57,9 @@ class Worker:
         try:
             summary = self._run(order)
         except Exception as error:
-            self._say(event="ended", status="failed", error=failure(error))
+            self._say(event="ended", status="failed", error=failure(error), peak_bytes=peak_bytes())
         else:
-            self._say(event="ended", **outcome_of(summary))
+            self._say(event="ended", **outcome_of(summary), peak_bytes=peak_bytes())
         finally:
             self._job = None
             gc.collect()  # a run's objects point at each other
@@ -86,6 +87,11 @@ class Worker:
             with locked(folder):
                 shutil.rmtree(folder)
         return Job(scenario, folder, Inline())
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def failure(error: Exception) -> str:

@@ -132,8 +132,7 @@ def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[
     row_of = evidence.row_of(device)
     rate = np.where(down, evidence.devices["link_down"][row_of], evidence.devices["link_up"][row_of])
     moving = end - begin
-    with np.errstate(invalid="ignore"):  # a link of infinite rate, and a message that takes no time
-        most = rate * (moving + slack_s(end)) * SLACK
+    most = rate * (moving + slack_s(end)) * SLACK
     for link in changed:
         owner = re.fullmatch(r"device (\d+) (down|up)", link)
         if owner is not None:
