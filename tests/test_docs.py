@@ -88,7 +88,7 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
             assert f"\n## `{kind}`\n" in pages[f"parts/{page}"]
     for verb in main.commands:
         assert f"## `fedsim {verb}" in pages["command"]
-    for table, columns in [("events", schema.EVENTS), ("energy", schema.ENERGY)]:
+    for table, columns in [("events", schema.EVENTS), ("energy", schema.OF_METERS["energy.parquet"])]:
         section = pages["tables"].split(f"## `{table}.parquet`")[1].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == columns.names
     for module, names in [("fedsim", fedsim.__all__), ("fedsim.plugin", plugin.__all__)]:
