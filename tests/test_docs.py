@@ -106,6 +106,7 @@ def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
         "population": {"devices": 4, "speed": "100 samples/s"},
         "strategy": {"clients_per_round": 2},
         "energy": {"compute": "2 W", "carbon": "300 g/kWh"},
+        "costs": {},
         "stop": {"rounds": 1},
     }
     summary = fedsim.run(fedsim.Scenario(**sections)).summary
