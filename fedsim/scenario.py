@@ -22,6 +22,7 @@ from fedsim.federation.wire import MessagesSpec
 from fedsim.language.imports import from_file
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
+from fedsim.language.wording import in_words
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.spec import TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
@@ -194,13 +195,13 @@ def load(
     Raises:
         ScenarioError: the file cannot be read, or says something that cannot be run.
     """
+    if not isinstance(path, str | Path):
+        raise ScenarioError(f"{shown(path)} is no file's path or name; tables become a scenario by fedsim.Scenario(**tables)")
     sections = read_toml(found(path), "scenario")
     if is_study(sections):
         raise ScenarioError(f"{str(path)!r} is a study, not a scenario: 'fedsim study' runs it")
     with from_file(allow_code):
-        apply_changes([sections], changes, Scenario, tell)
-        if seed is not None:
-            sections["seed"] = seed
+        apply_changes([sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell)
         return Scenario(**sections)
 
 
@@ -211,8 +212,8 @@ def explain(error: ValidationError, sections: Mapping[str, Any], whole: str = "t
     key = _key_path(first["loc"], sections) or whole
     # Where a word or something else may be said, each way has its problem.
     a_word = bool(first["loc"]) and str(first["loc"][-1]).startswith("literal[")
-    others = [other["msg"] for other in problems[1:] if a_word and other["loc"][:-1] == first["loc"][:-1]]
-    ways = [f"; or {message[0].lower()}{message[1:]}" for message in others]
+    others = [in_words(other) for other in problems[1:] if a_word and other["loc"][:-1] == first["loc"][:-1]]
+    ways = [f"; or {message}" for message in others]
     more = len(problems) - 1 - len(ways)
     return _explain_one(key, first) + "".join(ways) + (f" (and {more} more)" if more else "")
 
@@ -238,7 +239,9 @@ def _explain_one(key: str, problem: Any) -> str:
             return f"{key} is {shown(value)}; allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
         case "value_error":
             return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    return f"{key} is {shown(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        case "quantity":
+            return f"{key} is {shown(value)}: {problem['msg']}"
+    return f"{key} is {shown(value)}; {in_words(problem)}"
 
 
 def _key_path(location: tuple[int | str, ...], sections: Any) -> str:

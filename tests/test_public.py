@@ -52,6 +52,11 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+def test_the_package_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedsim", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedsim, version {fedsim.__version__}\n"
+
+
 def test_importing_costs_little_and_loads_nothing_heavy() -> None:
     code = "import time, sys; t = time.process_time(); import fedsim; print(time.process_time() - t); print(*sys.modules)"
     times = []
@@ -115,21 +120,22 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = {"errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
+_COMMON = {"environment", "errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
 _ENGINE = {"data", "evaluation", "federation", "learning", "strategies", "world"}
 LAYERS = {
     "version": set(),
     "errors": set(),
     "durable": set(),
     "shipped": {"errors", "files"},
-    "executors": {"errors"},
+    "executors": {"errors", "language"},
     "files": {"errors"},
     "model_cost": set(),
+    "environment": set(),
     "streams": {"errors"},
     "training": {"errors"},
     "language": {"errors", "files"},
     "meters": _COMMON,
-    "simulation": {"errors", "executors", "language"},
+    "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
     "world": _COMMON | {"meters"},
     "data": _COMMON,
@@ -145,20 +151,9 @@ LAYERS = {
     "tables": {"errors", "files", "language", "strategies"},
     "scenario": _COMMON | _ENGINE | {"checkpoint", "meters", "output", "running", "shipped", "tables"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
-    "analysis": {
-        "compare",
-        "durable",
-        "errors",
-        "files",
-        "language",
-        "meters",
-        "output",
-        "records",
-        "strategies",
-        "tables",
-        "version",
-    },
-    "loading": _COMMON | {"analysis", "compare", "meters", "output", "records", "scenario"},
+    "analysis": {"compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
+    | {"strategies", "tables", "version"},
+    "loading": _COMMON | {"analysis", "compare", "meters", "output", "records", "running", "scenario"},
     "fedsim": {"errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
@@ -166,19 +161,9 @@ LAYERS = {
     | {"compare", "executors", "loading", "output", "records", "running", "scenario", "shipped", "strategies", "tables"}
     | {"world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
-    "catalogue": {
-        "data",
-        "errors",
-        "federation",
-        "language",
-        "meters",
-        "running",
-        "scenario",
-        "shipped",
-        "strategies",
-        "study",
-        "world",
-    },
+    "catalogue": {"data", "errors", "federation", "language", "meters", "running", "scenario", "shipped", "strategies"}
+    | {"study", "world"},
+    "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
     | {"study", "errors", "analysis", "language", "version"},
 }

@@ -123,8 +123,9 @@ _OF_DEVICES = {"group": "last group", "accuracy": "accuracy (0-1)", "joules": "e
 def read_devices(run: RunFolder) -> pd.DataFrame:
     """A row a device that worked, who wasted most first.
 
-    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy``, ``joules`` and ``cost`` as in the devices' table; ``tasks``, and
-    how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its ``bytes``.
+    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy``, ``joules`` and ``cost`` as in the devices' table;
+    ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its
+    ``bytes``.
     """
     activity = read_activity(run)
     steps = activity.steps.assign(length=activity.steps["end"] - activity.steps["start"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError, home_of
+from fedsim.errors import SimulationError, home_of, shown
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, Served
 from fedsim.federation.client import Setting
 from fedsim.federation.contents import Contents, Lazy
@@ -166,6 +166,8 @@ class Server:
         Raises:
             SimulationError: one cannot be asked; says which, and where the function stands.
         """
+        if not isinstance(devices, list | tuple | range | np.ndarray):
+            raise SimulationError(f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list of devices")
         seen: set[int] = set()
         there = list(map(self._exists, devices))
         known = np.array(sorted({int(device) for device in compress(devices, there)}), dtype=np.int64)

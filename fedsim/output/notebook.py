@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.language.units import show_bytes, show_seconds
-from fedsim.output.harmless import clean
+from fedsim.output.harmless import clean, visible
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -26,7 +26,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:
     """Facts as a representation: ``<fedsim run: scenario small, strategy fedavg>``."""
-    return f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>"
+    return visible(f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>")
 
 
 def as_html(title: str, facts: Mapping[str, str]) -> str:

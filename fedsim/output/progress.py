@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedsim.language.units import show_seconds
 from fedsim.output.terminal import Console
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedsim.language.stop import StopSpec
 
 _TOTAL = 1000  # steps of the bar
+_NARROW = 60  # columns
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
 _SAVED_EVERY_S = 1.0
@@ -36,14 +37,8 @@ class RunProgress:
         self._saved, self._said_saved = "", 0.0
         self._live: Progress | None = None
         if console.is_terminal:
-            bar = (
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.description}", markup=False),
-                TextColumn("left", markup=False),
-                TimeRemainingColumn(),
-            )
-            self._live = Progress(*bar, console=console, transient=True)
+            left = (TextColumn("left", markup=False), TimeRemainingColumn())
+            self._live = Progress(*bar(console, *left), console=console, transient=True)
             self._bar = self._live.add_task("simulated 0 s", total=_TOTAL)
             self._live.start()
 
@@ -74,13 +69,26 @@ class RunProgress:
     def _show(self, simulated_s: float, real_s: float) -> None:
         done = share_done(self._stop, self._round, simulated_s)
         accuracy = "" if self._accuracy is None else f", accuracy {self._accuracy:.4f}"
-        text = f"simulated {show_seconds(simulated_s)}, round {self._round}{accuracy}"
+        now, number = show_seconds(simulated_s), f"round {self._round}"
+        text = f"{number}, {now}{accuracy}" if is_narrow(self._console) else f"simulated {now}, {number}{accuracy}"
         if self._live is not None:
             text += f", {self._saved}" if self._saved else ""
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
             left = show_seconds(real_s * (1 - done) / done) if done else "unknown"
             self._console.print(f"{text}, about {left} left", soft_wrap=True)
+
+
+def is_narrow(console: Console) -> bool:
+    """Whether a terminal has room for a short text alone."""
+    return console.width < _NARROW
+
+
+def bar(console: Console, *more: ProgressColumn) -> tuple[ProgressColumn, ...]:
+    """The columns of a live line; ``more`` and the bar itself only where there is room."""
+    if is_narrow(console):
+        return (TextColumn("{task.percentage:.0f}% {task.description}", markup=False),)
+    return (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), *more)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:

@@ -6,10 +6,8 @@ a lock) is held until the last of them is gone.
 """
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
+
+from fedsim.executors.isolated import start
 
 How = Literal["new", "anew", "resume"]
 Status = Literal["done", "failed", "interrupted"]
@@ -170,17 +170,14 @@ class _Hand:
 
     def __init__(self, news: "SimpleQueue[tuple[_Hand, Mapping[str, Any] | None]]", keep: Sequence[int]) -> None:
         self.place: int | None = None
-        command = [sys.executable, "-c", "from fedsim.study.worker import main; main()"]
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - '' is the working directory
-        self._process = subprocess.Popen(
-            command,
+        self._process = start(
+            "fedsim.study.worker",
+            "main",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             pass_fds=keep,
-            start_new_session=True,  # so that a Ctrl-C reaches this process alone, which passes it on
-            env=os.environ | {"PYTHONPATH": paths},
         )
         self._reader = threading.Thread(target=self._read, args=(news,), daemon=True)
         self._reader.start()

@@ -147,7 +147,7 @@ def test_a_scenario_s_mistakes(strategy: dict[str, Any], message: str) -> None:
 def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
     written = fedsim.Scenario(**scenario("odd_app")).to_toml()
     (tmp_path / "app.toml").write_text(written)
-    with pytest.raises(ScenarioError, match="is code outside fedsim"):
+    with pytest.raises(ScenarioError, match="is code, and would be run"):
         fedsim.load(tmp_path / "app.toml")
     result = CliRunner().invoke(main, ["run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet"])
     assert result.exit_code == 2

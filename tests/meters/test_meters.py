@@ -99,9 +99,9 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"costs": {"server": {"per_task": 1.0}}}, "costs.server has the unknown key 'per_task'; allowed are per_hour"),
         (
             {"costs": {"device": {"per_hour": -1.0}}},
-            "costs.device.per_hour is -1.0: .*greater than or equal to 0",
+            "costs.device.per_hour is -1.0; .*0",
         ),
-        ({"costs": {"device": {"per_gigabyte": "1 EUR"}}}, "costs.device.per_gigabyte is '1 EUR': .*number"),
+        ({"costs": {"device": {"per_gigabyte": "1 EUR"}}}, "costs.device.per_gigabyte is '1 EUR'.*a number"),
         ({"costs": {"currency": ""}}, "costs.currency is ''"),
         ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is said, but network.kind has no cells"),
     ],

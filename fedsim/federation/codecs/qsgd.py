@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.federation.codecs.buckets import in_buckets, joined, pack, unpack
+from fedsim.federation.codecs.buckets import count_of, in_buckets, joined, pack, unpack
 from fedsim.federation.codecs.lossy import Floats, Lossy
 from fedsim.learning.functions import Function, pure
 
@@ -31,7 +31,7 @@ def encode(array: Floats, levels: int, bucket: int | None, rng: np.random.Genera
 
 def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats:
     """The array [size] that ``encode`` has written."""
-    head = 4 * -(-size // (bucket or size))
+    head = 4 * count_of(size, bucket)
     level = in_buckets(unpack(written[head:], size, bits_of(levels)) - levels, bucket)
     norms = np.frombuffer(written[:head], "<f4").astype(np.float64)
     return joined(level * (norms[:, None] / levels), size).astype(np.float32)
@@ -65,7 +65,7 @@ class QSGD(Lossy):
 
     def bytes(self, parameters: int) -> float:
         """The bits of all numbers, and 4 bytes a norm."""
-        return -(-parameters * bits_of(self.levels) // 8) + 4 * -(-parameters // (self.bucket or parameters))
+        return -(-parameters * bits_of(self.levels) // 8) + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         """Rounded at random."""

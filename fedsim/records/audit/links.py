@@ -134,7 +134,7 @@ def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[
     moving = end - begin
     most = rate * (moving + slack_s(end)) * SLACK
     for link in changed:
-        owner = re.fullmatch(r"device (\d+) (down|up)", link)
+        owner = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         if owner is not None:
             rows = np.flatnonzero((device == int(owner[1])) & (down == (owner[2] == "down")))
             over = _rate(changed, link, rate.item(rows[0])) if rows.size else None

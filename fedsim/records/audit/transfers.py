@@ -89,7 +89,7 @@ class Transfers(Columns):
         found = np.full(self.count, NOTHING, dtype=np.int32)
         for ends in (self["sender"], self["receiver"]):
             for word in np.unique(ends[ends != NO_WORD]).tolist():
-                named = re.fullmatch(r"edge (\d{1,9})", self._words.name(word) or "")
+                named = re.fullmatch(r"edge ([0-9]{1,9})", self._words.name(word) or "")
                 if named is not None:
                     found[ends == word] = int(named[1])
         return found

@@ -112,8 +112,9 @@ class Filling:
             self._size, self._sent = np.append(self._size, sizes), np.append(self._sent, sent)
             self._cap, self._weight = np.append(self._cap, caps), np.append(self._weight, weights)
             hops = max(self._route.shape[1], *map(len, routes))
-            before = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
-            self._route = np.concatenate((before, [[*route, *[0] * (hops - len(route))] for route in routes]))
+            if hops > self._route.shape[1]:
+                self._route = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
+            self._route = np.concatenate((self._route, [[*route, *[0] * (hops - len(route))] for route in routes]))
             self._entering.clear()
         self._fill()
 
