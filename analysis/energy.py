@@ -14,8 +14,7 @@ from fedsim.analysis import style
 from fedsim.analysis.activity import read_activity
 from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.language.units import show_joules
-from fedsim.records.energy import PHASES, PLACES
-from fedsim.records.folder import ENERGY
+from fedsim.meters.energy import PHASES, PLACES, TABLE
 from fedsim.records.reading import RunFolder
 
 _COLOURS = {
@@ -128,7 +127,7 @@ def draw_batteries(run: RunFolder) -> Figure:
     order = pd.DataFrame({"flat": ends.apply(lambda own: (own == "battery").sum()), "tasks": ends.size()})
     order = order[order.index.isin(levels)].sort_values(["flat", "tasks"], ascending=False, kind="stable")
     shown = sorted(order.index[:_MOST_BATTERIES].tolist())
-    capacity = run.table(ENERGY).column("capacity_j").to_numpy()
+    capacity = run.table(TABLE).column("capacity_j").to_numpy()
     unit = style.time_unit(run.summary["simulated_s"])
     figure = Figure(figsize=(style.WIDTH_IN, 1.2 + 1.15 * len(shown)))
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]

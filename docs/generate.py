@@ -39,6 +39,7 @@ PARTS = {
     "attacks": ("attack", "`[malicious] attack`: what malicious devices do."),
     "protocols": ("protocol", "`[network] protocol`: what a transfer is besides its payload."),
     "processes of the world": ("process", "`[world] processes`: what befalls links and devices besides."),
+    "meters": ("meter", "`[[meters]]`: what is counted besides bytes."),
 }
 """Title in the catalogue -> the page's name, and where a scenario says it."""
 
@@ -48,7 +49,7 @@ TABLES = {
     "rounds": (schema.ROUNDS, "A row a round; where there are no rounds, a row a version of the model."),
     "devices": (schema.DEVICES, "A row a device, as it was at the end."),
     "availability": (schema.AVAILABILITY, "When devices could be reached: all of up to 2,000, else those that were asked."),
-    "energy": (schema.ENERGY, "A row a device, where the scenario counts energy."),
+    "energy": (schema.OF_METERS["energy.parquet"], "A row a device, where the scenario counts energy."),
 }
 
 SHARED = "fedsim.world.distributions"  # their kinds are the same under every key: they have a page of their own

@@ -11,6 +11,7 @@ from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
 from fedsim.language.families import Family, specs_of
 from fedsim.language.spec import Spec, told_of
+from fedsim.meters.spec import METERS
 from fedsim.running.runner import EXECUTORS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
@@ -59,6 +60,7 @@ _FAMILIES = {
     "deadlines": DEADLINES,
     "protocols": PROTOCOLS,
     "processes of the world": PROCESSES,
+    "meters": METERS,
 }
 _UNIONS: dict[str, tuple[type[Spec], str]] = {
     "data sources": (DataSpec, "source"),

@@ -404,12 +404,13 @@ def compare_command(
 
 @main.command("audit")
 @_run_folder
+@_allow_code
 @_explained
-def audit_command(run: Path) -> int:
+def audit_command(run: Path, allow_code: bool) -> int:
     """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
     from fedsim.records.audit import audit
 
-    findings = audit(run)
+    findings = audit(run, allow_code=allow_code)
     for name, problems in findings.items():
         say(f"{'ok  ' if not problems else 'FAIL'} {name}")
         say(*(f"       {problem}" for problem in problems[:5]))

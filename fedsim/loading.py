@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
 from fedsim.language.imports import from_file
+from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
@@ -182,7 +183,7 @@ class LoadedRun:
         Raises:
             RunFolderError: energy was not counted in the run.
         """
-        return self._frame(files.ENERGY)
+        return self._frame(ENERGY)
 
     @cached_property
     def events(self) -> "pd.DataFrame":

@@ -1,4 +1,4 @@
-"""All that the author of a strategy, a part, data or a process of the world needs: ``from fedsim.plugin import ...``.
+"""All that the author of a strategy, a part, data, a meter or a process of the world needs: ``from fedsim.plugin import ...``.
 
 A strategy is a server half (``Strategy``, or one of its loops) and a client half (``Client``) that know each other by messages
 alone. What each is called with, and when, stands in its docstring.
@@ -19,6 +19,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
+from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedavg import FedAvg
@@ -42,10 +43,11 @@ from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [
     "BEST", "SERVER", "Activity", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack",
-    "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Contents", "Deadline", "Device",
+    "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Column", "Contents", "Deadline", "Device",
     "DeviceFacts", "Distribution", "Done", "Earlier", "Evaluate", "FedAvg", "Flow", "Free", "Grouped", "GroupedParams",
-    "Hold", "Lazy", "Limit", "Measured", "Network", "NetworkModel", "Order", "Part", "Partial", "Partition", "Process",
-    "Protocol", "Raw", "Real", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Sharing", "Shift", "Sized",
-    "Source", "Span", "Spec", "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient",
-    "SynchronousParams", "TaskEnd", "Train", "Training", "Transport", "Work", "World", "federated", "pure",
+    "Hold", "Lazy", "Limit", "Measured", "Meter", "MeterContext", "Network", "NetworkModel", "Order", "Part", "Partial",
+    "Partition", "Process", "Protocol", "Raw", "Real", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Sharing",
+    "Shift", "Sized", "Source", "Span", "Spec", "Step", "Strategy", "StrategyParams", "Streams", "Synchronous",
+    "SynchronousClient", "SynchronousParams", "TaskEnd", "Train", "Training", "Transfer", "Transport", "Work", "World",
+    "federated", "pure",
 ]  # fmt: skip

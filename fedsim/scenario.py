@@ -26,6 +26,9 @@ from fedsim.language.stop import StopSpec
 from fedsim.language.wording import in_words
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.spec import TrainingSpec
+from fedsim.meters.base import MeterContext, Meters
+from fedsim.meters.costs import CostsSpec
+from fedsim.meters.spec import METERS, MeterSpec
 from fedsim.output.harmless import clean
 from fedsim.output.notebook import as_html, as_line
 from fedsim.shipped import found, is_study
@@ -56,6 +59,8 @@ class Scenario(Spec):
         network: the links between the server and the devices.
         world: what befalls links and devices besides.
         energy: what devices draw, and from what; None: not counted, and nobody has a battery.
+        costs: prices of hours, bytes, messages and tasks; None: there is no bill.
+        meters: what else is counted, each a kind, a table with a kind and its parameters, or one's own by import path.
         drift: how data change while the run goes on; None: they don't.
         malicious: devices that attack the learning; None: there are none.
         messages: how models are written on the wire.
@@ -76,6 +81,8 @@ class Scenario(Spec):
     network: NetworkSpec = StarSpec()
     world: WorldSpec = WorldSpec()
     energy: EnergySpec | None = None
+    costs: CostsSpec | None = None
+    meters: list[Annotated[SerializeAsAny[MeterSpec], METERS.validator]] = Field(default_factory=list)
     drift: ShiftSpec | None = None
     malicious: MaliciousSpec | None = None
     messages: MessagesSpec = MessagesSpec()
@@ -151,6 +158,16 @@ class Scenario(Spec):
     def not_restorable(self) -> str | None:
         """Why a run cannot be resumed; None if it can."""
         return self.world.not_restorable or self.strategy.not_restorable
+
+    def meters_in(self, context: MeterContext) -> Meters:
+        """The meters of a run in such a world.
+
+        Raises:
+            ScenarioError, DataError: one cannot be had there.
+        """
+        sections = {"energy": self.energy, "costs": self.costs}
+        built = {name: spec.build(context) for name, spec in sections.items() if spec is not None}
+        return Meters(built, [spec.build(context) for spec in self.meters])
 
     def install(self, simulation: Simulation) -> Any:
         """Build this scenario into an empty simulation."""

@@ -88,7 +88,7 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
             assert f"\n## `{kind}`\n" in pages[f"parts/{page}"]
     for verb in main.commands:
         assert f"## `fedsim {verb}" in pages["command"]
-    for table, columns in [("events", schema.EVENTS), ("energy", schema.ENERGY)]:
+    for table, columns in [("events", schema.EVENTS), ("energy", schema.OF_METERS["energy.parquet"])]:
         section = pages["tables"].split(f"## `{table}.parquet`")[1].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == columns.names
     for module, names in [("fedsim", fedsim.__all__), ("fedsim.plugin", plugin.__all__)]:
@@ -106,6 +106,7 @@ def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
         "population": {"devices": 4, "speed": "100 samples/s"},
         "strategy": {"clients_per_round": 2},
         "energy": {"compute": "2 W", "carbon": "300 g/kWh"},
+        "costs": {},
         "stop": {"rounds": 1},
     }
     summary = fedsim.run(fedsim.Scenario(**sections)).summary

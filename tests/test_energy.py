@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.records import folder as files
+from fedsim.meters.energy import TABLE
 from fedsim.records.reading import RunFolder
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, quiet_world, run, run_until
 from tests.benchmarks.hashes import STRATEGIES
@@ -37,8 +37,8 @@ def test_two_strategies_have_the_same_batteries() -> None:
     sections = quiet_world(FEDAVG) | {"energy": ENERGY | {"battery": BATTERY | CHARGED}, "learning": "off"}
     other = copy.deepcopy(sections) | {"strategy": {"kind": "fedbuff", "concurrency": 7, "buffer": 3}}
     runs = [fedsim.Simulation(fedsim.Scenario(**each)).installed for each in (sections, other)]
-    for name, column in runs[0].energy.columns.items():
-        assert (column == runs[1].energy.columns[name]).all(), name
+    for name, column in runs[0].meters.of_sections["energy"].columns.items():
+        assert (column == runs[1].meters.of_sections["energy"].columns[name]).all(), name
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_batteries_run_flat_at_any_instant(kind: str, idle_while: str, tmp_path:
     contract.sections = {"energy": energy, "learning": "off"}
     contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
     for cut in ("cut-0", "cut-1"):
-        assert (tmp_path / cut / files.ENERGY).read_bytes() == (tmp_path / "whole" / files.ENERGY).read_bytes()
+        assert (tmp_path / cut / TABLE).read_bytes() == (tmp_path / "whole" / TABLE).read_bytes()
         assert RunFolder(tmp_path / cut).summary["energy"] == RunFolder(tmp_path / "whole").summary["energy"]
     folder = assert_sound(tmp_path / "whole")
     outcomes = [event["outcome"] for event in folder.events if event["kind"] == "task-end"]

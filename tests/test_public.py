@@ -23,12 +23,12 @@ EXPORTS = {
         build_world load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
-                Activity BEST DeviceFacts SERVER AggregatingParams Aggregation Asynchronous AsynchronousParams Attack
-        Availability AvailabilityModel         Change Client Codec Coded Contents Deadline Device Distribution Done
-        Earlier Evaluate FedAvg Flow Free Grouped         GroupedParams Hold Lazy Limit Measured Network NetworkModel
-        Order Part Partial Partition Process Protocol Raw         Real Ref Selection Server ServerOptimiser Setting
-        Sharing Shift Sized Source Span Spec Strategy StrategyParams         Streams Synchronous SynchronousClient
-        SynchronousParams TaskEnd Train Training Transport Work World federated         pure
+        BEST SERVER Activity AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability
+        AvailabilityModel Change Client Codec Coded Column Contents Deadline Device DeviceFacts Distribution Done
+        Earlier Evaluate FedAvg Flow Free Grouped GroupedParams Hold Lazy Limit Measured Meter MeterContext Network
+        NetworkModel Order Part Partial Partition Process Protocol Raw Real Ref Selection Server ServerOptimiser
+        Setting Sharing Shift Sized Source Span Spec Step Strategy StrategyParams Streams Synchronous SynchronousClient
+        SynchronousParams TaskEnd Train Training Transfer Transport Work World federated pure
     """,
 }
 """All that users and authors of parts may rely on."""
@@ -120,7 +120,7 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = {"errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
+_COMMON = {"environment", "errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
 _ENGINE = {"data", "evaluation", "federation", "learning", "strategies", "world"}
 LAYERS = {
     "version": set(),
@@ -130,29 +130,31 @@ LAYERS = {
     "executors": {"errors", "language"},
     "files": {"errors"},
     "model_cost": set(),
+    "environment": set(),
     "streams": {"errors"},
     "training": {"errors"},
     "language": {"errors", "files"},
-    "simulation": {"errors", "executors", "language"},
+    "meters": _COMMON,
+    "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
-    "world": _COMMON,
+    "world": _COMMON | {"meters"},
     "data": _COMMON,
     "learning": _COMMON | {"data"},
-    "records": _COMMON,
+    "records": _COMMON | {"meters"},
     "evaluation": _COMMON | {"learning"},
     "federation": _COMMON | {"evaluation", "learning", "world"},
     "strategies": _COMMON | {"evaluation", "federation", "learning", "world"},
     "flower": _COMMON | {"evaluation", "federation", "strategies", "world"},
     "checkpoint": _COMMON | {"federation", "learning", "records", "world"},
-    "plugin": _COMMON | _ENGINE,
-    "running": _COMMON | _ENGINE | {"checkpoint", "executors", "output", "records", "version"},
+    "plugin": _COMMON | _ENGINE | {"meters"},
+    "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "version"},
     "tables": {"errors", "files", "language", "strategies"},
-    "scenario": _COMMON | _ENGINE | {"checkpoint", "output", "running", "shipped", "tables"},
+    "scenario": _COMMON | _ENGINE | {"checkpoint", "meters", "output", "running", "shipped", "tables"},
     "build": _COMMON | {"scenario", "world"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
-    "analysis": {"compare", "durable", "errors", "executors", "files", "language", "output", "records", "strategies"}
-    | {"tables", "version"},
-    "loading": _COMMON | {"analysis", "compare", "output", "records", "running", "scenario"},
+    "analysis": {"compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
+    | {"strategies", "tables", "version"},
+    "loading": _COMMON | {"analysis", "compare", "meters", "output", "records", "running", "scenario"},
     "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
@@ -160,7 +162,8 @@ LAYERS = {
     | {"compare", "executors", "loading", "output", "records", "running", "scenario", "shipped", "strategies", "tables"}
     | {"world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
-    "catalogue": {"data", "errors", "federation", "language", "running", "scenario", "shipped", "strategies", "study", "world"},
+    "catalogue": {"data", "errors", "federation", "language", "meters", "running", "scenario", "shipped", "strategies"}
+    | {"study", "world"},
     "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
     | {"study", "errors", "analysis", "language", "version"},

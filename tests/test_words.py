@@ -17,7 +17,7 @@ def test_every_column_of_every_table_has_a_line_and_no_other_has() -> None:
     told = re.findall(r"^\| (events|transfers|rounds|devices|availability|energy) \| (.*?) \|", GLOSSARY, re.MULTILINE)
     columns = [(table, column) for table, names in told for column in re.findall(r"`(\w+)`", names)]
     tables = {"events": schema.EVENTS, "transfers": schema.TRANSFERS, "rounds": schema.ROUNDS, "devices": schema.DEVICES}
-    tables |= {"availability": schema.AVAILABILITY, "energy": schema.ENERGY}
+    tables |= {"availability": schema.AVAILABILITY, "energy": schema.OF_METERS["energy.parquet"]}
     assert sorted(columns) == sorted((table, name) for table, made in tables.items() for name in made.names)
 
 

@@ -97,7 +97,7 @@ def devices(run: RunFolder, timeline: str) -> Markup | None:
     if found.empty:
         return None
     endings = [name for name in _ENDINGS if found[name].any()]
-    optional = [name for name in ("group", "accuracy", "joules") if found[name].notna().any()]
+    optional = [name for name in _OF_DEVICES if found[name].notna().any()]
     heads = ["device", "speed (samples/s)", "samples", "tasks", *(_ENDINGS[name] for name in endings)]
     heads += ["worked", "of it wasted", "share wasted", "moved", *(_OF_DEVICES[name] for name in optional)]
     rows = []
@@ -117,14 +117,15 @@ def devices(run: RunFolder, timeline: str) -> Markup | None:
     return el("details", el("summary", f"Table of {len(found):,} devices{late}"), table)
 
 
-_OF_DEVICES = {"group": "last group", "accuracy": "accuracy (0-1)", "joules": "energy"}
+_OF_DEVICES = {"group": "last group", "accuracy": "accuracy (0-1)", "joules": "energy", "cost": "cost"}
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
     """A row a device that worked, who wasted most first.
 
-    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy`` and ``joules`` as in the devices' table; ``tasks``, and
-    how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its ``bytes``.
+    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy``, ``joules`` and ``cost`` as in the devices' table;
+    ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its
+    ``bytes``.
     """
     activity = read_activity(run)
     steps = activity.steps.assign(length=activity.steps["end"] - activity.steps["start"])
@@ -137,7 +138,7 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     moved = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas().dropna(subset="device")
     rows["bytes"] = moved.groupby("device")["delivered"].sum()
     population = run.table(DEVICES).to_pandas().set_index("device")
-    facts = ["speed", "samples", "group", "accuracy", "joules"]
+    facts = ["speed", "samples", *_OF_DEVICES]
     rows = rows.fillna(0.0).join(population.reindex(columns=facts))
     return rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable").rename_axis("device").reset_index()
 
@@ -149,7 +150,9 @@ def _count(value: float) -> Cell:
 def _of_device(name: str, value: float | None) -> Cell:
     if value is None or math.isnan(value):
         return Cell(_NOTHING)
-    return Cell(show_joules(value) if name == "joules" else f"{value:.4f}" if name == "accuracy" else f"{value:.0f}", value)
+    return Cell(
+        show_joules(value) if name == "joules" else f"{value:.4f}" if name in ("accuracy", "cost") else f"{value:.0f}", value
+    )
 
 
 def rounds(run: RunFolder, timeline: str) -> Markup | None:
@@ -172,6 +175,7 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
         ("purity", "purity (0-1)"),
         ("epsilon", "epsilon"),
         ("joules", "energy (J)"),
+        ("cost", "cost"),
     ]
     measured = [(key, head) for key, head in optional if any(row.get(key) is not None for row in rows)]
     peers = ["bytes_peer"] if any(row.get("bytes_peer") is not None for row in rows) else []

@@ -61,7 +61,6 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "network": run.network.snapshot(),
             "tasks": run.tasks.snapshot(),
             "edges": run.edges.snapshot(),
-            "batteries": None if run.tasks.batteries is None else run.tasks.batteries.snapshot(),
             "lifetimes": run.lifetimes.snapshot(),
             "processes": run.processes.snapshot(),
             "drift": None if run.drift is None else run.drift.snapshot(),
@@ -97,8 +96,6 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
         run.drift.restore(state["drift"])
         run.population.samples, run.population.version = state["data"]
     run.network.restore(state["network"])
-    if run.tasks.batteries is not None:
-        run.tasks.batteries.restore(state["batteries"])
     run.edges.restore(state["edges"])
     run.tasks.restore(state["tasks"])
     run.lifetimes.restore(state["lifetimes"])
@@ -118,13 +115,11 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     """Who sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery"), run.tasks.rearm)
+    owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat"), run.tasks.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)
     owners["cut"] = run.edges.messages.rearm
-    if run.tasks.batteries is not None:
-        owners["flat"] = run.tasks.batteries.rearm
     if run.drift is not None:
         owners["drift"] = run.drift.rearm
     return owners

@@ -64,6 +64,7 @@ TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
 COMPUTE = Measure("compute", "device-s", "cost", is_cost=True)
 ENERGY = Measure("energy", "J", "cost", is_cost=True)
 CARBON = Measure("carbon", "g", "cost", is_cost=True)
+COST = Measure("cost", "", "cost", is_cost=True)
 WASTED_TRAFFIC = Measure("wasted traffic", "bytes", "wasted")
 WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
 WASTED_ENERGY = Measure("wasted energy", "J", "wasted")
@@ -77,7 +78,7 @@ LAST_PURITY = Measure("last purity of groups", "0-1", "fairness and groups", mor
 def measures(targets: Sequence[float] = ()) -> list[Measure]:
     """All measures, in the order of their columns; five more for each target accuracy."""
     return [
-        *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE, ENERGY, CARBON),
+        *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE, ENERGY, CARBON, COST),
         *(measure for target in targets for measure in _of_target(target)),
         *(WASTED_TRAFFIC, WASTED_COMPUTE, WASTED_ENERGY, DROPPED, JAIN, MOVES, PURITY, LAST_PURITY),
     ]
@@ -139,6 +140,7 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
         COMPUTE.name: work.seconds,
         ENERGY.name: energy.get("joules"),
         CARBON.name: energy.get("grams"),
+        COST.name: summary.get("costs", {}).get("total"),
         WASTED_TRAFFIC.name: moved["wasted"],
         WASTED_COMPUTE.name: work.wasted,
         WASTED_ENERGY.name: energy.get("wasted"),

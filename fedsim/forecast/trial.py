@@ -108,7 +108,7 @@ class Trial:
     def go(self, patience_s: float) -> None:
         """Run for so many real seconds, or to the end, and write a run folder that is not kept."""
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as path:
-            recorder = Recorder(Path(path))
+            recorder = Recorder(Path(path), self.run.meters)
             simulation = self.run.simulation
             simulation.listen(recorder.take)
             self._began = time.perf_counter()
@@ -119,7 +119,7 @@ class Trial:
             self.events = recorder.chain.count
             tables = [Path(path) / name for name in (files.EVENTS, files.TRANSFERS, files.ROUNDS)]
             self.growing_bytes = sum(table.stat().st_size for table in tables)
-            files.write_devices(Path(path), self.run.device_columns())
+            files.write_devices(Path(path), self.run.device_columns(), self.run.meters)
             self.fixed_bytes = (Path(path) / files.DEVICES).stat().st_size
         stopped_early = self.stopped == "interrupted"
         self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s) if stopped_early else 1.0

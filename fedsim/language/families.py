@@ -4,9 +4,10 @@ A kind is a ``Spec``: its parameters and its rule in one class. A scenario names
 if need be (``server = { kind = "adam", lr = 0.01 }``); one of the user's own by ``kind = "package.module:Class"``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from inspect import Parameter, signature
 from typing import Any, TypeVar, get_args
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, create_model
@@ -155,6 +156,20 @@ def _specs(annotation: Any, notes: Any) -> dict[str, type[Spec]]:
         return {"" if kind is None else str(kind.default): annotation}
     parts = [_specs(part, getattr(annotation, "__metadata__", ())) for part in get_args(annotation)]
     return {kind: spec for part in parts for kind, spec in part.items()}
+
+
+def keys_of(call: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """The keys that a function or class takes, its parameters after the first, for ``create_model``; and whether any."""
+    parameters = list(signature(call, eval_str=True).parameters.values())
+    is_open = bool(parameters) and parameters[-1].kind is Parameter.VAR_KEYWORD
+    fields = {
+        parameter.name: (
+            Any if parameter.annotation is Parameter.empty else parameter.annotation,
+            ... if parameter.default is Parameter.empty else parameter.default,
+        )
+        for parameter in (parameters[1:-1] if is_open else parameters[1:])
+    }
+    return fields, is_open
 
 
 @cache

@@ -5,24 +5,23 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json, regular
+from fedsim.meters.base import Meters
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
 AVAILABILITY = "availability.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
-ENERGY, ENERGY_SETTING = "energy.parquet", "energy.json"
 _ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group
 SEAL = "summary_sha256"  # of the summary itself, among its entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
@@ -96,9 +95,9 @@ def summarised_status(path: Path) -> Any:
         return None
 
 
-def reopen(path: Path, parts: Collection[Path]) -> None:
-    """Remove what an interrupted run had closed and what a killed one was writing, and all parts but these: it goes on."""
-    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, ENERGY, ENERGY_SETTING)
+def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
+    """Remove what an interrupted run had closed (``more`` too) and what a killed one was writing, and all parts but these."""
+    names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, *more)
     closed = [path / name for name in names]
     others = [part for part in path.glob("*.part-*") if is_part(part.name) and part not in parts]
     live.remove(path)
@@ -223,11 +222,13 @@ def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[Any]]])
     sync(folder / MODELS)
 
 
-def write_devices(folder: Path, columns: Mapping[str, Any]) -> None:
-    """Write ``devices.parquet``; each column has one entry a device."""
+def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:
+    """Write ``devices.parquet``; each column has one entry a device, and meters have theirs besides."""
     from fedsim.records.schema import DEVICES as SCHEMA
+    from fedsim.records.schema import with_columns
 
-    _write_columns(folder / DEVICES, columns, SCHEMA)
+    schema = with_columns(SCHEMA, meters.columns("device"))
+    _write_columns(folder / DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema)
 
 
 def write_availability(folder: Path, columns: Mapping[str, Any]) -> None:
@@ -237,14 +238,15 @@ def write_availability(folder: Path, columns: Mapping[str, Any]) -> None:
     _write_columns(folder / AVAILABILITY, columns, SCHEMA)
 
 
-def write_energy(folder: Path, columns: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
-    """Write ``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what else energy is counted by."""
-    from fedsim.records.schema import ENERGY as SCHEMA
+def write_meters(folder: Path, meters: Meters) -> None:
+    """Write the files that meters have of their own."""
+    from fedsim.records.schema import typed
 
-    devices = len(columns["zone"])
-    others = {"device": np.arange(devices)} | dict.fromkeys(("capacity_j", "initial_j", "charge_w"), [None] * devices)
-    _write_columns(folder / ENERGY, others | dict(columns), SCHEMA)
-    write_text(folder / ENERGY_SETTING, json.dumps(setting, indent=1, allow_nan=False) + "\n")
+    for name, content, columns in meters.files():
+        if columns:
+            _write_columns(folder / name, content, typed(columns))
+        else:
+            write_text(folder / name, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
@@ -254,8 +256,9 @@ def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
     from fedsim.records.schema import column
 
     rows = len(columns[schema.names[0]])
+    empty = [None] * rows
     with replacing(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer:
         for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
-            arrays = [column(columns[field.name][piece], field.type) for field in schema]
+            arrays = [column(columns.get(field.name, empty)[piece], field.type) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))

@@ -7,7 +7,7 @@ The ledger holds what really moved (``strict``). ``paper`` is a view over the sa
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from fedsim.records.schema import Payloads
+from fedsim.meters.base import Payloads
 
 Preset = Literal["strict", "paper"]
 

@@ -154,7 +154,7 @@ class RunFolder:
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
             tables = {files.EVENTS: schema.EVENTS, files.TRANSFERS: schema.TRANSFERS}
             tables |= {files.ROUNDS: schema.ROUNDS, files.DEVICES: schema.DEVICES, files.AVAILABILITY: schema.AVAILABILITY}
-            tables |= {files.ENERGY: schema.ENERGY}
+            tables |= schema.OF_METERS
             wanted, there = tables.get(name, ()), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for column in wanted:
                 if column.name not in there and column.name in schema.LATER:

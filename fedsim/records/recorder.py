@@ -5,27 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.durable import sync
+from fedsim.meters.base import Meters, Transfer, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
-from fedsim.records.energy import EnergyLedger
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import (
-    EVENTS,
-    OF_PEERS,
-    OF_TASKS,
-    ROUNDS,
-    TRANSFERS,
-    Row,
-    encode_payloads,
-    ends_of,
-    event_row,
-    purpose_of,
-)
+from fedsim.records.schema import EVENTS, OF_PEERS, OF_TASKS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row, with_columns
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
 _ROWS_AT_ONCE = 4_096
-_DIRECTIONS = {"download": "down", "upload": "up"}
 _MEASURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi")
 _ROUND_FIELDS = (*_MEASURES, "epsilon", "selected", "valid", "slow", "disconnected")
 
@@ -35,22 +23,19 @@ class Recorder:
 
     Args:
         folder: an existing folder, or None to keep only the rounds, in memory.
-        energy: the ledger of energy, if that is counted. It takes each record before this does.
+        meters: what is counted besides bytes. They take each record before this does.
 
     Attributes:
         ledger, rounds, last_time: the bytes, the aggregations, the time of the last record (s).
     """
 
-    def __init__(self, folder: Path | None, energy: EnergyLedger | None = None) -> None:
-        self.energy = energy
+    def __init__(self, folder: Path | None, meters: Meters | None = None) -> None:
+        self.meters = Meters() if meters is None else meters
         self._chain = EventChain()
         self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
         self._rows: list[Row] = []  # of records that the chain has not taken in yet
         self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self._follow = {
-            "server-transfer": self._take_server_transfer,
-            "edge-transfer": self._take_transfer,
-            "message": self._take_transfer,
             "updates-lost": self._take_updates_lost,
             "round": self._take_round,
         }
@@ -60,13 +45,17 @@ class Recorder:
         self._starts: dict[int, float] = {}
         self._moved = (0.0, 0.0, 0.0)
         self._folder = folder
-        tables = {} if folder is None else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: ROUNDS}
+        rounds = with_columns(ROUNDS, self.meters.columns("round"))
+        self._empty = dict.fromkeys(rounds.names)
+        tables = {} if folder is None else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: rounds}
         self._tables = {name: TableWriter(folder / name, schema) for name, schema in tables.items() if folder is not None}
 
     def take(self, record: Record) -> None:
         """Take in the next record."""
         time, kind, fields = record
         self.last_time = time
+        if self.meters:
+            self.meters.take(record)
         if kind in OF_TASKS:
             self._waiting.append(record)
             if len(self._waiting) < _ROWS_AT_ONCE:
@@ -76,6 +65,8 @@ class Recorder:
             self._rows.append(event_row(record))  # at once: what the fields hold may change later
             if kind in self._follow:
                 self._follow[kind](time, fields)
+            elif (ended := transfer_of(time, kind, fields, time)) is not None:
+                self._book_transfer(ended)
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
 
@@ -102,8 +93,7 @@ class Recorder:
     def close(self) -> None:
         """Bring the tables into their final files."""
         self._settle()
-        if self.energy is not None:
-            self.energy.close(self.last_time)
+        self.meters.close(self.last_time)
         for table in self._tables.values():
             table.close()
 
@@ -132,7 +122,7 @@ class Recorder:
             "last_time": self.last_time,
             "starts": self._starts,
             "moved": self._moved,
-            "energy": None if self.energy is None else self.energy.snapshot(),
+            "meters": self.meters.snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -148,8 +138,7 @@ class Recorder:
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
         self._starts, self._moved = state["starts"], state["moved"]
-        if self.energy is not None:
-            self.energy.restore(state["energy"])
+        self.meters.restore(state["meters"])
 
     def _settle(self) -> None:
         """Bring the events so far into their chain and their table, and the transfers into theirs."""
@@ -162,50 +151,18 @@ class Recorder:
             self._tables[files.TRANSFERS].extend(transfers)
 
     def _book_step(self, time: float, fields: dict[str, Any]) -> None:
-        """A message is a row of the transfers; other steps are none."""
-        step, task = fields["step"], fields["task"]
-        if step not in _DIRECTIONS:
-            if step == "train" and not fields["epochs"]:
-                self.ledger.note_idle(task)
-            return
-        direction, payloads, delivered = _DIRECTIONS[step], fields["payloads"], fields["delivered"]
-        self.ledger.add(task, direction, payloads, delivered)
-        ends = fields.get("sender"), fields.get("receiver")
-        if any(ends):
-            self.ledger.note_edge(task)
-        self._transfers.append(
-            (
-                self._starts[task],
-                time,
-                fields["device"],
-                direction,
-                purpose_of(payloads),
-                fields["bytes"],
-                delivered,
-                fields.get("wire_bytes", delivered),
-                fields["outcome"],
-                fields["round"],
-                task,
-                encode_payloads(payloads),
-                *ends,
-            )
-        )
+        task = fields["task"]
+        ended = transfer_of(time, "step-end", fields, self._starts[task])
+        if ended is not None:
+            self._book_transfer(ended)
+        elif fields["step"] == "train" and not fields["epochs"]:
+            self.ledger.note_idle(task)
 
-    def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
-        purpose, size = fields["purpose"], fields["bytes"]
-        payloads = ((purpose, size),)
-        self.ledger.add(None, "up", payloads, size)
-        text, ends = encode_payloads(payloads), (fields["sender"], fields["receiver"])
-        about = ("up", purpose, size, size, 0.0, "done", fields.get("round"), None, text)
-        self._transfers.append((time, time, None, *about, *ends))
-
-    def _take_transfer(self, time: float, fields: dict[str, Any]) -> None:
-        payloads, delivered = fields["payloads"], fields["delivered"]
-        direction, *ends = ends_of(fields)
-        self.ledger.add(None, direction, payloads, delivered)
-        sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
-        about = (purpose_of(payloads), *sizes, fields["outcome"], fields["round"], None, encode_payloads(payloads))
-        self._transfers.append((fields["start"], time, None, direction, *about, *ends))
+    def _book_transfer(self, ended: Transfer) -> None:
+        self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
+        if ended.task is not None and (ended.sender or ended.receiver):
+            self.ledger.note_edge(ended.task)
+        self._transfers.append((*ended[:11], encode_payloads(ended.payloads), *ended[12:]))
 
     def _take_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
         self.ledger.lose(fields["tasks"])
@@ -214,11 +171,9 @@ class Recorder:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
-        row = {"round": fields["round"], "time": time} | {name: fields.get(name) for name in _ROUND_FIELDS}
-        row |= {"bytes_down": down, "bytes_up": up}
-        later = {"bytes_peer": peer if moved[2] else None} | {name: fields.get(name) for name in OF_PEERS}
-        row |= {"joules": None, "grams": None} if self.energy is None else self.energy.since_last(time)
-        row |= later
+        row = self._empty | {"round": fields["round"], "time": time}
+        row |= {name: fields.get(name) for name in (*_ROUND_FIELDS, *OF_PEERS)}
+        row |= {"bytes_down": down, "bytes_up": up, "bytes_peer": peer if moved[2] else None} | self.meters.of_round(time)
         self.rounds.append(row)
         self.ledger.close_round(self._starts)
         if self._tables:

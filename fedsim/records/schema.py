@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from fedsim.errors import ScenarioError
+from fedsim.meters import OF_SECTIONS
+from fedsim.meters.base import Payloads
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from fedsim.meters.base import Column
     from fedsim.simulation import Record
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
@@ -36,6 +41,12 @@ OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
 """Records of the engine's own, most of all: they say whose they are, and what they say never changes."""
 
 _about_task = itemgetter("device", "round", "group", "task")
+
+
+def _metered(table: str) -> "list[tuple[str, pa.DataType]]":
+    """The columns of the meters that have a section of the scenario, in ``round`` or ``device``."""
+    return [(column.name, pa.float64()) for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
+
 
 _name = pa.dictionary(pa.int16(), pa.string())
 
@@ -91,8 +102,7 @@ ROUNDS = pa.schema(
         ("disconnected", pa.int32()),
         ("bytes_down", pa.float64()),
         ("bytes_up", pa.float64()),
-        ("joules", pa.float64()),
-        ("grams", pa.float64()),
+        *_metered("round"),
         ("bytes_peer", pa.float64()),
         ("mean_accuracy", pa.float64()),
         ("consensus", pa.float64()),
@@ -102,7 +112,8 @@ ROUNDS = pa.schema(
 OF_PEERS = ("mean_accuracy", "consensus")
 """Columns of rounds that only strategies without a server fill."""
 
-LATER = {"wire_bytes": "delivered"} | dict.fromkeys(("epsilon", "joules", "grams", "bytes_peer", *OF_PEERS))
+_LATER_ROUNDS = ("epsilon", *(name for name, _ in _metered("round")), "bytes_peer", *OF_PEERS)
+LATER = {"wire_bytes": "delivered"} | dict.fromkeys(_LATER_ROUNDS)
 """Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
 
 DEVICES = pa.schema(
@@ -119,7 +130,7 @@ DEVICES = pa.schema(
         ("group", pa.int32()),
         ("selected", pa.int32()),
         ("accuracy", pa.float64()),
-        ("joules", pa.float64()),
+        *_metered("device"),
     ]
 )
 
@@ -128,15 +139,27 @@ ASKED = "asked"
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
 
-ENERGY = pa.schema(
-    [
-        ("device", pa.int32()),
-        ("zone", pa.int32()),
-        *((name, pa.float64()) for name in ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte")),
-        *((name, pa.float64()) for name in ("tail_w", "tail_s", "capacity_j", "initial_j", "charge_w")),
-        *((name, pa.float64()) for name in ("idle_j", "compute_j", "receive_j", "send_j", "tail_j", "grams")),
-    ]
-)
+
+def typed(columns: "Mapping[str, type]") -> pa.Schema:
+    """The columns of a meter's own table: ``int`` or ``float`` by name."""
+    return pa.schema([(name, pa.int32() if kind is int else pa.float64()) for name, kind in columns.items()])
+
+
+OF_METERS = {name: typed(columns) for meter in OF_SECTIONS for name, columns in meter.tables.items()}
+"""The tables of meters that have a section of the scenario, by file."""
+
+
+def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
+    """A table with columns of meters besides; each has its unit and what it is as metadata.
+
+    Raises:
+        ScenarioError: the table has a column of that name.
+    """
+    for one in columns:
+        if one.name in schema.names:
+            raise ScenarioError(f"meters: the column {one.name!r} is in the table already, beside {', '.join(schema.names)}")
+        schema = schema.append(pa.field(one.name, pa.float64(), metadata={"unit": one.unit, "about": one.about}))
+    return schema
 
 
 def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
@@ -160,9 +183,6 @@ def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Arra
 
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """A value as JSON, without spaces and with sorted keys."""
-
-Payloads = tuple[tuple[str, float], ...]
-"""The parts of a message in the order in which they are sent: purpose and bytes of each."""
 
 Row = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
 
@@ -215,17 +235,3 @@ def encode_payloads(payloads: Payloads) -> str:
 @lru_cache(maxsize=4096, typed=True)  # typed: 8 and 8.0 are written differently
 def _encode_payload(purpose: str, size: float) -> str:
     return encode((purpose, size))
-
-
-@lru_cache(maxsize=4096)
-def purpose_of(payloads: Payloads) -> str:
-    """The purposes of a message's payloads, in one word."""
-    return "+".join([purpose for purpose, _ in payloads])
-
-
-def ends_of(told: "Mapping[str, Any]") -> tuple[str, str, str]:
-    """``direction``, ``sender`` and ``receiver`` of a message outside of tasks, from its record."""
-    if "source" in told:
-        return "peer", told["source"], told["destination"]
-    edge, direction = f"edge {told['edge']}", told["direction"]
-    return (direction, "server", edge) if direction == "down" else (direction, edge, "server")

@@ -18,6 +18,8 @@ from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
+from fedsim.meters.base import MeterContext
+from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
@@ -55,7 +57,7 @@ class Run:
     Attributes:
         scenario, simulation: what runs, and its clock.
         population, network, edges, tasks, processes: the world.
-        energy: what is drawn in it; None where that is not counted.
+        meters: what is counted besides bytes.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
         dispatch: what carries the messages of the two halves.
@@ -81,11 +83,15 @@ class Run:
         availability = bounded(paths, self.population)
         self._past = availability.span  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
-        self.energy, batteries = None, None
+        places = scenario.network.edge_servers or scenario.network.places
+        context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
+        self.meters = scenario.meters_in(context)
+        for table in ("round", "device"):
+            with_columns(ROUNDS if table == "round" else DEVICES, self.meters.columns(table))
+        batteries = None
         if scenario.energy is not None:
-            places, overhead = scenario.network.edge_servers or scenario.network.places, self.network.overhead
-            self.energy = scenario.energy.build(streams, spec.devices, places, root, capacity.powers(), overhead)
-            batteries = scenario.energy.batteries(self.energy, simulation, streams, self.population.arrival, paths, root)
+            meter = self.meters.of_sections["energy"]
+            batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, paths, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = powered.past
@@ -277,7 +283,6 @@ class Run:
             "group": self.strategy.groups_of(numbers),
             "selected": [self.tasks.times_selected.get(device, 0) for device in numbers],
             "accuracy": [measured.get(device) for device in numbers] if measured else [None] * len(devices),
-            "joules": [None] * len(devices),
         }
 
     @property

@@ -17,16 +17,16 @@ from fedsim.errors import CheckpointError, ScenarioError, home_of, nearest
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
+from fedsim.meters.base import Column
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records import live
 from fedsim.records.digest import models_digest
-from fedsim.records.energy import EnergyLedger
 from fedsim.records.live import RUNNING
 from fedsim.records.lock import locked
 from fedsim.records.reading import as_frame
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED, ROUNDS
+from fedsim.records.schema import ASKED, ROUNDS, with_columns
 from fedsim.records.targets import costs_to
 from fedsim.running.live import EVERY_S, Live
 from fedsim.simulation import Simulation
@@ -66,7 +66,8 @@ class Result:
         """One row an aggregation, as ``load_run(...).rounds`` has them."""
         import pyarrow as pa
 
-        return as_frame(pa.Table.from_pylist(self.rows, schema=ROUNDS))
+        own = [Column(name, "", "") for row in self.rows[:1] for name in row if name not in ROUNDS.names]
+        return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
 
     def costs_to(self, accuracy: float) -> dict[str, float]:
         """What it took until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
@@ -159,19 +160,16 @@ class Job:
                 held.enter_context(locked(out))
                 files.refuse_unusable(out)  # another process may have used it meanwhile
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
-            energy = None if self.run.energy is None else EnergyLedger(self.run.energy.columns, self.run.energy.setting)
-            self.recorder = Recorder(out, energy)
+            self.recorder = Recorder(out, self.run.meters)
             self.checkpointer: Checkpointer | None = None
             if out is not None:
                 origins = Origins(self.run)
                 if resume:
                     resume_run(out, self.run, self.recorder, origins)
-                    files.reopen(out, self.recorder.parts)
+                    files.reopen(out, self.recorder.parts, self.run.meters.file_names)
                 files.write_network(out, self.run.network.layout())
                 if lost is None:
                     self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
-            if energy is not None:
-                self.simulation.listen(energy.take)
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch, kinds=("round",) if scenario.checkpoint.time is None else ())
@@ -237,12 +235,8 @@ class Job:
         files.write_text(folder / files.SUMMARY, files.summary_text(self._summary(RUNNING)))
 
     def _write_devices(self, out: Path) -> None:
-        energy, columns = self.recorder.energy, self.run.device_columns()
-        if energy is not None:
-            drawn = energy.of_devices()
-            columns["joules"] = drawn["joules"][columns["device"]]
-            files.write_energy(out, {**energy.columns, **drawn}, energy.setting)
-        files.write_devices(out, columns)
+        files.write_meters(out, self.run.meters)
+        files.write_devices(out, self.run.device_columns(), self.run.meters)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         recorder = self.recorder
@@ -262,7 +256,7 @@ class Job:
                 "best": max(accuracies) if accuracies else None,
             },
             "bytes": recorder.ledger.summary(),
-            **({} if recorder.energy is None else {"energy": recorder.energy.summary()}),
+            **recorder.meters.summary(),
             **self.run.strategy.facts(),
             "events": recorder.chain.count,
             "events_sha256": recorder.chain.hexdigest(),

@@ -357,6 +357,7 @@ class TaskRunner:
             "times_selected": np.array(list(self.times_selected.items()), dtype=np.int64).reshape(-1, 2),
             "running": list(self.running.values()),
             "off": sorted(self.off),
+            "batteries": None if self.batteries is None else self.batteries.snapshot(),
             **self.computing.snapshot(),
             **self.transfers.snapshot(self.running),
         }
@@ -366,6 +367,8 @@ class TaskRunner:
 
         Alarms follow by ``rearm``, queues by ``queue``.
         """
+        if self.batteries is not None:
+            self.batteries.restore(state["batteries"])
         self._asked = state["asked"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
         self.times_selected = Counter(dict(state["times_selected"].tolist()))
@@ -380,7 +383,10 @@ class TaskRunner:
         self.transfers.restore(state, self.running)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: of a ``step``, ``look-ahead``, ``vanish`` or ``battery``."""
+        """Set an alarm that was there when the snapshot was taken: of a task, or of a battery that is ``flat``."""
+        if kind == "flat" and self.batteries is not None:
+            self.batteries.rearm(kind, number, when)
+            return
         task = self.running[number]
         ring: dict[str, Callable[[], None]] = {
             "step": task.carried_out,

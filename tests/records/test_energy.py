@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
+from fedsim.meters.base import MeterContext
+from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
 from fedsim.records.audit import audit
-from fedsim.records.energy import Zone
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
 from fedsim.testing import run
@@ -65,7 +66,7 @@ def test_a_round_by_hand(tmp_path: Path) -> None:
     assert summary["energy"] == {"joules": close(113.5), "by_phase": by_phase, "wasted": 0.0}
     folder = sound(tmp_path / "run")
     assert folder.devices[0]["joules"] == close(113.5)
-    assert folder.rows(files.ENERGY)[0]["send_j"] == close(26)
+    assert folder.rows(TABLE)[0]["send_j"] == close(26)
     assert (folder.rounds[0]["joules"], folder.rounds[0]["grams"]) == (close(113.5), None)
 
 
@@ -104,7 +105,7 @@ def test_who_is_there_draws_between_its_tasks_too(tmp_path: Path) -> None:
     folder = sound(tmp_path / "run")
     first = {event["device"]: event["time"] for event in reversed(folder.events) if event["kind"] == "task-start"}
     end = {0: folder.summary["simulated_s"], 1: 80.0}
-    idle = {row["device"]: row["idle_j"] for row in folder.rows(files.ENERGY)}
+    idle = {row["device"]: row["idle_j"] for row in folder.rows(TABLE)}
     assert idle == {device: close(0.5 * (end[device] - first[device])) for device in (0, 1)}
     assert math.fsum(row["joules"] for row in folder.rounds) == close(folder.summary["energy"]["joules"])
 
@@ -159,12 +160,12 @@ def test_carbon_from_a_file(tmp_path: Path) -> None:
 def test_presets_and_what_is_said_beside_them() -> None:
     one = fedsim.Scenario(**world({"preset": "smartphone-4g", "idle": "1 W"}))
     assert one.energy is not None
-    columns = one.energy.build(Streams(1), 3, None, None, {}).columns
+    columns = one.energy.build(MeterContext(3, None, Streams(1))).columns
     assert columns["idle_w"].tolist() == [1.0] * 3
     assert columns["tail_s"][0] == pytest.approx(11.576, abs=1e-9)
     both = fedsim.Scenario(**world({"preset": ["raspberry-pi-4", "laptop"], "shares": [0.25, 0.75]}))
     assert both.energy is not None
-    idle = both.energy.build(Streams(1), 4000, None, None, {}).columns["idle_w"]
+    idle = both.energy.build(MeterContext(4000, None, Streams(1))).columns["idle_w"]
     assert set(idle.tolist()) == {2.35, 4.0}
     assert 0.22 < (idle == 2.35).mean() < 0.28
 
@@ -181,12 +182,12 @@ def test_powers_of_the_devices_kinds(tmp_path: Path) -> None:
         run(sections, tmp_path / name)
         return sound(tmp_path / name)
 
-    rows = drawn({"send": "7 W"}, "kinds").table(files.ENERGY).to_pydict()
+    rows = drawn({"send": "7 W"}, "kinds").table(TABLE).to_pydict()
     assert rows["idle_w"] == [1.0, 4.7, 1.0]
     assert rows["compute_w"] == [2.0, 6.3, 2.0]
     assert rows["receive_w"] == [3.0, 0.5, 3.0]
     assert rows["send_w"] == [7.0] * 3
-    assert drawn({"preset": "laptop"}, "preset").table(files.ENERGY).column("idle_w").to_pylist() == [4.0] * 3
+    assert drawn({"preset": "laptop"}, "preset").table(TABLE).column("idle_w").to_pylist() == [4.0] * 3
 
 
 @pytest.mark.parametrize("name", sorted(TITLES.keys() & catalogue().keys()))
@@ -195,7 +196,7 @@ def test_a_preset_that_is_a_kind_of_device_draws_what_the_kind_does(name: str) -
     drawn = {"idle_w": kind.idle, "compute_w": kind.compute, "receive_w": kind.radio, "send_w": kind.radio}
     energy = fedsim.Scenario(**world({"preset": name})).energy
     assert energy is not None
-    columns = energy.build(Streams(1), 1, None, None, {}).columns
+    columns = energy.build(MeterContext(1, None, Streams(1))).columns
     assert {column: values.item() for column, values in columns.items() if values.item()} == drawn
 
 
@@ -242,12 +243,12 @@ def test_device_by_device() -> None:
     energy["battery"] |= {"charging": {"kind": "daily", "begins": ["1 h", "2 h"], "lasts": "1 h"}}
     spec = fedsim.Scenario(**world(energy, population={"devices": 2})).energy
     assert spec is not None
-    columns = spec.build(Streams(1), 2, None, None, {}).columns
+    columns = spec.build(MeterContext(2, None, Streams(1))).columns
     assert columns["idle_w"].tolist() == [1, 2]
     assert columns["tail_s"].tolist() == [1, 2]
     assert columns["initial_j"].tolist() == [10, 20]
     with pytest.raises(fedsim.ScenarioError, match=r"energy\.idle lists 2 values for 3 devices"):
-        spec.build(Streams(1), 3, None, None, {})
+        spec.build(MeterContext(3, None, Streams(1)))
 
 
 def test_a_flat_battery_is_in_the_table_of_availability(tmp_path: Path) -> None:
@@ -314,9 +315,9 @@ def test_the_audit_finds_what_was_changed(tmp_path: Path) -> None:
         path.write_bytes(kept)
         return found
 
-    assert with_column(files.ENERGY, "compute_j", 1.01)[check]
-    assert with_column(files.ENERGY, "compute_w", 1.01)[held]
-    assert with_column(files.ENERGY, "initial_j", 1.01)[held]
+    assert with_column(TABLE, "compute_j", 1.01)[check]
+    assert with_column(TABLE, "compute_w", 1.01)[held]
+    assert with_column(TABLE, "initial_j", 1.01)[held]
     assert with_column(files.DEVICES, "joules", 1.01)[check]
     assert with_column(files.ROUNDS, "joules", 9.0)[check]
     path = tmp_path / "run" / files.SUMMARY

@@ -17,6 +17,7 @@ import tomli_w
 from safetensors.numpy import load_file, save_file
 
 from fedsim.files import read_toml
+from fedsim.meters.energy import SETTING, TABLE
 from fedsim.records import folder as files
 from fedsim.records.audit import audit
 from fedsim.records.digest import models_digest
@@ -134,7 +135,7 @@ def record(folder: Path, kind: str, change: Callable[[dict[str, Any]], Any], ste
 
 
 def setting(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = folder / files.ENERGY_SETTING
+    path = folder / SETTING
     told = json.loads(path.read_text())
     change(told)
     path.write_text(json.dumps(told, indent=1) + "\n")
@@ -143,7 +144,7 @@ def setting(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def dirtier(folder: Path, factor: float) -> None:
     """Another intensity of the grid, in all books."""
     setting(folder, lambda told: [zone.update(hours=[factor * hour for hour in zone["hours"]]) for zone in told["zones"]])
-    for name in (files.ROUNDS, files.ENERGY):
+    for name in (files.ROUNDS, TABLE):
         column(folder, name, "grams", times(factor))
     summary = json.loads((folder / files.SUMMARY).read_text())
     summary["energy"]["grams"] *= factor
@@ -235,9 +236,9 @@ DONE: dict[str, dict[str, Forge]] = {
         },
         "links": partial(column, name=files.DEVICES, key="link_up", change=times(2)),
         "latency": partial(column, name=files.DEVICES, key="latency", change=times(0.5)),
-        "capacity": partial(column, name=files.ENERGY, key="capacity_j", change=times(2)),
-        "one capacity": partial(column, name=files.ENERGY, key="capacity_j", change=times(1.2, 7)),
-        "zones": partial(column, name=files.ENERGY, key="zone", change=lambda zone: 1 - zone),
+        "capacity": partial(column, name=TABLE, key="capacity_j", change=times(2)),
+        "one capacity": partial(column, name=TABLE, key="capacity_j", change=times(1.2, 7)),
+        "zones": partial(column, name=TABLE, key="zone", change=lambda zone: 1 - zone),
         "joules": partial(column, name=files.ROUNDS, key="joules", change=moved(10.0)),
         "a joule": partial(column, name=files.ROUNDS, key="joules", change=moved(1.0)),
         "grams": partial(column, name=files.ROUNDS, key="grams", change=moved(1e-3)),
@@ -314,11 +315,11 @@ def test_all_forgeries_are_found(honest: Mapping[str, Path], tmp_path: Path) -> 
 def test_a_damaged_table_of_energy_is_a_finding_and_no_warning(honest: Mapping[str, Path], tmp_path: Path) -> None:
     """Numbers that are none, infinite or missing, and zones that do not exist: warnings are errors here."""
     folder = shutil.copytree(honest["fedavg"], tmp_path / "run")
-    whole = pq.read_table(folder / files.ENERGY)
+    whole = pq.read_table(folder / TABLE)
     for name, wrong in zip(whole.column_names[1:], cycle((math.nan, math.inf, -math.inf, 1e308, None)), strict=False):
         place = whole.schema.get_field_index(name)
         field = whole.schema.field(place)
         values = [wrong if field.type == pa.float64() else 10**6, *whole[name].to_pylist()[1:]]
-        pq.write_table(whole.set_column(place, field, pa.array(values, field.type)), folder / files.ENERGY)
+        pq.write_table(whole.set_column(place, field, pa.array(values, field.type)), folder / TABLE)
         seal(folder)
         assert found(folder), (name, wrong)

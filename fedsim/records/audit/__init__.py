@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.errors import RunFolderError
+from fedsim.errors import FedsimError
+from fedsim.language.imports import from_file
 from fedsim.records.audit import (
     aggregation,
     books,
@@ -20,6 +21,7 @@ from fedsim.records.audit import (
     files,
     limits,
     links,
+    meters,
     presence,
     rounds,
     training,
@@ -53,6 +55,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "epochs agree with their ends": training.epochs_agree,
     "training took as long as samples and speed say": training.durations_agree,
     "energy is counted as the scenario says": world.energy_as_said,
+    "meters agree with the records": meters.meters_agree,
     "energy adds up over phases, devices and rounds": energy.energy_adds_up,
     "no battery was below zero, or gave what it did not hold": energy.batteries_hold,
 }
@@ -61,14 +64,17 @@ MOST_FINDINGS = 10_000
 """How many findings of one check are listed: one record too many can make all that follow wrong."""
 
 
-def audit(path: str | Path) -> dict[str, list[str]]:
+def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
     """Run every check on the run folder at ``path``; returns what each found, an empty list where all is well.
+
+    ``allow_code``: whether the meters that its scenario names by import path are imported, to count again.
 
     Raises:
         RunFolderError: there is no run folder.
     """
     evidence = Evidence(RunFolder(path))
-    return {name: _findings(check, evidence) for name, check in CHECKS.items()}
+    with from_file(allow_code):
+        return {name: _findings(check, evidence) for name, check in CHECKS.items()}
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
@@ -80,7 +86,7 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
             found += islice(findings, MOST_FINDINGS)
             if next(findings, None) is not None:
                 found.append(f"more than these {MOST_FINDINGS} findings, which are not listed")
-    except RunFolderError as error:
+    except FedsimError as error:
         found.append(str(error))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         found.append(f"cannot be checked: the folder is damaged ({type(error).__name__}: {error})")

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsim.language.units import TICK_S
+from fedsim.meters.energy import COMPUTING, DAY_S, PHASES, PLACES, TABLE
 from fedsim.records import folder as files
 from fedsim.records.audit.columns import NO_WORD, Columns, Floats, Ints, Mask, Sequences
 from fedsim.records.audit.evidence import Evidence
-from fedsim.records.energy import COMPUTING, DAY_S, PHASES, PLACES
-from fedsim.records.schema import DEVICES, ENERGY, ROUNDS
+from fedsim.records.schema import DEVICES, OF_METERS, ROUNDS
 
 _HOURS = np.arange(25) * 3600.0
 _GOES_ON = -1
@@ -64,7 +64,7 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
     told = Columns(evidence.run, files.DEVICES, DEVICES, ("joules",), evidence.words)["joules"]
     shown = joules if evidence.run.has_all_devices else joules[evidence.devices["device"]]
     if len(told) != len(shown) or not _close(told, shown).all():
-        yield f"the devices' joules in {files.DEVICES} are not those in {files.ENERGY}"
+        yield f"the devices' joules in {files.DEVICES} are not those in {TABLE}"
     yield from _rounds(evidence, account, everything)
 
 
@@ -121,7 +121,7 @@ class _Account:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence, self._events = evidence, evidence.events
-        self.table = Columns(evidence.run, files.ENERGY, ENERGY, ENERGY.names[1:], evidence.words)
+        self.table = Columns(evidence.run, TABLE, OF_METERS[TABLE], OF_METERS[TABLE].names[1:], evidence.words)
         self.setting = evidence.energy_setting
         self._end = evidence.run.summary["simulated_s"]
 

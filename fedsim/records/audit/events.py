@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
+from fedsim.meters.base import ends_of
 from fedsim.records.audit.columns import NO_WORD, Columns, Floats, Ints, Mask, Numbers, Words
 from fedsim.records.audit.texts import Data, Texts, Unreadable
 from fedsim.records.audit.transfers import PayloadKinds, number
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS as SCHEMA
-from fedsim.records.schema import ends_of
 
 _WANTED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 

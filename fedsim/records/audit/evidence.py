@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import Bytes
+from fedsim.meters.energy import SETTING
 from fedsim.records import folder as files
 from fedsim.records.audit.columns import Columns, Ints, Words
 from fedsim.records.audit.events import Events
@@ -76,13 +77,19 @@ class Evidence:
         return self._once(files.NETWORK, lambda: self._json(files.NETWORK) if self.run.has(files.NETWORK) else None)
 
     @property
+    def cells(self) -> int:
+        """How many cells there are, or places to which devices are attached."""
+        network = self.run.scenario["network"]
+        return network.get("cells", 0) if self.network is None else len(self.network["routes"]["down"])
+
+    @property
     def energy_setting(self) -> dict[str, Any]:
         """What energy is counted by, besides what each device draws.
 
         Raises:
             RunFolderError: it is missing or damaged.
         """
-        return self._once(files.ENERGY_SETTING, lambda: self._json(files.ENERGY_SETTING))
+        return self._once(SETTING, lambda: self._json(SETTING))
 
     @property
     def overhead(self) -> float:

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter
 
 from fedsim.language import units
 from fedsim.language.sizes import Sizes
+from fedsim.meters.energy import DAY_S, SETTING, TABLE
 from fedsim.records import folder as files
 from fedsim.records.audit.columns import Columns, Floats
 from fedsim.records.audit.evidence import Evidence
-from fedsim.records.energy import DAY_S
-from fedsim.records.schema import DEVICES, ENERGY
+from fedsim.records.schema import DEVICES, OF_METERS
 from fedsim.streams import Streams
 
 Table = Mapping[str, Any]
@@ -39,14 +39,14 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
     """What energy is counted by is what the scenario says, and the devices' batteries and powers are those that it draws."""
     said = evidence.run.scenario.get("energy")
-    if said is None or not evidence.run.has(files.ENERGY):
+    if said is None or not evidence.run.has(TABLE):
         return
     setting = evidence.energy_setting
     for key, value in _setting(evidence, said).items():
         if not _alike(setting[key], value):
-            yield f"{key} is {setting[key]!r} in {files.ENERGY_SETTING}, the scenario says {value!r}"
+            yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
     drawn = _of_energy(evidence, said)
-    yield from _differing(Columns(evidence.run, files.ENERGY, ENERGY, tuple(drawn), evidence.words), drawn, "energy: ")
+    yield from _differing(Columns(evidence.run, TABLE, OF_METERS[TABLE], tuple(drawn), evidence.words), drawn, "energy: ")
 
 
 def _differing(table: Columns, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
@@ -113,13 +113,11 @@ def _setting(evidence: Evidence, said: Table) -> dict[str, Any]:
             "j_byte": 0.0 if a_byte is None else _read(units.JoulesPerByte, a_byte),
         }
 
-    network = evidence.run.scenario["network"]
-    cells = network.get("cells", 0) if evidence.network is None else len(evidence.network["routes"]["down"])
     setting = {
         "idle_while": said["idle_while"],
         "batteries": "battery" in said,
         "server": place(said.get("server"), 1),
-        "edge": place(said.get("edge"), cells),
+        "edge": place(said.get("edge"), evidence.cells),
     }
     zones = said.get("carbon", {"zones": []})["zones"]
     if not any("file" in zone for zone in zones):

@@ -45,7 +45,7 @@ TITLES = {
 
 
 def coefficients(name: str) -> dict[str, float]:
-    """What is drawn by a preset: ``fedsim.records.energy.COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
+    """What is drawn by a preset: ``fedsim.meters.energy.COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
     if name in _PRESETS:
         return _PRESETS[name]
     kind = find_kind(name, {}, "energy.preset")

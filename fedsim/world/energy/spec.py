@@ -1,6 +1,5 @@
 """``[energy]``: what devices and the server's side draw, from which grid, and out of which batteries."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +11,8 @@ from pydantic_core import PydanticCustomError
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts
+from fedsim.meters.base import Meter, MeterContext
+from fedsim.meters.energy import EnergyMeter
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.distributions import Distribution, TimeDistribution
@@ -72,20 +73,6 @@ def _preset(value: Any) -> Any:
     return names
 
 
-@dataclass(frozen=True)
-class Energy:
-    """What is drawn, by device and at the server's side.
-
-    Attributes:
-        columns: coefficients by device (W, J a byte, s), float64 [devices] each, and each one's ``zone``, int64 [devices]; with
-            batteries also ``capacity_j`` and ``initial_j``.
-        setting: all else that energy is counted by, as plain tables (``fedsim.records.energy``).
-    """
-
-    columns: dict[str, NDArray[Any]]
-    setting: dict[str, Any]
-
-
 class EnergySpec(Spec):
     """``[energy]``: all that a device draws beyond ``idle`` comes on top of it. What is not said is the preset's, or that of
     the device's kind, or nothing.
@@ -137,35 +124,27 @@ class EnergySpec(Spec):
             raise ValueError("'starts' is a time of the day: less than '24 h'")
         return self
 
-    def build(
-        self,
-        streams: Streams,
-        devices: int,
-        cells: int | None,
-        root: Path | None,
-        powers: dict[str, NDArray[Any]],
-        overhead: float = 1.0,
-    ) -> Energy:
-        """What is drawn in a world of so many devices and ``cells`` (None where there are none).
+    def build(self, context: MeterContext) -> EnergyMeter:
+        """What is drawn in a world, by device and at the server's side. Draws from ``world/energy/...``.
 
-        Draws from ``world/energy/...``; files are sought under ``root``. ``powers`` are those of the devices' kinds (W),
-        float64 [devices] each: they stand where there is no preset. A byte of payload is ``overhead`` bytes on the wire of a
-        device; joules a byte are counted by payload from here on.
+        The powers of the devices' kinds stand where there is no preset. Joules a byte are counted by payload from here on.
 
         Raises:
             ScenarioError: there are no cells for ``edge``.
             DataError: a file is missing or malformed.
         """
+        streams, devices, cells, root = context.streams, context.devices, context.places, context.folder
         if self.edge is not None and cells is None:
             raise ScenarioError('energy.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
-        columns: dict[str, NDArray[Any]] = self._of_presets(streams, devices) | (powers if self.preset is None else {})
+        columns: dict[str, NDArray[Any]] = self._of_presets(streams, devices)
+        columns |= context.powers if self.preset is None else {}
         for key, name in _KEYS.items():
             said: Distribution | None = getattr(self, key)
             if said is not None:
                 columns[name] = said.by_device(f"energy.{key}", streams.generator(f"world/energy/{key}"), devices, root)
         columns["compute_w"] = columns["compute_w"] * self.utilisation
         for name in ("receive_j_byte", "send_j_byte"):
-            columns[name] = columns[name] * overhead
+            columns[name] = columns[name] * context.overhead
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
         zones = [] if self.carbon is None else self.carbon.profiles(root, self.starts)
         columns["zone"] = np.zeros(devices, dtype=np.int64) if self.carbon is None else self.carbon.draw(streams, devices)
@@ -178,11 +157,11 @@ class EnergySpec(Spec):
             "edge": (self.edge or EdgeSpec()).coefficients(cells or 0),
             "zones": zones,
         }
-        return Energy(columns, setting)
+        return EnergyMeter(columns, setting)
 
     def batteries(
         self,
-        energy: Energy,
+        energy: Meter,
         simulation: Simulation,
         streams: Streams,
         arrival: NDArray[np.float64],
@@ -192,6 +171,7 @@ class EnergySpec(Spec):
         """The batteries of devices that join at ``arrival`` (s) and are reached as ``paths`` say; None where there are none."""
         if self.battery is None:
             return None
+        assert isinstance(energy, EnergyMeter)
         charging = self.battery.charging.build(streams, len(arrival), self.starts, paths, root)
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Generator
 from functools import cache
-from inspect import Parameter, isgeneratorfunction, signature
+from inspect import isgeneratorfunction, signature
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, SerializeAsAny, create_model, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.language.families import Family
+from fedsim.language.families import Family, keys_of
 from fedsim.language.imports import named
 from fedsim.language.spec import Spec
 
@@ -53,19 +53,11 @@ class _OpenProcess(Process):
 @cache
 def _of_function(function: FunctionType, path: str) -> type[Process]:
     """A process that is a generator function ``f(world, ...)``: its other parameters are the scenario's keys."""
-    parameters = list(signature(function, eval_str=True).parameters.values())
-    if not isgeneratorfunction(function) or not parameters:
+    if not isgeneratorfunction(function) or not signature(function).parameters:
         raise ScenarioError(
             f"kind is {path!r}, which must be a generator function of one parameter or more: 'def f(world)' with 'yield'"
         )
-    is_open = parameters[-1].kind is Parameter.VAR_KEYWORD
-    fields: dict[str, Any] = {
-        parameter.name: (
-            Any if parameter.annotation is Parameter.empty else parameter.annotation,
-            ... if parameter.default is Parameter.empty else parameter.default,
-        )
-        for parameter in (parameters[1:-1] if is_open else parameters[1:])
-    }
+    fields, is_open = keys_of(function)
 
     def run(self: Process, world: "World") -> Generator[Any, Any, Any]:
         given = {name: getattr(self, name) for name in fields}

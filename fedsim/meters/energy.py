@@ -10,13 +10,14 @@ Energy is drawn from a grid whose carbon intensity may differ by zone and by the
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.simulation import Record
+from fedsim.meters.base import Column, Meter, Step
 
+TABLE, SETTING = "energy.parquet", "energy.json"
 PHASES = ("idle", "compute", "receive", "send", "tail")
 PLACES = ("server", "edge")
 COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte", "tail_w", "tail_s")
@@ -62,7 +63,7 @@ class Zone:
         return days * self._before[24] + self._before[hour] + (rest - hour * _HOUR_S) * self._hours[hour]
 
 
-class EnergyLedger:
+class EnergyMeter(Meter):
     """Joules and grams, booked as the records come.
 
     Args:
@@ -77,6 +78,18 @@ class EnergyLedger:
             epoch that counts.
         grams: CO2 of all of it; None where it is not counted.
     """
+
+    round_columns = (
+        Column("joules", "J", "drawn since the round before ended: a phase is booked when it is over"),
+        Column("grams", "g", "of CO2 of these"),
+    )
+    device_columns = (Column("joules", "J", "drawn in all phases"),)
+    tables: ClassVar = {
+        TABLE: {"device": int, "zone": int}
+        | dict.fromkeys((*COEFFICIENTS, "capacity_j", "initial_j", "charge_w"), float)
+        | dict.fromkeys((*(f"{phase}_j" for phase in PHASES), "grams"), float)
+    }
+    fixed = ("columns", "setting", "_zones", "_while_there", "_by_battery")
 
     def __init__(self, columns: Columns, setting: Mapping[str, Any]) -> None:
         self.columns, self.setting = columns, setting
@@ -96,41 +109,18 @@ class EnergyLedger:
         self._places_since = 0.0
         self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
         self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
-        self._steps: dict[int, float] = {}  # begins
         self._at_edges: dict[int, float] = {}  # what tasks drew whose work is at an edge server, and may be lost there
         self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin, whose it is, whether that is wasted
-        self._told = (0.0, 0.0)
-        self._follow = {
-            "task-start": self._take_task_start,
-            "step-start": self._take_step_start,
-            "step-end": self._take_step_end,
-            "task-end": self._take_task_end,
-            "departure": self._take_departure,
-            "aggregate": self._take_aggregate,
-            "server-transfer": self._take_server_transfer,
-            "edge-transfer": self._take_edge_transfer,
-            "updates-lost": self._take_updates_lost,
-            "round": self._take_round,
-            "battery": self._take_battery,
-        }
-
-    def take(self, record: Record) -> None:
-        """Take in the next record."""
-        follow = self._follow.get(record.kind)
-        if follow is not None:
-            follow(record.time, record.fields)
 
     @property
     def total(self) -> float:
         """All joules booked so far."""
         return math.fsum(self.by_phase.values())
 
-    def since_last(self, time: float) -> dict[str, float | None]:
-        """``joules`` and ``grams`` booked since this was last asked, with all phases that are over at ``time`` (s)."""
+    def totals(self, time: float) -> dict[str, float | None]:
+        """All ``joules`` and ``grams`` of phases that are over at ``time`` (s)."""
         self._settle(time, over=False)
-        joules, grams = self.total, self.grams
-        before, self._told = self._told, (joules, grams or 0.0)
-        return {"joules": joules - before[0], "grams": None if grams is None else grams - before[1]}
+        return {"joules": self.total, "grams": self.grams}
 
     def close(self, time: float) -> None:
         """Book all that is open: the run is over at ``time`` (s)."""
@@ -146,21 +136,9 @@ class EnergyLedger:
         books = {f"{phase}_j": values for phase, values in self._books.items()}
         return books | {"joules": sum(self._books.values(), np.zeros(len(self._grams))), "grams": self._grams}
 
-    # Snapshots.
-
-    _STATE = (
-        *("_books", "_grams", "by_phase", "wasted", "grams", "_idle_since", "_idle_told", "_places_since"),
-        *("_tasks", "_idlers", "_steps", "_at_edges", "_tails", "_told"),
-    )
-
-    def snapshot(self) -> dict[str, Any]:
-        """Where the books stand; ``restore`` takes it back."""
-        return {name: getattr(self, name) for name in self._STATE}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
-        for name, value in state.items():
-            setattr(self, name, value)
+    def files(self) -> dict[str, Any]:
+        """``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what else energy is counted by."""
+        return {TABLE: {"device": np.arange(len(self._grams)), **self.columns, **self.of_devices()}, SETTING: self.setting}
 
     # Booking.
 
@@ -223,20 +201,18 @@ class EnergyLedger:
 
     # Records.
 
-    def _take_task_start(self, time: float, fields: dict[str, Any]) -> None:
+    def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
         device = fields["device"]
         self._tasks[fields["task"]] = time, 0.0
         if not self._by_battery[device] and self._idle_since.item(device) == math.inf:
             self._idle_since[device] = time
 
-    def _take_step_start(self, time: float, fields: dict[str, Any]) -> None:
-        self._steps[fields["task"]] = time
+    def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
         if fields["step"] in _MOVING:
             self._end_tail(fields["device"], time)
 
-    def _take_step_end(self, time: float, fields: dict[str, Any]) -> None:
-        task, device, step, outcome = fields["task"], fields["device"], fields["step"], fields["outcome"]
-        start = self._steps.pop(task)
+    def on_step(self, ended: Step) -> None:
+        start, time, device, task, step, outcome, fields = ended
         if step in COMPUTING:
             phase, joules = "compute", self._draws(device, "compute_w") * (time - start)
         elif step in _MOVING:
@@ -259,7 +235,7 @@ class EnergyLedger:
         self._book(device, phase, joules, start, time)
         self._charge(task, joules)
 
-    def _take_task_end(self, time: float, fields: dict[str, Any]) -> None:
+    def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
         task, device = fields["task"], fields["device"]
         begin, drawn = self._tasks.pop(task)
         is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
@@ -274,10 +250,10 @@ class EnergyLedger:
         if not self._while_there or fields["outcome"] == "left":
             self._end_idle(device, time)
 
-    def _take_departure(self, time: float, fields: dict[str, Any]) -> None:
+    def on_departure(self, time: float, fields: dict[str, Any]) -> None:
         self._end_idle(fields["device"], time)
 
-    def _take_battery(self, time: float, fields: dict[str, Any]) -> None:
+    def on_battery(self, time: float, fields: dict[str, Any]) -> None:
         """What the battery of a device says of the time since it last did, and whether it is flat now."""
         device, idle = fields["device"], fields["idle"]
         if fields["flat"]:
@@ -287,17 +263,17 @@ class EnergyLedger:
             self._idle_told[device] = time, idle
             self._book(device, "idle", idle - before, since, time)
 
-    def _take_aggregate(self, time: float, fields: dict[str, Any]) -> None:
+    def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
         place = "edge" if "edge" in fields else "server"
         if an_update := self.setting[place]["update_j"]:
             self._book_place(place, an_update * len(fields["tasks"]), time, time)
 
-    def _take_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
+    def on_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
         for place in PLACES:
             if a_byte := self.setting[place]["j_byte"]:
                 self._book_place(place, a_byte * fields["delivered"], fields["start"], time)
 
-    def _take_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
+    def on_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
         """What tasks have drawn whose work was at an edge server is wasted, the tails of their radios included."""
         lost = fields["tasks"]
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost])
@@ -305,9 +281,9 @@ class EnergyLedger:
             if task in lost:
                 self._tails[device] = begin, task, True
 
-    def _take_round(self, time: float, fields: dict[str, Any]) -> None:
+    def on_round(self, time: float, fields: dict[str, Any]) -> None:
         self._at_edges = {task: joules for task, joules in self._at_edges.items() if task in self._tasks}
 
-    def _take_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
+    def on_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
         if a_byte := self.setting["server"]["j_byte"]:
             self._book_place("server", a_byte * fields["bytes"], time, time)

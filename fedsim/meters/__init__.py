@@ -1,0 +1,7 @@
+"""What a run counts besides bytes: energy, money, and quantities of the user's own."""
+
+from fedsim.meters.costs import Bill
+from fedsim.meters.energy import EnergyMeter
+
+OF_SECTIONS = (EnergyMeter, Bill)
+"""The meters that have a section of the scenario; their columns are always there, empty where they do not count."""

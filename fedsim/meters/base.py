@@ -1,0 +1,351 @@
+"""What a meter is: it hears of every step and transfer, and adds columns to rounds and devices and an entry to the summary."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import FedsimError, ScenarioError, SimulationError, place_of, told
+from fedsim.simulation import Record
+from fedsim.streams import Streams
+
+Payloads = tuple[tuple[str, float], ...]
+"""The parts of a message in the order in which they are sent: purpose and bytes of each."""
+
+_DIRECTIONS = {"download": "down", "upload": "up"}
+
+
+class Column(NamedTuple):
+    """A column that a meter adds to a table.
+
+    Attributes:
+        name: of the column; no other of the table has it.
+        unit: of its numbers, such as ``"J"``.
+        about: what they are, in a line: the glossary of the column.
+    """
+
+    name: str
+    unit: str
+    about: str
+
+
+class Step(NamedTuple):
+    """A step of a task that is over, carried out or cut short.
+
+    Attributes:
+        start, end: when it began and ended (s).
+        device: who did it.
+        task: of which task.
+        name: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``.
+        outcome: ``done``, or the cause for which it ended early.
+        fields: all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on.
+    """
+
+    start: float
+    end: float
+    device: int
+    task: int
+    name: str
+    outcome: str
+    fields: Mapping[str, Any]
+
+
+class Transfer(NamedTuple):
+    """A message that is over, whole or cut short, as ``transfers.parquet`` has it.
+
+    Attributes:
+        start, end: when it began and ended (s).
+        device: which device sent or received it; None between parts of the server's side.
+        direction: ``up`` or ``down``.
+        purpose: of its payloads.
+        bytes, delivered: its size, and what of it moved (bytes).
+        wire_bytes: what moved, with headers, on links.
+        outcome: ``done``, or the cause for which it ended early.
+        round, task: what it belongs to, or None.
+        payloads: purpose and bytes of each part.
+        sender, receiver: ends on the server's side other than the server; see ``source`` and ``destination``.
+    """
+
+    start: float
+    end: float
+    device: int | None
+    direction: str
+    purpose: str
+    bytes: float
+    delivered: float
+    wire_bytes: float
+    outcome: str
+    round: int | None
+    task: int | None
+    payloads: Payloads
+    sender: str | None
+    receiver: str | None
+
+    @property
+    def source(self) -> str:
+        """Who sends: ``device 3``, ``edge 1``, ``server`` or another part of the server's side."""
+        return self.sender or ("server" if self.direction == "down" else f"device {self.device}")
+
+    @property
+    def destination(self) -> str:
+        """Who receives."""
+        return self.receiver or ("server" if self.direction == "up" else f"device {self.device}")
+
+
+def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float) -> Transfer | None:
+    """The transfer that ends with a record; None if none does. ``start``: of the step of a ``step-end`` (s)."""
+    device: int | None
+    ends: tuple[str | None, str | None]
+    if kind == "server-transfer":
+        purpose, size, of = fields["purpose"], fields["bytes"], fields.get("round")
+        ends, payloads = (fields["sender"], fields["receiver"]), ((purpose, size),)
+        return Transfer(time, time, None, "up", purpose, size, size, 0.0, "done", of, None, payloads, *ends)
+    if kind in ("edge-transfer", "message"):
+        direction, sender, receiver = ends_of(fields)
+        device, start, ends = None, fields["start"], (sender, receiver)
+    elif kind == "step-end" and fields["step"] in _DIRECTIONS:
+        device, direction = fields["device"], _DIRECTIONS[fields["step"]]
+        ends = fields.get("sender"), fields.get("receiver")
+    else:
+        return None
+    payloads, delivered = fields["payloads"], fields["delivered"]
+    sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
+    of = fields["outcome"], fields["round"], fields.get("task")
+    return Transfer(start, time, device, direction, purpose_of(payloads), *sizes, *of, payloads, *ends)
+
+
+def purpose_of(payloads: Payloads) -> str:
+    """The purposes of a message's payloads, in one word."""
+    return payloads[0][0] if len(payloads) == 1 else "+".join([purpose for purpose, _ in payloads])
+
+
+def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
+    """``direction``, ``sender`` and ``receiver`` of a message outside of tasks, from its record."""
+    if "source" in told:
+        return "peer", told["source"], told["destination"]
+    edge, direction = f"edge {told['edge']}", told["direction"]
+    return (direction, "server", edge) if direction == "down" else (direction, edge, "server")
+
+
+@dataclass(frozen=True)
+class MeterContext:
+    """The world in which a meter counts.
+
+    Attributes:
+        devices: how many there are.
+        places: how many edge servers or cells there are, or None.
+        streams: random streams by name, the same for every strategy.
+        overhead: bytes on the wire for a byte of payload.
+        folder: where relative paths of files begin.
+        powers: what devices draw by their kinds (W), float64 [devices] each.
+    """
+
+    devices: int
+    places: int | None
+    streams: Streams
+    overhead: float = 1.0
+    folder: Path | None = None
+    powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class Meter:
+    """The base of every meter: it counts something from the records of a run.
+
+    A class of one's own is named by its import path in ``[[meters]]``; the parameters of its ``__init__`` after ``context`` are
+    the keys of that table. It hears of what happens by the hooks ``on_step`` and ``on_transfer``, and of any other kind of
+    record by a method ``on_KIND(time, fields)``, such as ``on_task_end`` or ``on_step_start``.
+
+    All its attributes but those named in ``fixed`` are saved with the run: numbers, text, lists, dicts, arrays of numpy.
+
+    Attributes:
+        entry: the name of its entry in the summary; by default that of the class.
+        round_columns, device_columns: what it adds to ``rounds.parquet`` and ``devices.parquet``.
+        tables: the Parquet files that ``files`` gives: ``int`` or ``float`` by column.
+        fixed: the attributes that ``__init__`` makes and nothing changes.
+    """
+
+    entry: ClassVar[str] = ""
+    round_columns: ClassVar[tuple[Column, ...]] = ()
+    device_columns: ClassVar[tuple[Column, ...]] = ()
+    tables: ClassVar[Mapping[str, Mapping[str, type]]] = {}
+    fixed: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, context: MeterContext) -> None: ...
+
+    def on_step(self, ended: Step) -> None:
+        """A step is over."""
+
+    def on_transfer(self, ended: Transfer) -> None:
+        """A message is over, whole or cut short."""
+
+    def totals(self, time: float) -> Mapping[str, float | None]:
+        """All that was counted until ``time`` (s), by ``round_columns``; a round has what came since the one before."""
+        return {}
+
+    def of_devices(self) -> Mapping[str, NDArray[np.float64] | Sequence[float]]:
+        """What was counted of each device, by ``device_columns``; [devices] each."""
+        return {}
+
+    def close(self, time: float) -> None:
+        """The run is over at ``time`` (s)."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """The meter's entry in ``summary.json``; by default the sums over the devices."""
+        return {name: math.fsum(values) for name, values in self.of_devices().items()}
+
+    def files(self) -> Mapping[str, Any]:
+        """Files of its own: tables by column (``*.parquet``), documents (``*.json``)."""
+        return {}
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a run that goes on must know; ``restore`` takes it back."""
+        return {name: value for name, value in vars(self).items() if name not in self.fixed}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave."""
+        vars(self).update(state)
+
+
+class Meters:
+    """The meters of a run: each hears of every record, before what it counts is asked for.
+
+    Args:
+        of_sections: those that have a section of the scenario, by its name.
+        own: those in ``[[meters]]``.
+
+    Raises:
+        ScenarioError: two have the same entry.
+    """
+
+    def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
+        self._own = {meter.entry or type(meter).__name__: meter for meter in own}
+        if len(self._own) < len(own):
+            names = [meter.entry or type(meter).__name__ for meter in own]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ScenarioError(f"meters: two have the entry {twice!r} in the summary; allowed is one of each name")
+        self.of_sections = dict(of_sections or {})
+        self._all = self.of_sections | self._own
+        self._heard: dict[str, list[tuple[str, Callable[[float, dict[str, Any]], None]]]] = {}
+        self._steps = [pair for pair in self._all.items() if type(pair[1]).on_step is not Meter.on_step]
+        self._transfers = [pair for pair in self._all.items() if type(pair[1]).on_transfer is not Meter.on_transfer]
+        self._starts: dict[int, float] = {}  # of the running step of each task
+        self._told: dict[str, float] = {}  # totals at the last round
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def take(self, record: Record) -> None:
+        """Give the next record to the meters."""
+        time, kind, fields = record
+        if kind not in self._heard:
+            name = "on_" + re.sub(r"\W", "_", kind)
+            own = [] if hasattr(Meter, name) else [(of, getattr(meter, name, None)) for of, meter in self._all.items()]
+            self._heard[kind] = [(of, hear) for of, hear in own if hear is not None]
+        for of, hear in self._heard[kind]:
+            _asked(of, time, hear, time, fields)
+        start = time
+        if kind == "step-start":
+            self._starts[fields["task"]] = time
+        elif kind == "step-end":
+            start = self._starts.pop(fields["task"])
+            step = Step(start, time, fields["device"], fields["task"], fields["step"], fields["outcome"], fields)
+            for of, meter in self._steps:
+                _asked(of, time, meter.on_step, step)
+        if self._transfers and (ended := transfer_of(time, kind, fields, start)) is not None:
+            for of, meter in self._transfers:
+                _asked(of, time, meter.on_transfer, ended)
+
+    def columns(self, table: str) -> list[Column]:
+        """The columns of the user's own meters in ``round`` or ``device``."""
+        return [column for meter in self._own.values() for column in getattr(meter, f"{table}_columns")]
+
+    def names(self, table: str) -> list[str]:
+        """The names of all their columns in ``round`` or ``device``."""
+        return [column.name for meter in self._all.values() for column in getattr(meter, f"{table}_columns")]
+
+    def of_round(self, time: float) -> dict[str, float | None]:
+        """The columns of a round that ends at ``time`` (s)."""
+        row: dict[str, float | None] = {}
+        for of, meter in self._all.items():
+            totals = _asked(of, time, meter.totals, time)
+            for column in meter.round_columns:
+                total = _number(of, "totals", totals, column.name)
+                row[column.name] = None if total is None else total - self._told.get(column.name, 0.0)
+                self._told[column.name] = total or 0.0
+        return row
+
+    def of_devices(self, devices: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """The columns of some devices; float64 [len(devices)] each."""
+        found = {}
+        for of, meter in self._all.items():
+            counted = _asked(of, None, meter.of_devices)
+            for column in meter.device_columns:
+                try:
+                    found[column.name] = np.asarray(counted[column.name], dtype=np.float64)[devices]
+                except (KeyError, IndexError, TypeError, ValueError):
+                    what = f"a number for each device in its column {column.name!r}"
+                    raise SimulationError(f"the meter {of!r}: of_devices gives not {what}") from None
+        return found
+
+    def close(self, time: float) -> None:
+        """The run is over at ``time`` (s)."""
+        for of, meter in self._all.items():
+            _asked(of, time, meter.close, time)
+
+    def summary(self) -> dict[str, Any]:
+        """What they add to ``summary.json``."""
+        entries = {}
+        for of, meter in self._all.items():
+            entries[of] = dict(_asked(of, None, meter.summary))
+            try:
+                json.dumps(entries[of], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise SimulationError(f"the meter {of!r}: what summary gives must be JSON: {error}") from None
+        own = {of: entries.pop(of) for of in self._own}
+        return entries | ({"meters": own} if own else {})
+
+    def files(self) -> Iterator[tuple[str, Any, Mapping[str, type]]]:
+        """The files of their own: name, content, and of a table the types of its columns."""
+        for meter in self._all.values():
+            for name, content in meter.files().items():
+                yield name, content, meter.tables.get(name, {})
+
+    @property
+    def file_names(self) -> list[str]:
+        """The names of these files."""
+        return [name for name, _, _ in self.files()]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where they stand; ``restore`` takes it back."""
+        return {"starts": self._starts, "told": self._told, "meters": {of: one.snapshot() for of, one in self._all.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave."""
+        self._starts, self._told = state["starts"], state["told"]
+        for of, meter in self._all.items():
+            meter.restore(state["meters"][of])
+
+
+def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -> Any:
+    """What a hook of a meter gives. A mistake in it is told by file and line."""
+    try:
+        return hook(*given)
+    except FedsimError:
+        raise
+    except Exception as error:
+        when = "" if time is None else f" at {time!r} s"
+        raise SimulationError(f"the meter {of!r} failed{when}{place_of(error)}: {told(error)}") from error
+
+
+def _number(of: str, hook: str, given: Any, name: str) -> float | None:
+    value = given.get(name, "nothing") if isinstance(given, Mapping) else given
+    if value is not None and (not isinstance(value, Real) or not math.isfinite(value)):
+        raise SimulationError(f"the meter {of!r}: {hook} gives {value!r} for its column {name!r}; allowed is a number, or None")
+    return None if value is None else float(value)

@@ -1,0 +1,135 @@
+"""``[costs]``: a bill by the hour, the gigabyte, the message and the task, for devices, edge servers and the server."""
+
+import math
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.errors import ScenarioError
+from fedsim.language.spec import Spec
+from fedsim.meters.base import Column, Meter, MeterContext, Transfer
+
+Price = Annotated[float, Field(ge=0.0, le=1e12)]
+
+_HOUR_S, _GB = 3600.0, 1e9
+_ITEMS = ("hours", "gigabytes", "requests", "tasks")
+
+
+class Rates(Spec):
+    """What an endpoint of a kind costs, in the currency of the bill.
+
+    Attributes:
+        per_hour: an hour of its work: of a device from the begin of a task to its end, of others from the start of the run.
+        per_gigabyte: 10^9 bytes that leave it, with headers.
+        per_request: a message that it sends, whole or cut short.
+    """
+
+    per_hour: Price = 0.0
+    per_gigabyte: Price = 0.0
+    per_request: Price = 0.0
+
+
+class DeviceRates(Rates):
+    """What a device costs.
+
+    Attributes:
+        per_task: each task, however it ends.
+    """
+
+    per_task: Price = 0.0
+
+
+class CostsSpec(Spec):
+    """``[costs]``: prices by kind of endpoint. Messages between parts of the server, which are on no link, cost nothing.
+
+    Attributes:
+        currency: in which all prices are.
+        device: what each device costs.
+        edge: what each edge server (or cell) costs.
+        server: what the server costs.
+    """
+
+    currency: str = Field(default="USD", min_length=1, max_length=20)
+    device: DeviceRates = DeviceRates()
+    edge: Rates | None = None
+    server: Rates = Rates()
+
+    def build(self, context: MeterContext) -> "Bill":
+        """The bill of a run.
+
+        Raises:
+            ScenarioError: there are no edge servers or cells for ``edge``.
+        """
+        if self.edge is not None and context.places is None:
+            raise ScenarioError('costs.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
+        return Bill(context, self)
+
+
+class Bill(Meter):
+    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass.
+
+    Args:
+        context: the world.
+        prices: the section of the scenario.
+    """
+
+    round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
+    device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)
+    fixed = ("_prices", "_rates", "_places")
+
+    def __init__(self, context: MeterContext, prices: CostsSpec) -> None:
+        self._prices = prices
+        self._rates = {"device": prices.device, "edge": prices.edge or Rates(), "server": prices.server}
+        self._places = {"edge": context.places or 0, "server": 1}
+        self._booked = {kind: dict.fromkeys(_ITEMS, 0.0) for kind in self._rates}
+        self._devices = np.zeros(context.devices)
+        self._begins: dict[int, float] = {}
+
+    def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
+        """A device begins to work."""
+        self._begins[fields["task"]] = time
+
+    def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
+        """A device has worked."""
+        hours = (time - self._begins.pop(fields["task"])) / _HOUR_S
+        self._book("device", "hours", self._prices.device.per_hour * hours, fields["device"])
+        self._book("device", "tasks", self._prices.device.per_task, fields["device"])
+
+    def on_transfer(self, ended: Transfer) -> None:
+        source, destination = _kind(ended.source), _kind(ended.destination)
+        if source == destination == "server":
+            return
+        rates, device = self._rates[source], ended.device if source == "device" else None
+        self._book(source, "gigabytes", rates.per_gigabyte * ended.wire_bytes / _GB, device)
+        self._book(source, "requests", rates.per_request, device)
+
+    def totals(self, time: float) -> dict[str, float | None]:
+        self.close(time)
+        return {"cost": self._total()}
+
+    def close(self, time: float) -> None:
+        for kind, count in self._places.items():
+            self._booked[kind]["hours"] = self._rates[kind].per_hour * count * time / _HOUR_S
+
+    def of_devices(self) -> dict[str, Any]:
+        return {"cost": self._devices}
+
+    def summary(self) -> dict[str, Any]:
+        """The ``costs`` entry: all, by kind of endpoint, and by what was paid for."""
+        by_kind = {kind: math.fsum(items.values()) for kind, items in self._booked.items()}
+        by_item = {item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS}
+        return {"currency": self._prices.currency, "total": self._total(), "by_kind": by_kind, "by_item": by_item}
+
+    def _total(self) -> float:
+        return math.fsum(amount for items in self._booked.values() for amount in items.values())
+
+    def _book(self, kind: str, item: str, amount: float, device: int | None) -> None:
+        self._booked[kind][item] += amount
+        if device is not None:
+            self._devices[device] += amount
+
+
+def _kind(endpoint: str) -> str:
+    kind = endpoint.partition(" ")[0]
+    return kind if kind in ("device", "edge") else "server"

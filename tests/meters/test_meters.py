@@ -1,0 +1,123 @@
+"""Meters: one of the user's own in a run, stopped and gone on with; what is wrong is told."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import fedsim
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.records import folder as files
+from fedsim.records.audit import audit
+from fedsim.records.reading import RunFolder
+from fedsim.testing import assert_same_run, eventful_world, go_on, run, run_until
+
+MOVED = {"kind": "tests.own_meters:Moved", "price": 2.0}
+CHECK = "meters agree with the records"
+COSTS = {
+    "device": {"per_hour": 0.3, "per_gigabyte": 7.0, "per_request": 0.01, "per_task": 0.1},
+    "server": {"per_hour": 1.5, "per_gigabyte": 20.0, "per_request": 0.03},
+}
+
+
+def world() -> dict[str, Any]:
+    sections = copy.deepcopy(eventful_world({"kind": "fedavg", "clients_per_round": 4, "deadline": "30 s"}))
+    return sections | {"learning": "off", "meters": [MOVED, "traffic"], "costs": COSTS}
+
+
+def test_a_meter_of_ones_own_has_its_columns_and_survives_stops(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    summary = run(world(), whole)
+    folder = RunFolder(whole)
+    by_device = dict.fromkeys(range(len(folder.devices)), 0.0)
+    for row in folder.transfers:
+        by_device[row["device"]] += row["delivered"]
+    assert {row["device"]: row["moved"] for row in folder.devices} == pytest.approx(by_device)
+    assert sum(by_device.values()) == pytest.approx(summary["bytes"]["down"] + summary["bytes"]["up"])
+    for row in folder.rounds:
+        assert row["moved"] == pytest.approx(row["bytes_down"] + row["bytes_up"])
+    trained = [event["data"]["epochs"] for event in folder.events if event["kind"] == "step-end" and event["step"] == "train"]
+    assert 0 < sum(row["epochs"] for row in folder.rounds) <= sum(trained)
+    steps = [event for event in folder.events if event["kind"] in ("step-start", "step-end")]
+    lasted = sum(event["time"] if event["kind"] == "step-end" else -event["time"] for event in steps)
+    entry = {"price": pytest.approx(2 * sum(by_device.values())), "lasted_s": pytest.approx(lasted)}
+    assert summary["meters"]["moved"] == entry
+    assert {row["device"]: row["bytes_sent"] + row["bytes_received"] for row in folder.devices} == pytest.approx(by_device)
+    field = pq.read_schema(whole / files.ROUNDS).field("moved")
+    assert field.metadata == {b"unit": b"bytes", b"about": b"that moved since the round before"}
+    assert fedsim.load_run(whole).rounds["moved"].sum() <= summary["meters"]["moved"]["price"] / 2
+    assert not any(audit(whole, allow_code=True).values())
+    for share in (0.3, 0.8):
+        cut = tmp_path / f"cut-{share}"
+        assert run_until(world(), cut, int(share * summary["events"])) == "interrupted"
+        go_on(world(), cut)
+        assert_same_run(whole, cut)
+        for name in (files.ROUNDS, files.DEVICES):
+            assert (cut / name).read_bytes() == (whole / name).read_bytes()
+        again = RunFolder(cut).summary
+        assert (again["meters"], again["costs"]) == (summary["meters"], summary["costs"])
+
+
+@pytest.mark.parametrize("column", ["moved", "cost"])
+@pytest.mark.parametrize("name", ["rounds", "devices"])
+def test_the_audit_finds_what_was_changed(name: str, column: str, metered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSIM_ALLOW_CODE")
+    path = metered / f"{name}.parquet"
+    kept = path.read_bytes()
+    table = pq.read_table(path)
+    place = table.schema.get_field_index(column)
+    values = [value + 0.01 for value in table[column].to_pylist()]
+    pq.write_table(table.set_column(place, table.schema.field(place), [values]), path)
+    try:
+        assert audit(metered, allow_code=True)[CHECK]
+        assert bool(audit(metered)[CHECK]) == (column == "cost")  # code is imported only where that is allowed
+    finally:
+        path.write_bytes(kept)
+
+
+@pytest.fixture(scope="module")
+def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("metered") / "run"
+    run(world(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"meters": ["trafic"]}, "kind is 'trafic'; allowed are traffic, or your own .*did you mean 'traffic'"),
+        ({"meters": ["tests.own_meters:Column"]}, "not a subclass of fedsim.plugin.Meter"),
+        ({"meters": ["tests.own_meters:Open"]}, "takes '\\*\\*'; allowed are parameters by name"),
+        ({"meters": [MOVED | {"prize": 2.0}]}, "unknown key 'prize'; allowed are kind, price.*did you mean 'price'"),
+        ({"meters": [MOVED | {"price": "much"}]}, "meters.0.price is 'much'"),
+        ({"meters": [MOVED, MOVED]}, "meters: two have the entry 'moved'"),
+        ({"meters": ["tests.own_meters:Twice"]}, "the column 'speed' is in the table already"),
+        ({"costs": {"devise": {}}}, "unknown key 'devise'; allowed are currency, device, .*did you mean 'device'"),
+        ({"costs": {"device": {"per_our": 1.0}}}, "costs.device has the unknown key 'per_our'.*did you mean 'per_hour'"),
+        ({"costs": {"server": {"per_task": 1.0}}}, "costs.server has the unknown key 'per_task'; allowed are per_hour"),
+        (
+            {"costs": {"device": {"per_hour": -1.0}}},
+            "costs.device.per_hour is -1.0; .*0",
+        ),
+        ({"costs": {"device": {"per_gigabyte": "1 EUR"}}}, "costs.device.per_gigabyte is '1 EUR'.*a number"),
+        ({"costs": {"currency": ""}}, "costs.currency is ''"),
+        ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is said, but network.kind has no cells"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(ScenarioError, match=says):
+        fedsim.Simulation(fedsim.Scenario(**world() | sections))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("Fails", "the meter 'Fails' failed at .* s, in own_meters.py, line [0-9]+: KeyError: 'nothing'"),
+        ("Forgets", "the meter 'Forgets': totals gives 'nothing' for its column 'forgotten'; allowed is a number, or None"),
+    ],
+)
+def test_a_mistake_in_a_meter_is_told_by_file_and_line(kind: str, says: str) -> None:
+    with pytest.raises(SimulationError, match=says):
+        run(world() | {"meters": [f"tests.own_meters:{kind}"]})
