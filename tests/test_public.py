@@ -25,9 +25,9 @@ EXPORTS = {
     "fedsim.plugin": """
         BEST SERVER AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel
         Change Client Codec Coded Contents Deadline Device Distribution Done Earlier Evaluate FedAvg Flow Free Grouped
-        GroupedParams Hold Lazy Limit Measured Network NetworkModel Order Part Partial Partition Process Protocol Raw
-        Real Ref Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span Spec Strategy StrategyParams
-        Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transport Work World federated
+        GroupedParams Hold Lazy Limit Measured Network NetworkModel Order Part Partial Partition Peer PeerHalf PeerParams Peers
+        Process Protocol Raw Real Ref Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span
+        Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transport Work World federated
         pure
     """,
 }
