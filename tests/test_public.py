@@ -27,8 +27,8 @@ EXPORTS = {
         Change Client Codec Coded Contents Deadline Device Distribution Done Earlier Evaluate FedAvg Flow Free Grouped
         GroupedParams Hold Lazy Limit Measured Network NetworkModel Order Part Partial Partition Peer PeerHalf PeerParams Peers
         Process Protocol Raw Real Ref Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span
-        Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transport Work World federated
-        pure
+        Spec Strategy StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training
+        Transport Work World federated pure
     """,
 }
 """All that users and authors of parts may rely on."""
