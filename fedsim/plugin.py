@@ -15,6 +15,7 @@ from fedsim.federation.contents import Contents, Free, Lazy, Partial, Sized
 from fedsim.federation.devices import Device
 from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import TaskEnd
+from fedsim.federation.peer import Peer
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
@@ -28,6 +29,7 @@ from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.parts.selection import Selection
 from fedsim.strategies.parts.server import ServerOptimiser
+from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.strategies.synchronous import AggregatingParams, Synchronous, SynchronousClient, SynchronousParams
 from fedsim.streams import Streams
 from fedsim.training import Limit, Part, Training
@@ -46,8 +48,8 @@ __all__ = [
     "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Column", "Contents", "Deadline", "Device",
     "DeviceFacts", "Distribution", "Done", "Earlier", "Evaluate", "FedAvg", "Flow", "Free", "Grouped", "GroupedParams",
     "Hold", "Lazy", "Limit", "Measured", "Meter", "MeterContext", "Network", "NetworkModel", "Order", "Part", "Partial",
-    "Partition", "Process", "Protocol", "Raw", "Real", "Ref", "Selection", "Server", "ServerOptimiser", "Setting", "Sharing",
-    "Shift", "Sized", "Source", "Span", "Spec", "Step", "Strategy", "StrategyParams", "Streams", "Synchronous",
-    "SynchronousClient", "SynchronousParams", "TaskEnd", "Train", "Training", "Transfer", "Transport", "Work", "World",
-    "federated", "pure",
+    "Partition", "Peer", "PeerHalf", "PeerParams", "Peers", "Process", "Protocol", "Raw", "Real", "Ref", "Selection",
+    "Server", "ServerOptimiser", "Setting", "Sharing", "Shift", "Sized", "Source", "Span", "Spec", "Step", "Strategy",
+    "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train", "Training",
+    "Transfer", "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

@@ -52,7 +52,7 @@ class TestAbout:
     def test_a_key_says_of_which_kinds_it_is(self) -> None:
         assert about("strategy.buffer")[0] == "strategy.buffer of fedbuff:"
         heads = [line for line in about("strategy.deadline") if line.startswith("strategy.deadline of ")]
-        assert len(heads) == 3  # CATA-Fed's and HierFAVG's mean something else
+        assert len(heads) == 4  # CATA-Fed's, HierFAVG's and that of peers mean something else
 
     def test_every_name_of_the_catalogue_and_every_title_is_explained(self) -> None:
         listed = catalogue()

@@ -26,9 +26,10 @@ EXPORTS = {
         BEST SERVER Activity AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability
         AvailabilityModel Change Client Codec Coded Column Contents Deadline Device DeviceFacts Distribution Done
         Earlier Evaluate FedAvg Flow Free Grouped GroupedParams Hold Lazy Limit Measured Meter MeterContext Network
-        NetworkModel Order Part Partial Partition Process Protocol Raw Real Ref Selection Server ServerOptimiser
-        Setting Sharing Shift Sized Source Span Spec Step Strategy StrategyParams Streams Synchronous SynchronousClient
-        SynchronousParams TaskEnd Train Training Transfer Transport Work World federated pure
+        NetworkModel Order Part Partial Partition Peer PeerHalf PeerParams Peers Process Protocol Raw Real Ref
+        Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span Spec Step Strategy StrategyParams
+        Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transfer Transport Work World
+        federated pure
     """,
 }
 """All that users and authors of parts may rely on."""

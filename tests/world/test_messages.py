@@ -1,4 +1,4 @@
-"""Messages between any two endpoints: times, cuts, books, and snapshots in which they are under way."""
+"""Messages between any two endpoints: times, cuts and books (runs of peers and of edge servers are resumed)."""
 
 import asyncio
 from collections.abc import Generator

@@ -193,12 +193,13 @@ class Peers(Strategy[P]):
                 self._half.on_return(device)
         elif number not in state["away"]:
             getattr(self._half, handler)(device, *told)
+        changed = not device.online
         if number in state["own"]:
-            finished = device.state["round"]
-            state["own"][number] = device.state["model"]
-            state["steps"] += finished - state["rounds"].get(number, 0)
-            state["rounds"][number] = finished
-        while not state["over"] and self.is_over():
+            finished, before = device.state["round"], state["rounds"].get(number, 0)
+            state["own"][number], state["rounds"][number] = device.state["model"], finished
+            state["steps"] += finished - before
+            changed |= finished > before
+        while changed and not state["over"] and self.is_over():
             await self._finish_round()
 
     async def _finish_round(self) -> None:
