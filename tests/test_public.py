@@ -115,7 +115,7 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = {"errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
+_COMMON = {"environment", "errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
 _ENGINE = {"data", "evaluation", "federation", "learning", "strategies", "world"}
 LAYERS = {
     "version": set(),
@@ -128,7 +128,8 @@ LAYERS = {
     "streams": {"errors"},
     "training": {"errors"},
     "language": {"errors", "files"},
-    "simulation": {"errors", "executors", "language"},
+    "environment": set(),
+    "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
     "world": _COMMON,
     "data": _COMMON,
