@@ -80,7 +80,7 @@ def read_messages(run: RunFolder) -> pd.DataFrame:
     rows = rows[rows["device"].isna() & (rows["direction"] != "peer")]
     down = (rows["direction"] == "down").to_numpy()
     names = np.where(down, rows["receiver"].astype(str), rows["sender"].astype(str))
-    edge = pd.Series(names, index=rows.index, dtype=str).str.extract(r"^edge (\d+)$")[0]
+    edge = pd.Series(names, index=rows.index, dtype=str).str.extract(r"^edge ([0-9]+)$")[0]
     found: pd.DataFrame = rows.assign(edge=edge).loc[edge.notna(), ["edge", "direction", "start", "end", "outcome"]]
     return found.astype({"edge": int, "direction": str, "outcome": str}).reset_index(drop=True)
 

@@ -19,6 +19,7 @@ from typing import Any
 from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.page import build
 from fedsim.errors import FedsimError
+from fedsim.executors.isolated import start
 from fedsim.output.harmless import say
 from fedsim.records.folder import SUMMARY
 from fedsim.records.live import LIVE
@@ -154,8 +155,7 @@ def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Ev
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[None]:
     """Another process serves the report of a run that this one does; it ends with this one, however that ends."""
-    command = [sys.executable, "-c", "from fedsim.analysis.watch import main; main()", str(path), str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         try:
             yield

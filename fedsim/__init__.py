@@ -11,8 +11,8 @@ from fedsim.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedsim.build import build_world
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
-    from fedsim.loading import load_run, load_study
-    from fedsim.running.runner import Result, run, run_async
+    from fedsim.loading import load_run, load_study, run, run_async
+    from fedsim.running.runner import Result
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
     from fedsim.study.conduct import run_study
@@ -26,9 +26,9 @@ _HOMES = {
     "SimulationError": "errors",
     "load_run": "loading",
     "load_study": "loading",
+    "run": "loading",
+    "run_async": "loading",
     "Result": "running.runner",
-    "run": "running.runner",
-    "run_async": "running.runner",
     "Scenario": "scenario",
     "load": "scenario",
     "Record": "simulation",
@@ -45,9 +45,9 @@ __all__ = [  # noqa: RUF022 - by home, as above
     "SimulationError",
     "load_run",
     "load_study",
-    "Result",
     "run",
     "run_async",
+    "Result",
     "Scenario",
     "load",
     "Record",

@@ -7,7 +7,6 @@ import asyncio
 import atexit
 import gc
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -21,6 +20,7 @@ import click
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
+from fedsim.running.interruption import let_go, signals
 from fedsim.version import __version__
 
 _Handler = Callable[..., object]
@@ -39,13 +39,6 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise click.UsageError(visible(error.format_message()), error.ctx) from None
-
-
-def _search_here(context: click.Context, option: click.Parameter, allowed: bool) -> bool:
-    """Code that is allowed may lie in the working directory; it never stands in for anything that is installed."""
-    if allowed and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    return allowed
 
 
 def _quantity(kind: str) -> Callable[..., float | None]:
@@ -76,7 +69,6 @@ _seed = click.option("--seed", type=click.IntRange(min=0), help="Override the sc
 _allow_code = click.option(
     "--allow-code",
     is_flag=True,
-    callback=_search_here,
     help="Import the code that the file names (a strategy or module of your own); say it only of files that you trust.",
 )
 _address = click.option(
@@ -91,9 +83,9 @@ _run_folder = click.argument("run", type=click.Path(path_type=Path))
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
-    if threading.current_thread() is threading.main_thread():  # a SIGTERM ends a command as Ctrl-C does
-        handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGTERM, handler))
+    if threading.current_thread() is threading.main_thread():  # SIGTERM and SIGHUP end a command as Ctrl-C does
+        for number in signals()[1:]:
+            click.get_current_context().call_on_close(partial(signal.signal, number, signal.signal(number, _end)))
     before = gc.get_threshold()
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
     gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
@@ -143,8 +135,8 @@ def run_command(
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
         job = Job(read, out, where, resume=resume, live_every_s=_WATCHED_S if watch else EVERY_S)
         if not quiet:
-            say(*read.stop.notes, err=True)
-            progress = RunProgress(read.stop, Console(stderr=True))
+            say(*read.stop.notes, *read.strategy.notes, err=True)
+            progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, progress.close, kinds=("round", "task-end"))
             job.on_saved(progress.saved)
         with _watched(out, port) if watch else nullcontext(), _InterruptOnce(partial(end_soon, job), again=end_at_once):
@@ -168,8 +160,13 @@ def _watched(out: Path, port: int) -> AbstractContextManager[None]:
     return watching(out, port)
 
 
+def _end(number: int, frame: Any) -> None:
+    let_go(number)
+    signal.default_int_handler(number, frame)
+
+
 class _InterruptOnce:
-    """The first Ctrl-C or SIGTERM asks the run to end after its running instant; a second one ends it at once.
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to end after its running instant; a second one ends it at once.
 
     Args:
         interrupt: asks it, and is told which signal it was.
@@ -180,13 +177,14 @@ class _InterruptOnce:
         self._interrupt, self._again = interrupt, again
 
     def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._on_signal) for number in signals()}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, *_: object) -> None:
+        let_go(number)
         for each in self._before:
             signal.signal(each, self._again)
         say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)

@@ -4,10 +4,14 @@ Every one says what is wrong in one message; none is shown as a traceback by the
 command line leaves with: 2 where the scenario or the command line is wrong, 1 where it shows only later.
 """
 
+import errno
 import inspect
+import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,13 @@ _HERE = Path(__file__).resolve().parent
 _LONGEST = 2_000  # characters of a message; what a file says may be quoted in it
 
 
+on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
+"""Whether messages are read on a command line; in Python its options and verbs are written as arguments and functions."""
+
+_OPTION = re.compile(r"(?<!\S)--(set|out|workers|address|executor|resume|baseline|target|only|seeds)\b|'fedsim (run|study)'")
+_IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"}
+
+
 class FedsimError(Exception):
     """The root of all errors that fedsim raises on purpose."""
 
@@ -24,6 +35,8 @@ class FedsimError(Exception):
 
     def __str__(self) -> str:
         text = super().__str__()
+        if not on_command_line.get():
+            text = _OPTION.sub(lambda found: _IN_PYTHON.get(found[1] or found[2], found[1]), text)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
@@ -55,8 +68,29 @@ class CheckpointError(FedsimError):
     exit_status = 2
 
 
-def told(error: Exception) -> str:
-    """What an error that is not raised on purpose says, for people; of a hook that a class of theirs lacks, which it is."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a disk is full; not all libraries raise OSErrors."""
+    return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
+
+
+def told(error: Exception, folder: Path | None = None) -> str:
+    """What an error that is not raised on purpose says, for people; of a hook that a class of theirs lacks, which it is.
+
+    Args:
+        error: which.
+        folder: where the work that failed was written; a full disk is named by it.
+    """
+    if is_full(error):
+        name = getattr(error, "filename", None)
+        place = folder if name is None else Path(os.fsdecode(name)).parent
+        which = "" if place is None else f" that holds {str(place)!r}"
+        saved = on_command_line.get() and place is not None and any(place.glob("checkpoint/*/*"))
+        return f"the disk{which} is full; make room there, and {'--resume goes on' if saved else 'try again'}"
+    if isinstance(error, OSError):
+        return f"{str(error.filename)!r} cannot be used: {error.strerror}" if error.filename else str(error)
     if isinstance(error, NotImplementedError) and not error.args:
         frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
         owner = type(frame.f_locals.get("self"))

@@ -1,7 +1,11 @@
-"""Runs and studies for notebooks: tables as pandas frames, figures, and a summary that shows itself."""
+"""Runs and studies for notebooks: run there, and as tables in pandas frames, figures, and a summary that shows itself."""
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from contextvars import copy_context
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +17,7 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
 from fedsim.records.study_folder import TRIALS, read_index
 from fedsim.records.targets import costs_to
-from fedsim.scenario import Scenario
+from fedsim.scenario import Scenario, load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +28,69 @@ if TYPE_CHECKING:
     from fedsim.analysis.pictures import Kind
     from fedsim.compare.lines import Lines
     from fedsim.compare.table import Comparison, Table
+    from fedsim.running.runner import Result
+
+
+async def run_async(
+    scenario: Scenario | str | Path,
+    out: str | Path | None = None,
+    *,
+    executor: str = "threads",
+    workers: int | None = None,
+    address: str | None = None,
+    resume: bool = False,
+) -> "Result":
+    """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
+    from fedsim.running.runner import Job, make_executor
+
+    read, place = scenario if isinstance(scenario, Scenario) else load(scenario), None if out is None else Path(out)
+    with closing(make_executor(executor, workers, address, read.training.device)) as where:
+        return await Job(read, place, where, resume=resume).execute()
+
+
+def run(
+    scenario: Scenario | str | Path,
+    out: str | Path | None = None,
+    *,
+    executor: str = "threads",
+    workers: int | None = None,
+    address: str | None = None,
+    resume: bool = False,
+) -> "Result":
+    """Run a scenario to its end, wherever it is called: where an event loop runs (a notebook), that one waits.
+
+    Args:
+        scenario: what to run; also the path of its file, or the name of one that comes with fedsim (``"quickstart"``).
+        out: the run folder to make; None keeps only what is returned.
+        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed. It has no influence on the result.
+        workers: how many threads or processes; by default one a core.
+        address: of the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on this machine for this run.
+        resume: go on with the run in ``out`` where its newest checkpoint left it; the result is that of a run never stopped.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: nothing was written.
+        CheckpointError: there is nothing to resume.
+        SimulationError: the run met a state from which it cannot go on; the folder holds what there was until then.
+    """
+    running = run_async(scenario, out, executor=executor, workers=workers, address=address, resume=resume)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(running)
+    return _run_aside(running)
+
+
+def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
+    """Run it in a thread of its own: in this one a loop runs already, as in a notebook. Ctrl-C ends it here too."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(running, context=copy_context())
+    with closing(loop), ThreadPoolExecutor(1) as thread:
+        done = thread.submit(loop.run_until_complete, task)
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":

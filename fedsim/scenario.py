@@ -16,12 +16,14 @@ from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.evaluation.evaluator import EvaluationSpec
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
 from fedsim.language.imports import from_file
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
+from fedsim.language.wording import in_words
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.spec import TrainingSpec
 from fedsim.output.harmless import clean
@@ -105,12 +107,21 @@ class Scenario(Spec):
                 f"strategy.kind is {self.strategy.kind!r}, which needs edge servers, and the network has none; allowed with "
                 'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
             )
+        if self.strategy.serverless:
+            self._check_serverless()
         if self.malicious is not None:
             self.malicious.check(self.population.devices)
         if getattr(self.strategy, "secure_aggregation", None) is not None and self.messages.up.kind != "plain":
             raise ScenarioError(
                 f"messages.up is {self.messages.up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
                 "alike to a codec, and must be sent in full; allowed is 'plain'"
+            )
+        up = self.messages.up
+        usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
+        if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:
+            raise ScenarioError(
+                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
+                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
@@ -121,6 +132,20 @@ class Scenario(Spec):
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self
+
+    def _check_serverless(self) -> None:
+        """Refuse what does not go with devices that send to each other."""
+        wrong = {
+            "energy": self.energy is not None and "which counts what tasks alone draw",
+            "server": self.server != ServerSpec() and "which is how long a server computes and waits",
+            "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
+            "network.edge": bool(self.network.edge_servers) and "which are servers",
+        }
+        for key, why in wrong.items():
+            if why:
+                raise ScenarioError(
+                    f"{key} is given, {why}; not for strategy.kind = {self.strategy.kind!r}, which has no server"
+                )
 
     @property
     def not_restorable(self) -> str | None:
@@ -177,13 +202,13 @@ def load(
     Raises:
         ScenarioError: the file cannot be read, or says something that cannot be run.
     """
+    if not isinstance(path, str | Path):
+        raise ScenarioError(f"{shown(path)} is no file's path or name; tables become a scenario by fedsim.Scenario(**tables)")
     sections = read_toml(found(path), "scenario")
     if is_study(sections):
         raise ScenarioError(f"{str(path)!r} is a study, not a scenario: 'fedsim study' runs it")
     with from_file(allow_code):
-        apply_changes([sections], changes, Scenario, tell)
-        if seed is not None:
-            sections["seed"] = seed
+        apply_changes([sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell)
         return Scenario(**sections)
 
 
@@ -194,8 +219,8 @@ def explain(error: ValidationError, sections: Mapping[str, Any], whole: str = "t
     key = _key_path(first["loc"], sections) or whole
     # Where a word or something else may be said, each way has its problem.
     a_word = bool(first["loc"]) and str(first["loc"][-1]).startswith("literal[")
-    others = [other["msg"] for other in problems[1:] if a_word and other["loc"][:-1] == first["loc"][:-1]]
-    ways = [f"; or {message[0].lower()}{message[1:]}" for message in others]
+    others = [in_words(other) for other in problems[1:] if a_word and other["loc"][:-1] == first["loc"][:-1]]
+    ways = [f"; or {message}" for message in others]
     more = len(problems) - 1 - len(ways)
     return _explain_one(key, first) + "".join(ways) + (f" (and {more} more)" if more else "")
 
@@ -221,7 +246,9 @@ def _explain_one(key: str, problem: Any) -> str:
             return f"{key} is {shown(value)}; allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
         case "value_error":
             return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    return f"{key} is {shown(value)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        case "quantity":
+            return f"{key} is {shown(value)}: {problem['msg']}"
+    return f"{key} is {shown(value)}; {in_words(problem)}"
 
 
 def _key_path(location: tuple[int | str, ...], sections: Any) -> str:

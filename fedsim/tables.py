@@ -7,7 +7,9 @@ in the base. A single ``--set`` of a ``kind`` keeps such keys everywhere.
 """
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,41 @@ from fedsim.language.spec import Spec
 from fedsim.strategies import STRATEGIES, params_class
 
 Tables = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was typed.
+
+    Attributes:
+        text: as it was typed.
+        keys: the key, with those that lead to it.
+        value: what it becomes; None: the key is taken away.
+    """
+
+    text: str
+    keys: tuple[str, ...]
+    value: Any
+
+    def holds_in(self, sections: Mapping[str, Any]) -> bool:
+        """Whether tables say what it says."""
+        return _holds(self.value, at(sections, self.keys))
+
+
+def at(tables: Any, keys: Sequence[str]) -> Any:
+    """What tables say of a key; None if nothing."""
+    for key in keys:
+        tables = tables.get(key) if isinstance(tables, Mapping) else None
+    return tables
+
+
+def _holds(said: Any, there: Any) -> bool:
+    """Whether all that was said is there, perhaps among more; a name may have become a table with that ``kind``."""
+    if isinstance(said, Mapping) and isinstance(there, Mapping):
+        return all(_holds(value, there.get(key)) for key, value in said.items())
+    if isinstance(said, str) and isinstance(there, Mapping):
+        return said == there.get("kind")
+    return bool(said == there)
 
 
 def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
@@ -41,6 +78,8 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
         raise ScenarioError(f"the {what} {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ScenarioError(f"the {what} {str(path)!r} is not valid TOML: {error}") from None
+    if not own:
+        raise ScenarioError(f"the {what} {str(path)!r} is empty; 'fedsim init quickstart' copies a scenario to begin from")
     other = own.pop("extends", None)
     if other is None:
         return own
@@ -53,31 +92,49 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
 
 def apply_changes(
     scenarios: Sequence[Tables], changes: Sequence[str], root: type[Spec], tell: Callable[[str], object] = lambda _: None
-) -> None:
-    """Carry out changes on the tables of scenarios, in order.
+) -> list[Change]:
+    """Carry out changes on the tables of scenarios; the order of the changes does not matter.
+
+    Whole tables come before keys in them, and a ``kind`` before the other keys of its table. What a change gives is never
+    dropped: a key that the table's kind lacks stays, to be refused by name.
 
     Args:
         scenarios: they are altered.
         changes: ``key.path=value`` each; a value is TOML, or else plain text. ``key.path=`` takes the key away.
-        root: what a scenario may say. Where a change makes another ``kind`` of a table, keys that this one lacks are dropped,
+        root: what a scenario may say. Where a change makes another ``kind`` of a table, keys of the file that this one lacks
+        are dropped,
         tell: and this is told of each.
 
     Raises:
-        ScenarioError: a change is not of that form, takes away what none of them says, or leads through what is no table.
+        ScenarioError: a change is not of that form, takes away what none of them says, leads through what is no table, or is
+            undone by another one.
     """
-    for change in changes:
-        path, equals, text = change.partition("=")
-        keys = [key.strip() for key in path.split(".")]
-        if not equals or not all(keys):
-            raise ScenarioError(f"--set {change!r} is not of the form key.path=value, such as training.lr=0.01")
-        if text.strip():
+    read = [_read(change) for change in changes]
+    given = {change.keys for change in read}
+    for change in sorted(read, key=lambda one: (len(one.keys), one.keys[-1] != "kind")):
+        if change.value is not None:
             for sections in scenarios:
-                _set(sections, keys, _value(text.strip(), change), change)
-                if keys[-1] == "kind":
-                    _drop_strangers(sections, keys[:-1], root, tell)
-        elif not sum(_unset(sections, keys) for sections in scenarios):
+                _set(sections, change)
+                if change.keys[-1] == "kind":
+                    _drop_strangers(sections, change.keys[:-1], root, given, tell)
+        elif not sum([_unset(sections, change.keys) for sections in scenarios]):
             said = [key for sections in scenarios for key in flat(sections)]
-            raise ScenarioError(f"--set {change!r} takes away a key that is not given{nearest('.'.join(keys), said)}")
+            hint = nearest(".".join(change.keys), said)
+            raise ScenarioError(f"--set {change.text!r} takes away a key that is not given{hint}")
+    for change in read:
+        within = any(one != change.keys and one[: len(change.keys)] == change.keys for one in given)
+        for sections in scenarios:
+            if not (change.holds_in(sections) or (change.value is None and within)):  # a table may go, and be said anew
+                raise ScenarioError(f"--set {change.text!r} is undone by another change; give one of the two")
+    return read
+
+
+def _read(text: str) -> Change:
+    path, equals, value = text.partition("=")
+    keys = tuple(key.strip() for key in path.split("."))
+    if not equals or not all(keys):
+        raise ScenarioError(f"--set {text!r} is not of the form key.path=value, such as training.lr=0.01")
+    return Change(text, keys, _value(value.strip(), text) if value.strip() else None)
 
 
 def _value(text: str, change: str) -> Any:
@@ -91,27 +148,29 @@ def _value(text: str, change: str) -> Any:
         raise ScenarioError(f"--set {shown(change)} is nested too deeply") from None
 
 
-def _set(sections: Tables, keys: Sequence[str], value: Any, change: str) -> None:
-    table: Any = sections
+def _set(sections: Tables, change: Change) -> None:
+    table, keys = sections, change.keys
     for depth, key in enumerate(keys[:-1]):
-        if keys[depth + 1 :] == ["kind"] and isinstance(table.get(key), str):
+        if keys[depth + 1 :] == ("kind",) and isinstance(table.get(key), str):
             table[key] = {}  # a bare name was short for a table
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ScenarioError(f"--set {change!r}: {key!r} is {table!r} in the scenario, not a table; set the whole of it")
-    table[keys[-1]] = value
+            raise ScenarioError(
+                f"--set {change.text!r}: {key!r} is {table!r} in the scenario, not a table; set the whole of it"
+            )
+    table[keys[-1]] = deepcopy(change.value)
 
 
 def _unset(sections: Tables, keys: Sequence[str]) -> bool:
     """Take a key away; whether it was there."""
-    table: Any = sections
-    for key in keys[:-1]:
-        table = table.get(key) if isinstance(table, dict) else None
+    table = at(sections, keys[:-1])
     return isinstance(table, dict) and table.pop(keys[-1], None) is not None
 
 
-def _drop_strangers(sections: Tables, keys: Sequence[str], root: type[Spec], tell: Callable[[str], object]) -> None:
-    """Drop what a table says that its kind does not take."""
+def _drop_strangers(
+    sections: Tables, keys: tuple[str, ...], root: type[Spec], given: Collection[tuple[str, ...]], tell: Callable[[str], object]
+) -> None:
+    """Drop what a table says that its kind does not take, but for what a change gives."""
     spec: type[Spec] | None = root
     table: Any = sections
     for depth, key in enumerate(keys):
@@ -121,7 +180,8 @@ def _drop_strangers(sections: Tables, keys: Sequence[str], root: type[Spec], tel
             spec = spec_of(field, kind) if field and isinstance(kind, str) else None
         except ScenarioError as error:
             raise ScenarioError(f"{'.'.join(keys[: depth + 1])}.{error}") from None
-    for key in [key for key in table if spec and key not in spec.takes()]:
+    given = {one[: len(keys) + 1] for one in given}
+    for key in [key for key in table if spec and key not in spec.takes() and (*keys, key) not in given]:
         tell(f"{'.'.join([*keys, key])} = {shown(table.pop(key))} is dropped: {table['kind']!r} has no such key")
 
 

@@ -172,6 +172,43 @@ class Wrong(Selection):
         return self.chosen  # type: ignore[return-value]
 
 
+class Misread(Slowest):
+    """Says that it asks by a function, which is always true."""
+
+    def asks(self) -> bool:  # type: ignore[override]
+        return False
+
+
+class Hasty(Slowest):
+    """Chooses at once."""
+
+    def choose(self, server: Server, state: dict[str, Any], count: int, answers: Any) -> list[int]:  # type: ignore[override]
+        return []
+
+
+class Narrow(Slowest):
+    """Does not take what it is called with."""
+
+    def select(self, server: Server, count: int) -> list[int]:  # type: ignore[override]
+        return []
+
+
+class Silent(Slowest):
+    """Forgets what it has chosen."""
+
+    def select(self, *of: Any) -> list[int]:
+        super().select(*of)
+        return None  # type: ignore[return-value]
+
+
+class Timely(FedAvg[AggregatingParams]):
+    """Has a client half whose answer takes its time."""
+
+    class Client(SynchronousClient[AggregatingParams]):
+        async def reply(self, device: Device, order: Order, done: Done) -> Contents:  # type: ignore[override]
+            return {}
+
+
 class Sleepy(FedAvg[AggregatingParams]):
     """Waits for real time."""
 

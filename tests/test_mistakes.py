@@ -1,13 +1,18 @@
 import errno
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import fedsim
 from fedsim.cli import main
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimError
 from fedsim.output.mistakes import explained
 
 
@@ -28,8 +33,9 @@ def told(error: BaseException, *words: str) -> tuple[int, str]:
         (
             OSError(errno.ENOSPC, "No space left on device", "a.parquet"),
             1,
-            "fedsim: 'a.parquet' cannot be used: No space left on device\n",
+            "fedsim: the disk that holds '.' is full; make room there, and try again\n",
         ),
+        (OSError(errno.EACCES, "Permission denied", "a.txt"), 1, "fedsim: 'a.txt' cannot be used: Permission denied\n"),
         (OSError("no port"), 1, "fedsim: no port\n"),
         (MemoryError(), 1, "fedsim: there is not enough memory\n"),
         (MemoryError("3 GiB"), 1, "fedsim: there is not enough memory: 3 GiB\n"),
@@ -44,6 +50,73 @@ def told(error: BaseException, *words: str) -> tuple[int, str]:
 def test_one_message_and_an_exit_status(error: BaseException, status: int, text: str) -> None:
     found, output = told(error)
     assert (found, re.sub(r"line \d+", "line N", output)) == (status, text)
+
+
+@pytest.mark.parametrize(
+    ("do", "in_python", "words", "on_command_line"),
+    [
+        (
+            lambda: fedsim.run("quickstart", workers=0),
+            "workers is 0; allowed is 1 or more",
+            ["run", "quickstart", "--out", "out", "--workers", "0"],
+            "--workers is 0; allowed is 1 or more",
+        ),
+        (
+            lambda: fedsim.load("communication"),
+            "'communication' is a study, not a scenario: fedsim.run_study runs it",
+            ["run", "communication", "--out", "out"],
+            "'communication' is a study, not a scenario: 'fedsim study' runs it",
+        ),
+        (
+            lambda: fedsim.load("quickstart", ["seed"]),
+            "changes 'seed' is not of the form key.path=value, such as training.lr=0.01",
+            ["run", "quickstart", "--out", "out", "--set", "seed"],
+            "--set 'seed' is not of the form key.path=value, such as training.lr=0.01",
+        ),
+        (
+            lambda: fedsim.run("quickstart", __file__),
+            f"out {__file__!r} is a file; give a folder that does not exist yet",
+            ["run", "quickstart", "--out", __file__],
+            f"--out {__file__!r} is a file; give a folder that does not exist yet",
+        ),
+    ],
+)
+def test_errors_speak_the_language_of_who_reads_them(
+    do: Callable[[], object], in_python: str, words: list[str], on_command_line: str
+) -> None:
+    with pytest.raises(FedsimError) as caught:
+        do()
+    assert str(caught.value) == in_python
+    assert CliRunner().invoke(main, words).output == f"fedsim: {on_command_line}\n"
+    assert str(caught.value) == in_python  # nothing of the command line is left
+
+
+def test_what_is_no_scenario_is_refused_in_python() -> None:
+    with pytest.raises(FedsimError, match=r"^\{'seed': 3\} is no file's path or name; .* by fedsim.Scenario\(\*\*tables\)"):
+        fedsim.load({"seed": 3})  # type: ignore[arg-type]
+    with pytest.raises(FedsimError, match=r"'quikstart' does not exist.*did you mean 'quickstart'"):
+        fedsim.run("quikstart")
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    """On a disk of 200 kB, which a name space of its own has to mount."""
+    script = f"mount -t tmpfs -o size=$SIZE none {tmp_path} && {sys.executable} -m fedsim run quickstart --set learning=off"
+    script += f" --set checkpoint.rounds=1 --set evaluation.every=100 --out {tmp_path}/run"
+    words = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        f"{script} && exit; mount -o remount,size=9M {tmp_path}; {script[script.index('&&') + 3 :]} --resume --quiet",
+    ]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"SIZE": "200k"}, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("this system lets nobody mount a disk of their own")
+    assert f"the disk that holds '{tmp_path}/run' is full; make room there, and --resume goes on" in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_debug_shows_where() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.running import runner
+from fedsim import loading
 
 
 def test_run_works_where_an_event_loop_runs(small: dict[str, Any], tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_mistakes_reach_the_cell(small: dict[str, Any]) -> None:
 def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when Jupyter's stop button raises in the thread of the cell, which waits for the run's."""
 
-    class Impatient(runner.ThreadPoolExecutor):
+    class Impatient(loading.ThreadPoolExecutor):
         def submit(self, *work: Any) -> Any:
             future = super().submit(*work)
 
@@ -61,7 +61,7 @@ def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path,
 
     async def cell() -> None:
         scenario = fedsim.Scenario(**small | {"stop": {"rounds": 100_000}, "checkpoint": {"rounds": 1}})
-        monkeypatch.setattr(runner, "ThreadPoolExecutor", Impatient)
+        monkeypatch.setattr(loading, "ThreadPoolExecutor", Impatient)
         fedsim.run(scenario, tmp_path / "run", executor="inline")
 
     before = threading.active_count()
@@ -92,3 +92,13 @@ def test_all_show_themselves_in_short(small: dict[str, Any], tmp_path: Path) -> 
         "<fedsim scenario '<b>odd</b>': strategy fedavg, model logistic, data digits, dirichlet, devices 20, network star, "
         "seed 3, until rounds 8>"
     )
+
+
+def test_what_shows_itself_holds_no_escapes(small: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[31mb"
+    result = fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 1}}), folder)
+    told = (folder / "summary.json").read_text()
+    (folder / "summary.json").write_text(told.replace('"name": "small"', '"name": "x\\u001b]0;owned\\u0007\\u202e"'))
+    shown = repr(fedsim.load_run(folder))
+    assert r"scenario x\u001b]0;owned\u0007\u202e" in shown
+    assert all(text.isprintable() for text in (shown, repr(result)))

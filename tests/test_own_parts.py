@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
-from fedsim.errors import SimulationError
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.language.hooks import refuse_wrong_hooks
 from fedsim.output.progress import summary_lines
 from fedsim.running.runner import make_executor
 from fedsim.testing import StrategyContract, eventful_world, run
@@ -169,6 +170,37 @@ class TestWhatAPartOfOnesOwnMustNotDo:
         }
         with pytest.raises(SimulationError, match=r"has chosen device \d+, which is not there or is busy; allowed"):
             fedsim.run(fedsim.Scenario(**away), executor="inline")
+
+    @pytest.mark.parametrize(
+        ("kind", "hook", "says"),
+        [
+            ("Misread", "asks", r"is 'def asks\(self\)'; it must be a property"),
+            ("Hasty", "choose", r"is 'def choose\((.*)\)'; it must be 'async def choose\(\1\)'"),
+            ("Narrow", "select", r"is 'def select\(self, server, count\)'; it must be 'def select\(self, server, state"),
+            ("Timely", "reply", r"is 'async def reply\((.*)\)'; it must be 'def reply\(\1\)'"),
+        ],
+    )
+    def test_have_a_hook_of_another_form(self, kind: str, hook: str, says: str) -> None:
+        path = f"tests.own_parts:{kind}"
+        strategy = {"kind": path} if kind == "Timely" else {"kind": "fedavg", "selection": path}
+        with pytest.raises(ScenarioError, match=rf"\.{hook} \(own_parts.py, line \d+\) {says}"):
+            fedsim.Scenario(**SMALL | {"strategy": strategy})
+
+    def test_have_a_key_where_a_property_stands_before_it(self) -> None:
+        with pytest.warns(UserWarning, match="shadows"):
+
+            class Keyed(own_parts.Slowest):
+                asks: bool = True  # type: ignore[assignment, misc]
+
+        with pytest.raises(ScenarioError, match=r"Keyed.asks \(test_own_parts.py, line \d+\) is a key; it must be a property"):
+            refuse_wrong_hooks(Keyed, "kind")
+
+    def test_choose_nothing_at_all(self) -> None:
+        strategy = {"kind": "fedavg", "selection": "tests.own_parts:Silent"}
+        with pytest.raises(
+            SimulationError, match=r"Silent\.select \(own_parts\.py, line \d+\) returns None; allowed is a list"
+        ):
+            fedsim.run(fedsim.Scenario(**SMALL | {"strategy": strategy}), executor="inline")
 
     def test_wait_for_real_time(self) -> None:
         with pytest.raises(SimulationError, match="a handler waits for something that is no value") as caught:

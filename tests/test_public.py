@@ -52,6 +52,11 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+def test_the_package_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedsim", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedsim, version {fedsim.__version__}\n"
+
+
 def test_importing_costs_little_and_loads_nothing_heavy() -> None:
     code = "import time, sys; t = time.process_time(); import fedsim; print(time.process_time() - t); print(*sys.modules)"
     times = []
@@ -122,7 +127,7 @@ LAYERS = {
     "errors": set(),
     "durable": set(),
     "shipped": {"errors", "files"},
-    "executors": {"errors"},
+    "executors": {"errors", "language"},
     "files": {"errors"},
     "model_cost": set(),
     "streams": {"errors"},
@@ -146,8 +151,9 @@ LAYERS = {
     "scenario": _COMMON | _ENGINE | {"checkpoint", "output", "running", "shipped", "tables"},
     "build": _COMMON | {"scenario", "world"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
-    "analysis": {"compare", "durable", "errors", "files", "language", "output", "records", "strategies", "tables", "version"},
-    "loading": _COMMON | {"analysis", "compare", "output", "records", "scenario"},
+    "analysis": {"compare", "durable", "errors", "executors", "files", "language", "output", "records", "strategies"}
+    | {"tables", "version"},
+    "loading": _COMMON | {"analysis", "compare", "output", "records", "running", "scenario"},
     "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
@@ -156,6 +162,7 @@ LAYERS = {
     | {"world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
     "catalogue": {"data", "errors", "federation", "language", "running", "scenario", "shipped", "strategies", "study", "world"},
+    "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
     | {"study", "errors", "analysis", "language", "version"},
 }

@@ -6,6 +6,7 @@ what must be refused.
 
 import json
 import os
+import pty
 import resource
 import shutil
 import signal
@@ -129,6 +130,18 @@ class TestCommandLine:
         assert process.wait(60) == 130
         assert called(*words(scenario, tmp_path), "--resume").exit_code == 0
         assert_same_run(tmp_path / "whole", tmp_path / "out")
+
+    def test_the_end_of_its_terminal_saves_the_run(self, tmp_path: Path) -> None:
+        terminal, end = pty.openpty()
+        command = [sys.executable, "-c", "from fedsim.cli import main; main()", *words(self.long(), tmp_path)]
+        process = subprocess.Popen([word for word in command if word != "--quiet"], stdout=end, stderr=end)
+        self.wait_for(tmp_path / "out", "scenario.toml")
+        time.sleep(0.3)
+        os.close(end)
+        process.send_signal(signal.SIGHUP)
+        os.close(terminal)  # from now on whatever is written fails
+        assert process.wait(60) == 130
+        assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
 
     def test_a_killed_run_goes_on_from_its_last_checkpoint(self, tmp_path: Path, made: Made) -> None:
         scenario = self.long()

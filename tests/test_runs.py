@@ -86,6 +86,9 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "pfedme", "clients_per_round": 5, "local_rounds": 3, "steps": 3, "deadline": "30 s"},
     {"kind": "fl-hc", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
     {"kind": "hypcluster", "groups": 3, "clients_per_round": 6, "deadline": "30 s"},
+    {"kind": "d-psgd", "deadline": "30 s"},
+    {"kind": "gossip", "deadline": "30 s", "topology": {"kind": "random-regular", "parameters": {"d": 4}, "every": 1}},
+    {"kind": "epidemic", "deadline": "30 s", "sample_size": 2},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 

@@ -85,12 +85,14 @@ def test_a_file_says_only_what_differs_from_the_one_that_it_extends(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("", "own.toml' is empty; 'fedsim init quickstart' copies a scenario"),
+        ("# seed = 3\n", "own.toml' is empty"),
         ('extends = "nowhere.toml"', "nowhere.toml' does not exist"),
         ('extends = "own.toml"', "own.toml' extends itself"),
         ("extends = 3", "own.toml' extends 3; allowed is the name of a file"),
     ],
 )
-def test_what_cannot_be_extended_is_refused(text: str, says: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_refused(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(ScenarioError) as raised:
         read_toml(tmp_path / "own.toml", "scenario")
@@ -145,11 +147,45 @@ class TestChanges:
         scenario, _ = self.load(tmp_path, "strategy.deadline=", "population.availability=")
         assert scenario.strategy.model_dump()["deadline"] is None
         assert scenario.population.availability.kind == "always"
-        with pytest.raises(ScenarioError, match=r"--set 'strategy.dedline=' takes away .*did you mean 'strategy.deadline'"):
+        with pytest.raises(ScenarioError, match=r"changes 'strategy.dedline=' takes away .*did you mean 'strategy.deadline'"):
             self.load(tmp_path, "strategy.dedline=")
         assert self.load(tmp_path, 'name=""')[0].name == ""
 
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            (["strategy.agregation=krum", "strategy.kind=fedbuff"], "unknown key 'agregation'"),
+            (["strategy.clients_per_round=3", "strategy.kind=fedbuff"], "unknown key 'clients_per_round'"),
+            (["model.hidden=[3]", "model.kind=logistic"], "unknown key 'hidden'"),
+            (
+                ["population.availability.mean_on=3 h", "population.availability=always"],
+                "'always' in the scenario, not a table",
+            ),
+            (["population.availability.mean_on=3 h", 'population.availability={kind="always"}'], "unknown key 'mean_on'"),
+            (["training.lr=0.1", "training.lr=0.2"], "is undone by another change"),
+            (["model.hidden=[3]", "model="], "model.kind is missing"),
+            (["training.lr=0.1", "training.lr="], "is undone by another change|takes away a key that is not given"),
+            (["strategy.kind=fedavg", 'strategy={kind="fedbuff"}'], "is undone by another change"),
+            (["data.partition.kind=dirichlet", "data.partition=iid"], "is undone by another change"),
+        ],
+    )
+    def test_what_is_given_is_never_dropped_whatever_the_order(self, tmp_path: Path, changes: list[str], says: str) -> None:
+        for order in (changes, changes[::-1]):
+            with pytest.raises(ScenarioError, match=says):
+                self.load(tmp_path, *order)
+
+    def test_changes_that_agree_mean_the_same_in_every_order(self, tmp_path: Path) -> None:
+        changes = [
+            "strategy.kind=fedbuff", "strategy.buffer=3", "data.partition.kind=dirichlet", "data.partition.alpha=0.5",
+            "population.availability=", "population.availability.kind=always", "seed=3", "seed=3", "strategy.mu=",
+        ]  # fmt: skip
+        scenarios = [self.load(tmp_path, *order)[0] for order in (changes, changes[::-1], changes[4:] + changes[:4])]
+        assert scenarios[0] == scenarios[1] == scenarios[2]
+        assert (scenarios[0].strategy.kind, scenarios[0].seed) == ("fedbuff", 3)
+        with pytest.raises(ScenarioError, match="changes 'seed=4' is undone by another change"):
+            fedsim.load(tmp_path / "a.toml", ["seed=4"], seed=5)
+
     @pytest.mark.parametrize("value", ['{kind="flash"', "[1, 2", '"flash', "'x"])
     def test_what_begins_as_a_toml_value_and_is_none_is_refused(self, tmp_path: Path, value: str) -> None:
-        with pytest.raises(ScenarioError, match=r"--set .* is not valid TOML"):
+        with pytest.raises(ScenarioError, match=r"changes .* is not valid TOML"):
             self.load(tmp_path, f"population.availability={value}")

@@ -167,13 +167,16 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
         ("loss", "test loss"),
         ("train_loss", "training loss"),
         ("discrepancy", "discrepancy"),
+        ("mean_accuracy", "accuracy of the mean (0-1)"),
+        ("consensus", "consensus distance"),
         ("purity", "purity (0-1)"),
         ("epsilon", "epsilon"),
         ("joules", "energy (J)"),
     ]
     measured = [(key, head) for key, head in optional if any(row.get(key) is not None for row in rows)]
+    peers = ["bytes_peer"] if any(row.get("bytes_peer") is not None for row in rows) else []
     heads = ["round", "ended at", "lasted", *(head for _, head in measured)]
-    heads += ["selected", "valid", "slow", "disconnected", "down", "up"]
+    heads += ["selected", "valid", "slow", "disconnected", "down", "up", *(["between devices"] if peers else [])]
     body = []
     for place in shown:
         row, lasted = rows[place], max(0.0, rows[place]["time"] - ends[place])
@@ -181,7 +184,7 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
         cells = [Cell(button, row["round"]), Cell(show_seconds(row["time"]), row["time"]), Cell(show_seconds(lasted), lasted)]
         cells += [Cell(_number(row[key]), row[key], key == "accuracy" and place == best) for key, _ in measured]
         cells += [Cell(_number(row[key]), row[key]) for key in ("selected", "valid", "slow", "disconnected")]
-        body.append([*cells, *(Cell(show_bytes(row[key]), row[key]) for key in ("bytes_down", "bytes_up"))])
+        body.append([*cells, *(Cell(show_bytes(row[key]), row[key]) for key in ("bytes_down", "bytes_up", *peers))])
     part = (
         ""
         if len(shown) == len(rows)

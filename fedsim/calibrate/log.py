@@ -350,7 +350,7 @@ def _texts(column: Any) -> list[str]:
 
 def _dated(texts: Sequence[str]) -> bool:
     """Whether the first cell that is there is a date."""
-    return re.match(r"\d{4}-\d\d-\d\d", next(filter(None, texts), "")) is not None
+    return re.match(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", next(filter(None, texts), "")) is not None
 
 
 # Rows of a run folder.

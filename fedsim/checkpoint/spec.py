@@ -9,7 +9,7 @@ from fedsim.language.units import PositiveSeconds
 class CheckpointSpec(Spec):
     """``[checkpoint]``: after how much of a run it is saved. It has no influence on the run.
 
-    Besides, a run is saved when it is interrupted (Ctrl-C, SIGTERM).
+    Besides, a run is saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP).
 
     Attributes:
         rounds: after every so many rounds; None: not by rounds.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,4 +103,4 @@ def _damaged(place: Path, why: str) -> str:
 
 def _all(folder: Path) -> list[Path]:
     places = (folder / FOLDER).glob("*") if (folder / FOLDER).is_dir() else ()
-    return sorted(place for place in places if place.name.isdigit() and place.is_dir() and not place.is_symlink())
+    return sorted(place for place in places if re.fullmatch("[0-9]+", place.name) and place.is_dir() and not place.is_symlink())

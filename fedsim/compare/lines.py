@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_study, read_index
 
@@ -39,7 +40,7 @@ class Line:
     @property
     def strategy(self) -> str:
         """What its runs say of it, or of them."""
-        return ", ".join(dict.fromkeys(str(run.summary.get("strategy")) for run in self.runs))
+        return ", ".join(dict.fromkeys(strategy_of(run.summary) for run in self.runs))
 
     @property
     def statuses(self) -> str:

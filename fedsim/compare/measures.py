@@ -9,7 +9,7 @@ from fedsim.compare.work import read_work
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
-from fedsim.records.ledger import Preset
+from fedsim.records.ledger import Preset, total
 from fedsim.records.reading import RunFolder
 from fedsim.records.targets import until
 
@@ -135,7 +135,7 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
         WORST.name: worst_decile(accuracies),
         FINE_TUNED.name: summary["accuracy"].get("fine_tuned"),
         TIME.name: summary["simulated_s"],
-        TRAFFIC.name: float(moved["paper"] if ledger == "paper" else moved["down"] + moved["up"]),
+        TRAFFIC.name: float(moved["paper"] if ledger == "paper" else total(moved)),
         COMPUTE.name: work.seconds,
         ENERGY.name: energy.get("joules"),
         CARBON.name: energy.get("grams"),

@@ -86,7 +86,7 @@ def print_to(console: "Console", tables: Sequence[Table]) -> None:
     if not console.is_terminal:
         console.width = _WIDE
     for table in tables:
-        console.print(*to_terminal(table), sep="\n")
+        console.print(*to_terminal(table, console.width), sep="\n")
 
 
 def as_text(tables: Sequence[Table], form: Form) -> str:

@@ -42,21 +42,32 @@ def to_markdown(table: Table, title: str = "") -> str:
     return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
 
 
-def to_terminal(table: Table) -> "list[RenderableType]":
-    """What rich can print: a table for each topic, then the notes."""
+def to_terminal(table: Table, width: int) -> "list[RenderableType]":
+    """What rich can print: a table for each topic, or where ``width`` columns are too few a list for each row; then notes."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
     for topic, columns in _by_topic(table):
+        cells = [[shown(cell, column) for cell in column.cells] for column in columns]
+        heads = [clean(column.head) for column in columns]
+        longest = [
+            max(map(len, " ".join([head, *column]).split()), default=0) for head, column in zip(heads, cells, strict=True)
+        ]
+        if sum(longest) + 3 * len(longest) + 1 > width:
+            parts += [Text(topic, style="bold")] if topic else []
+            for row in zip(*cells, strict=True):
+                said = [f"{head}: {cell}" for head, cell in zip(heads, row, strict=True) if cell]
+                parts.append(Text("\n".join([*said, ""])))
+            continue
         drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for column in columns:
-            drawn.add_column(Text(clean(column.head)), justify="left" if _is_text(column) else "right", overflow="fold")
+        for head, column in zip(heads, columns, strict=True):
+            drawn.add_column(Text(head), justify="left" if _is_text(column) else "right", overflow="fold")
         best = [column.best_cells for column in columns]
-        for row, cells in enumerate(zip(*([shown(cell, column) for cell in column.cells] for column in columns), strict=True)):
-            looks = ("bold" if row in own else "" for own in best)
-            drawn.add_row(*(Text(cell, style=look) for cell, look in zip(cells, looks, strict=True)))
+        for number, row in enumerate(zip(*cells, strict=True)):
+            looks = ("bold" if number in own else "" for own in best)
+            drawn.add_row(*(Text(cell, style=look) for cell, look in zip(row, looks, strict=True)))
         parts.append(drawn)
     return [*parts, *(Text(note) for note in table.notes)]
 

@@ -225,6 +225,24 @@ class Evaluator:
         told = {kind: cosines[of_two & chosen] for kind, chosen in (kinds | {"across": ~together}).items()}
         return {kind: np.round([own.min(), own.mean(), own.max()], 6).tolist() for kind, own in told.items() if len(own)}
 
+    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """How well the models of all devices agree, where there is no server; nothing where no test is due.
+
+        Returns:
+            ``mean_accuracy``, of the mean of all finite models on the pooled test samples of all devices, and ``consensus``,
+            the root of the mean squared Euclidean distance of the models from that mean (Kong et al. 2021).
+        """
+        if not (self._learner.learns and models and self._is_due(number)):
+            return {}
+        values = [value for value in await self._learner.values(models) if np.isfinite(value).all()]
+        if not values:
+            return {}
+        mean: NDArray[np.float64] = np.asarray(np.mean(values, axis=0, dtype=np.float64))
+        squares = [np.square(value - mean).sum() for value in values]
+        accuracy = await self.test(self._learner.given(mean), None)
+        found = {} if accuracy is None else {"mean_accuracy": accuracy}
+        return found | {"consensus": float(np.sqrt(np.mean(squares)))}
+
     def _groups(self, strategy: "Strategy") -> NDArray[np.int64]:
         """The strategy's group of each device, -1 for none, int64 [devices]."""
         found = strategy.groups_of(range(len(self._world.version())))

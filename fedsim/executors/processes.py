@@ -1,7 +1,7 @@
 """Work in processes of this machine that each do one thing at a time, for what cannot share a process with anything else.
 
-A worker is a fresh Python: unlike those of ``multiprocessing`` it does not run the user's program again, which so needs no
-``if __name__ == "__main__"``. Calls and answers are pickles on its pipes; what the work prints goes to this process's errors.
+Calls and answers are pickles on a worker's pipes; what the work prints goes to this process's errors. Before each call goes
+where modules are that were allowed by then, so that the pickle can name them.
 """
 
 import os
@@ -14,6 +14,8 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from fedsim.errors import SimulationError
+from fedsim.executors.isolated import start
+from fedsim.language.imports import learn, places
 
 
 class Processes:
@@ -37,6 +39,7 @@ class Processes:
                 worker = self._start()
             assert worker.stdin is not None
             assert worker.stdout is not None
+            pickle.dump(places(), worker.stdin)
             pickle.dump((function, args), worker.stdin, protocol=5)
             worker.stdin.flush()
             done, outcome = pickle.load(worker.stdout)
@@ -50,12 +53,7 @@ class Processes:
         raise outcome
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        paths = os.pathsep.join(path for path in sys.path if path)
-        command = [sys.executable, "-c", "from fedsim.executors.processes import serve; serve()"]
-        environment = os.environ | {"PYTHONPATH": paths}
-        worker = subprocess.Popen(
-            command, env=environment, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        worker = start("fedsim.executors.processes", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._all.append(worker)
         return worker
 
@@ -75,6 +73,7 @@ def serve() -> None:
     os.dup2(2, 1)  # what the work prints is no answer
     while True:
         try:
+            learn(pickle.load(calls))
             function, args = pickle.load(calls)
         except EOFError:
             return

@@ -20,6 +20,7 @@ from typing import Any
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.parcels import Opener, Packer, Parcel
+from fedsim.language.imports import learn, places
 
 _TRIES = 20  # times that a call's worker may be lost before the call itself is suspected
 _OLDEST = 2, 60
@@ -63,7 +64,9 @@ class Ray:
         self._call = self._ray.remote(_carry_out).options(num_cpus=1, max_retries=_TRIES, scheduling_strategy=_SCHEDULING)
 
     def _start(self, address: str | None, workers: int | None) -> None:
-        quiet = {"log_to_driver": False, "logging_level": "error"}
+        # For what it takes for a client's job Ray does not put the working directory before all else that workers search.
+        config = self._ray.job_config.JobConfig(_client_job=True)
+        quiet = {"log_to_driver": False, "logging_level": "error", "job_config": config}
         if address is None:
             os.environ[_TOKEN] = _own_token()
             os.environ.pop(_AUTH_MODE, None)  # Ray then asks for tokens, and says so in its settings even if it has read them
@@ -95,7 +98,7 @@ class Ray:
         """Queue ``function(*args)``; placed things and big read-only arrays in it are sent by reference."""
         parcel = self._packer.pack((function, args))
         shared, parcel.shared = parcel.shared, []
-        reference = self._call.remote(self._number, self._versions, parcel, *shared)
+        reference = self._call.remote(self._number, self._versions, places(), parcel, *shared)
         future: Future[Any] = Future()
         self._open[future] = reference
         reference.future().add_done_callback(lambda answer: self._settle(future, answer))
@@ -138,7 +141,7 @@ class Ray:
 _openers: dict[int, Opener] = {}
 
 
-def _carry_out(executor: int, versions: dict[str, str], parcel: Parcel, *shared: Any) -> bytes:
+def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], parcel: Parcel, *shared: Any) -> bytes:
     """Carry out the call in ``parcel``, for an executor with that number."""
     import ray
 
@@ -147,6 +150,7 @@ def _carry_out(executor: int, versions: dict[str, str], parcel: Parcel, *shared:
             _refuse_other_versions(versions)
             _openers.clear()
             _openers[executor] = Opener(ray.get)
+        learn(where)
         function, args = _openers[executor].open(parcel, shared)
         return pickle.dumps((True, function(*args)), protocol=5)
     except Exception as error:

@@ -34,13 +34,14 @@ from fedsim.federation.messages import (
     Timer,
 )
 from fedsim.federation.wire import MessagesSpec, Wire
+from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
 
 if TYPE_CHECKING:
-    from fedsim.learning import Learner, Ref
+    from fedsim.learning import Learner
     from fedsim.running.drift import Drift
     from fedsim.world.edges import Edges
     from fedsim.world.life import TaskRunner
@@ -270,16 +271,17 @@ class Dispatch:
                 return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
         errand.replied = True
         done = self._client.computed(device, errand.order, self._done(task))
-        if self._attack is not None and task.device in self._malicious:
-            done = self._attacked(task, self._attack, done)
         errand.reply = self._client.reply(device, errand.order, done)
         if errand.reply is None:
             return ()
+        if self._attack is not None and task.device in self._malicious:
+            done, errand.reply = self._attacked(task, self._attack, done, errand.reply)
         meant = errand.reply
         parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
         if self._up.changes(errand.reply):
             bases = {} if done.update is None or done.start is None else {done.update: done.start}
-            errand.reply, errand.keeping = self._up.through(errand.reply, bases, self.devices.kept(task.device))
+            kept, added_up = self.devices.kept(task.device), getattr(self._client.params, "added_up", ())
+            errand.reply, errand.keeping = self._up.through(errand.reply, bases, kept, added_up)
         self._report(done, meant, errand.reply)
         return (*encoding, Upload(parts)) if parts else ()
 
@@ -330,12 +332,25 @@ class Dispatch:
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
         return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
 
-    def _attacked(self, task: Task, attack: Attack, done: Done) -> Done:
-        """What a malicious device says that it has computed."""
-        if done.update is None or done.start is None:
-            return done
-        stream = ("world/attack", task.device, task.count)
-        return done._replace(update=attack.update(self.learner, done.update, done.start, stream))
+    def _attacked(self, task: Task, attack: Attack, done: Done, reply: Contents) -> tuple[Done, Contents]:
+        """What a malicious device says that it has computed: every model in its reply is attacked, the update from its start.
+
+        Any other model in a reply is a change of something (a control variate): it starts from 0.
+        """
+        meant = done.update
+        if meant is None or done.start is None:
+            return done, reply
+        draw = (task.device, task.count)
+        update = attack.update(self.learner, meant, done.start, ("world/attack", *draw))
+
+        def attacked(name: str, value: Any) -> Any:
+            if isinstance(value, Partial):
+                return replace(value, model=attacked(name, value.model))
+            if value is meant or not isinstance(value, Ref):
+                return update if value is meant else value
+            return attack.update(self.learner, value, self.devices.zero, (f"world/attack/{name}", *draw))
+
+        return done._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
 
     # From the world to the server half.
 

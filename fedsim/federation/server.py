@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError, home_of
+from fedsim.errors import SimulationError, home_of, shown
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, Served
 from fedsim.federation.client import Setting
 from fedsim.federation.contents import Contents, Lazy
+from fedsim.federation.peer import Peer
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
@@ -88,12 +89,16 @@ class Server:
 
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
         """With too few to ask: set a timer ``delay`` (s) from now, or end the run if so many devices will never be there."""
-        if not self._dispatch.tasks.anyone_ever():
+        if not self.anyone_ever():
             self.stop("no device will ever be there again")
         elif at_least > 1 and self._ever(at_least) < at_least:
             self.stop(f"fewer than {at_least} devices will ever be there again")
         else:
             self.timer(name, self.now + delay)
+
+    def anyone_ever(self) -> bool:
+        """Whether some device is there now, or will be some time."""
+        return self._dispatch.tasks.anyone_ever()
 
     def _ever(self, most: int) -> int:
         """How many devices can be reached now or some time, counted up to ``most``."""
@@ -166,6 +171,8 @@ class Server:
         Raises:
             SimulationError: one cannot be asked; says which, and where the function stands.
         """
+        if not isinstance(devices, list | tuple | range | np.ndarray):
+            raise SimulationError(f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list of devices")
         seen: set[int] = set()
         there = list(map(self._exists, devices))
         known = np.array(sorted({int(device) for device in compress(devices, there)}), dtype=np.int64)
@@ -259,6 +266,16 @@ class Server:
         have: a codec that encodes changes needs it.
         """
         self._dispatch.carry(edge, contents, direction, round, start)
+
+    # Devices without a server: each has a half of its own.
+
+    def peer(self, device: int) -> Peer:
+        """A device as its half sees it, in a strategy without a server."""
+        return Peer(device, self._dispatch)
+
+    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """See ``Evaluator.agreement``."""
+        return await self._dispatch.evaluator.agreement(number, models)
 
     # Models.
 

@@ -1,11 +1,12 @@
 """``[messages]``: how models are written on their way down and up; and the contents of messages, brought through it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
 from fedsim.federation.codecs import Codec, CodecSpec, Coded
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.federation.codecs.plain import Plain
 from fedsim.federation.contents import Contents, Partial
 from fedsim.language.spec import Spec
@@ -49,6 +50,7 @@ class Wire:
 
     def __init__(self, codec: Codec, learner: "Learner") -> None:
         self._codec = codec
+        self._contractive = codec.model_copy(update={"error_feedback": True}) if isinstance(codec, Lossy) else codec
         self._learner = learner
         self._parameters = int(learner.parameters)
         self._changes_nothing = isinstance(codec, Plain)
@@ -71,7 +73,9 @@ class Wire:
         """Whether something arrives of contents that is not what they are."""
         return not self._changes_nothing or Partial in map(type, contents.values())
 
-    def through(self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref]) -> tuple[dict[str, Any], dict[str, Ref]]:
+    def through(
+        self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref], added_up: Collection[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, Ref]]:
         """What arrives of contents, and what the sender then keeps (of several models in one content nothing).
 
         Some tensors of a model are written as an array of their own.
@@ -80,10 +84,13 @@ class Wire:
             contents: what is sent.
             bases: for an update the model from which it was trained, which both sides have.
             kept: what the sender has kept of contents of these names.
+            added_up: names of contents that both sides add up (``StrategyParams.added_up``): they are encoded as under error
+                feedback, which bounds what is left out, and nothing of them is kept.
         """
 
         arriving, keeping = dict(contents), dict(kept)
         for name, value in contents.items():
+            codec = self._contractive if name in added_up else self._codec
             if isinstance(value, Partial):
                 arriving[name], rest = self._part(value, bases.get(value.model), kept.get(name))
                 if rest is not None:
@@ -91,15 +98,15 @@ class Wire:
             elif self._changes_nothing:
                 continue
             elif isinstance(value, Ref):
-                arriving[name], rest = self._code(value, bases.get(value), kept.get(name))
-                if rest is not None:
+                arriving[name], rest = self._code(value, bases.get(value), kept.get(name), codec)
+                if rest is not None and name not in added_up:
                     keeping[name] = rest
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
                 arriving[name] = [self._code(item).received if isinstance(item, Ref) else item for item in value]
         return arriving, keeping
 
-    def _code(self, value: Ref, base: Ref | None = None, kept: Ref | None = None) -> Coded:
-        return self._codec.code(self._learner, self._parameters, value, base, kept)
+    def _code(self, value: Ref, base: Ref | None = None, kept: Ref | None = None, codec: Codec | None = None) -> Coded:
+        return (codec or self._codec).code(self._learner, self._parameters, value, base, kept)
 
     def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
         """What arrives of some tensors: a whole model."""

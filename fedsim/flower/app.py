@@ -1,6 +1,5 @@
-"""A Flower app on the disk: what its ``pyproject.toml`` says, and its two halves, loaded afresh."""
+"""A Flower app on the disk: what its ``pyproject.toml`` says, and where its two halves are."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,7 +8,7 @@ from typing import Any
 
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_toml
-from fedsim.flower.turns import is_within, place_in
+from fedsim.flower.turns import place_in
 
 Value = bool | int | float | str
 _FILE = "pyproject.toml"
@@ -31,7 +30,7 @@ class App:
     config: dict[str, Value]
 
     def load(self, half: str) -> Any:
-        """The ServerApp or the ClientApp (``half``: ``server`` or ``client``).
+        """Import the ServerApp or the ClientApp (``half``: ``server`` or ``client``); its folder is on ``sys.path``.
 
         Raises:
             SimulationError: it cannot be imported, or is something else.
@@ -41,8 +40,6 @@ class App:
 
         path, called, wanted = getattr(self, half), f"{half}app", ServerApp if half == "server" else ClientApp
         module, _, names = path.partition(":")
-        if sys.path[:1] != [str(self.folder)]:
-            sys.path[:] = [str(self.folder), *(place for place in sys.path if place != str(self.folder))]
         try:
             found: Any = import_module(module)
             for name in names.split("."):
@@ -53,13 +50,6 @@ class App:
         if not isinstance(found, wanted):
             raise SimulationError(f"the {called} {path!r} is a {type(found).__name__}; it must be a {wanted.__name__}")
         return found
-
-    def forget(self) -> None:
-        """Drop the app's modules, so that the next run begins with fresh ones: they may remember things."""
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if file and is_within(self.folder, file):
-                del sys.modules[name]
 
 
 def read_app(place: str, run_config: Mapping[str, Any]) -> App:
@@ -76,7 +66,10 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
     try:
         written = read_toml(folder / _FILE)
     except OSError:
-        raise ScenarioError(f"strategy.app is {place!r}, where there is no {_FILE}; give the folder of a Flower app") from None
+        raise ScenarioError(
+            f"strategy.app is {place!r}, but there is no {str(folder / _FILE)!r}; give the folder of a Flower app, from the "
+            "working directory on or from the root"
+        ) from None
     except ValueError as error:
         raise ScenarioError(f"strategy.app: {str(folder / _FILE)!r} is not valid TOML: {error}") from None
     said = written

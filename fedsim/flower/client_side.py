@@ -1,18 +1,22 @@
 """The ClientApp at work: a message and a device's context in, a reply and the context out. It runs in any process."""
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App
+from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, copied
 from fedsim.flower.replaced import frozen, note_reply, noted_reply, replace_all
-from fedsim.flower.turns import carried_out, place_in, seeded
+from fedsim.flower.timing import Counts
+from fedsim.flower.turns import carried_out, place_in
 
 _EXAMPLES = ("num-examples", "num_examples")
 
@@ -24,11 +28,12 @@ class Job:
     Attributes:
         app: whose ClientApp.
         run: which run of it this process is in; another one begins with fresh modules.
-        device, devices: its number, and how many there are.
+        device: its number.
+        node_config: what it is told of itself.
         message: what it has received.
         state: what it remembers.
-        seed: of the global generators.
-        counts_flops: whether torch's operations are to be counted.
+        seeds: of the global generators, to load the ClientApp with (one a run) and for this message.
+        counts: what is to be counted, if anything.
         raises: whether an exception of the ClientApp ends the run, or is answered as Flower does.
         patience_s: real seconds that it may take.
     """
@@ -36,11 +41,11 @@ class Job:
     app: App
     run: str
     device: int
-    devices: int
+    node_config: dict[str, Any]
     message: Message
     state: RecordDict
-    seed: int
-    counts_flops: bool
+    seeds: tuple[int, int]
+    counts: Counts | None
     raises: bool
     patience_s: float
 
@@ -54,17 +59,17 @@ class Outcome:
         bytes: of the answer.
         state: what the device now remembers.
         examples: how many examples it says that it has worked on; None where it does not say.
-        flops: that torch has done, if they were counted.
+        counted: what was counted; None if nothing was to be.
     """
 
     reply: Message
     bytes: int
     state: RecordDict
     examples: float | None
-    flops: float
+    counted: float | None
 
 
-_loaded: dict[str, Any] = {}
+_loaded: dict[str, Half] = {}  # of this process, by the run; one at a time
 
 
 def carry_out(job: Job) -> Outcome:
@@ -76,23 +81,20 @@ def carry_out(job: Job) -> Outcome:
     replace_all()
     called = f"the ClientApp of device {job.device}"
     if job.run not in _loaded:
-        with seeded(job.seed):
-            _load(job)
-    app = _loaded[job.run]
-    return carried_out(lambda: _work(job, app, called), job.patience_s, job.app.folder, called)
+        _loaded.clear()
+        _loaded[job.run] = Half(job.app, "client", job.seeds[0])
+    half = _loaded[job.run]
+    return carried_out(lambda: _work(job, half, called), job.patience_s, job.app.folder, called)
 
 
-def _work(job: Job, app: Any, called: str) -> Outcome:
-    message = job.message
-    config = {"partition-id": job.device, "num-partitions": job.devices}
+def _work(job: Job, half: Half, called: str) -> Outcome:
+    message, app = job.message, half.loaded
     ids = message.metadata.run_id, message.metadata.dst_node_id
-    context = Context(*ids, config, copied(job.state), dict(job.app.config))
-    flops = 0.0
+    context = Context(*ids, dict(job.node_config), copied(job.state), dict(job.app.config))
     with ExitStack() as around:
-        around.enter_context(seeded(job.seed))
+        around.enter_context(half.in_use(job.seeds[1]))
         around.enter_context(frozen(message.metadata.created_at))
-        _one_torch_thread(around)
-        counter = _flop_counter(around) if job.counts_flops else None
+        counted = _counter(job, around)
         note_reply(None)
         try:
             reply = app(message, context)
@@ -101,7 +103,6 @@ def _work(job: Job, app: Any, called: str) -> Outcome:
                 place = place_in(error, job.app.folder)
                 raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
             reply = _error_reply(message, error)
-        flops = 0.0 if counter is None else float(counter.get_total_flops())
     own = noted_reply()
     if not isinstance(reply, Message):
         place = _place_of(app, message)
@@ -110,28 +111,32 @@ def _work(job: Job, app: Any, called: str) -> Outcome:
         place = _place_of(app, message)
         raise SimulationError(f"{called} answered with a message that is no reply to the one that it got{place}")
     examples = _examples(own if isinstance(own, Message) and own.has_content() else reply)
-    return Outcome(as_sent(reply), bytes_of(reply), context.state, examples, flops)
+    return Outcome(as_sent(reply), bytes_of(reply), context.state, examples, counted())
 
 
-def _load(job: Job) -> None:
-    if _loaded:
-        job.app.forget()
-    _loaded.clear()
-    _loaded[job.run] = job.app.load("client")
+def _counter(job: Job, around: ExitStack) -> Callable[[], float | None]:
+    """Count until ``around`` is left; what is returned tells the count afterwards too."""
+    if job.counts is None:
+        return lambda: None
+    if job.counts == "flops":
+        from torch.utils.flop_counter import FlopCounterMode
 
+        mode = around.enter_context(FlopCounterMode(display=False))
+        return lambda: float(mode.get_total_flops())
+    first: list[Module] = []  # the module that is called first: not those that it calls
+    given = [0]
+    trains = job.message.metadata.message_type.partition(".")[0] == "train"
 
-def _one_torch_thread(around: ExitStack) -> None:
-    """Sums of several threads have other last bits."""
-    torch = sys.modules.get("torch")
-    if torch is not None and (threads := torch.get_num_threads()) != 1:
-        torch.set_num_threads(1)
-        around.callback(torch.set_num_threads, threads)
+    def count(module: Module, inputs: tuple[Any, ...]) -> None:
+        batch = next((one for one in inputs if isinstance(one, torch.Tensor)), None)
+        if batch is not None and (torch.is_grad_enabled() or not trains):  # a test of what is trained is no training
+            if not first:
+                first.append(module)
+            if module is first[0]:
+                given[0] += len(batch) if batch.dim() > 1 else 1
 
-
-def _flop_counter(around: ExitStack) -> Any:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    return around.enter_context(FlopCounterMode(display=False))
+    around.callback(register_module_forward_pre_hook(count).remove)
+    return lambda: float(given[0])
 
 
 def _error_reply(message: Message, error: Exception) -> Message:
@@ -156,6 +161,12 @@ def _place_of(app: Any, message: Message) -> str:
 def _examples(reply: Message) -> float | None:
     found = None if reply.has_error() else figure(reply.content, *_EXAMPLES)
     return None if found is None or not found >= 0 else found
+
+
+def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message says of itself, before the app's run configuration."""
+    told = {key: value for record in message.content.config_records.values() for key, value in record.items()}
+    return {**told, **run_config, **told}
 
 
 def figure(content: Mapping[str, Any], *names: str) -> float | None:

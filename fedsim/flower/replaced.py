@@ -39,6 +39,9 @@ class ServerSide(Protocol):
     def note_model(self, record: Any) -> None:
         """An ArrayRecord that the server now has."""
 
+    def note_algorithm(self, strategy: Any) -> None:
+        """The app's own strategy."""
+
     def note_figures(self, number: int, figures: dict[str, Any]) -> None:
         """What the server has measured itself in a round (from 1)."""
 
@@ -217,6 +220,7 @@ def _start(real: Callable[..., Any], side: ServerSide) -> Callable[..., Any]:
     def start(self: Any, grid: Any, initial_arrays: Any, *args: Any, **named: Any) -> Any:
         at = 4  # its place among ``args``: after num_rounds, timeout, train_config and evaluate_config
         given = named.pop("evaluate_fn", None) if len(args) <= at else args[at]
+        side.note_algorithm(self)
         side.note_model(initial_arrays)
 
         def evaluate(number: int, arrays: Any) -> Any:
@@ -333,6 +337,7 @@ def _run_fl(real: Callable[..., Any], side: ServerSide) -> Callable[..., Any]:
     from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 
     def run(server: Any, config: Any) -> Any:
+        side.note_algorithm(server.strategy)
         history = real(server=server, config=config)
         if server.parameters.tensors:
             side.note_model(parameters_to_arrayrecord(server.parameters, keep_input=True))
@@ -345,6 +350,7 @@ def _note_state(real: Callable[..., Any], side: ServerSide) -> Callable[..., Any
     from flwr.server.workflow.constant import MAIN_PARAMS_RECORD
 
     def evaluate(grid: Any, context: Any) -> None:
+        side.note_algorithm(context.strategy)
         side.note_model(context.state.array_records[MAIN_PARAMS_RECORD])
         real(grid, context)
 

@@ -1,7 +1,8 @@
 """Which rounds an app's messages belong to, and what is known of each: its figures, its tasks, the model that it made.
 
-Flower's own strategies number their messages: by ``group_id``, or by a config ``server-round``. Without a number a round begins
-whenever other arrays are sent for training than the last time.
+Messages of training make the rounds; of an app that has not trained yet, all messages do. Flower's own strategies number them:
+by ``group_id``, or by a config ``server-round``. Without a number a round begins whenever other arrays are sent than the last
+time, or a device is asked the same again where there are no arrays.
 """
 
 from collections.abc import Callable
@@ -57,23 +58,36 @@ class Rounds:
         self._open: Round | None = None
         self._count = 0
         self._sent: ArrayRecord | None = None
+        self._asked: set[tuple[str, int]] = set()
+        self._trains = False
         self._early: dict[int, dict[str, float]] = {}
         self.seen: set[str] = set()
 
     def of(self, message: Message) -> Round | None:
         """The round of a message that is about to be sent; one that begins a new round closes the one before."""
-        if message.metadata.message_type.partition(".")[0] != "train":
+        if not self.leads(message):
             return self._open
-        told = _told(message)
+        told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
-        if self._open is None or (told != self._open.told if told is not None else not _alike(arrays, self._sent)):
+        again = not _alike(arrays, self._sent) or (arrays is None and asked in self._asked)
+        if not self._trains and _trains(message):
+            self._trains = True
+            if self._open is not None:  # what was asked last prepares the first training, and is of its round
+                self._open.told, again = told, False
+        if self._open is None or (told != self._open.told if told is not None else again):
             self.end()
             self._open = Round(self._count, told)
             self._count += 1
-            if told is not None:
-                self._open.own |= self._early.pop(told, {})
+            self._asked.clear()
+        if told is not None:
+            self._open.own |= self._early.pop(told, {})
         self._sent = arrays if arrays is not None else self._sent
+        self._asked.add(asked)
         return self._open
+
+    def leads(self, message: Message) -> bool:
+        """Whether a message, or a reply, is one of those that rounds are made of."""
+        return not self._trains or _trains(message)
 
     def end(self) -> bool:
         """The round that is open, if one is, is over; returns whether the run goes on."""
@@ -95,10 +109,9 @@ class Rounds:
         for record in content.values():
             if not isinstance(record, ArrayRecord):
                 self.seen |= set(record)
-        trains = reply.metadata.message_type.partition(".")[0] == "train"
-        if trains:
+        if self.leads(reply):
             one.used.append((task, weight))
-        for column in ("train_loss",) if trains else ("accuracy", "loss"):
+        for column in ("train_loss",) if _trains(reply) else ("accuracy", "loss"):
             if (value := figure(content, self._names[column])) is not None:
                 total, weights = one.weighted.get(column, (0.0, 0.0))
                 one.weighted[column] = total + value * weight, weights + weight
@@ -111,6 +124,10 @@ class Rounds:
             self._open.own |= found
         elif told > 0:
             self._early.setdefault(told, {}).update(found)
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
 
 
 def _told(message: Message) -> int | None:

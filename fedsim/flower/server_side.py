@@ -22,12 +22,14 @@ from fedsim.federation.contents import Free, Sized
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App
-from fedsim.flower.client_side import Outcome
+from fedsim.flower.client_side import Outcome, config_of
+from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
 from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import EPOCH_S, replace_all, server_side
 from fedsim.flower.rounds import Round, Rounds
-from fedsim.flower.turns import Generators, Over, Turns, place_in
+from fedsim.flower.timing import SamplesTaken, SamplesTime
+from fedsim.flower.turns import Over, Turns, place_in
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
 _MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
@@ -48,6 +50,7 @@ class Sent:
         device: whose it is.
         bytes: of the message.
         round: to which it belongs, if to any.
+        leads: whether it is one of those that the round is made of (``Rounds.leads``).
         expires: when its time to live is over (s).
         task: that carries it, as soon as there is one.
         reply: the answer, as soon as there is one.
@@ -60,16 +63,12 @@ class Sent:
     device: int
     bytes: int
     round: Round | None
+    leads: bool
     expires: float
     task: int | None = None
     reply: Message | None = None
     examples: float | None = None
     taken: bool = False
-
-    @property
-    def trains(self) -> bool:
-        """Whether it is about training."""
-        return self.message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
 
 
 class Session:
@@ -93,11 +92,12 @@ class Session:
         self.folder = app.folder
         self.nodes, self.run_id = nodes, run_id
         self._device_of = {node: device for device, node in enumerate(nodes)}
-        self._generators = Generators(int(server.rng("server-app").integers(1 << 32)))
         self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = Rounds(names, self._close_round)
         self.model: ArrayRecord | None = None
+        self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
+        self._algorithm: str | None = None
         self._sent: dict[str, Sent] = {}
         self._by_task: dict[int, Sent] = {}
         self._queues: dict[int, deque[Sent]] = {}
@@ -112,9 +112,8 @@ class Session:
         self._missing: set[str] | None = None  # or until these are answered
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
-        app.forget()
-        with self._around():
-            self._server_app = app.load("server")
+        self._half = Half(app, "server", int(server.rng("server-app").integers(1 << 32)))
+        self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
     # Turns.
 
@@ -165,7 +164,7 @@ class Session:
     @contextmanager
     def _around(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(self._generators.in_use())
+            stack.enter_context(self._half.in_use())
             stack.enter_context(server_side(self))
             TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self.run_id, SUPERLINK_NODE_ID
             yield
@@ -173,7 +172,7 @@ class Session:
     def _run(self) -> None:
         """The ServerApp's thread."""
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
-        self._server_app(grid=SimulatedGrid(self), context=context)
+        self._half.loaded(grid=SimulatedGrid(self), context=context)
         self.rounds.end()
 
     def _end(self) -> None:
@@ -203,6 +202,16 @@ class Session:
     def note_figures(self, number: int, figures: dict[str, Any]) -> None:
         """What the server has measured itself in a round (from 1)."""
         self.rounds.note_figures(number, figures)
+
+    def note_algorithm(self, strategy: Any) -> None:
+        """The app's own strategy."""
+        self._algorithm = type(strategy).__name__
+
+    def facts(self) -> dict[str, Any]:
+        """Entries for the summary."""
+        notes, warnings = ([], []) if self._taken is None else ([*self._taken.notes], self._taken.warnings)
+        facts = {"algorithm": self._algorithm, "notes": notes, "warnings": warnings}
+        return {name: value for name, value in facts.items() if value}
 
     def _close_round(self, one: Round) -> bool:
         if one.used:
@@ -234,7 +243,7 @@ class Session:
         number = len(self._sent)
         metadata.__dict__["_message_id"] = name = f"message-{number}"
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
-        one = self.rounds.of(message)
+        one, leads = self.rounds.of(message), self.rounds.leads(message)
         copy = as_sent(message)
         if arrays:
             self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
@@ -242,7 +251,7 @@ class Session:
         if (content := id(message.content)) not in sizes:
             sizes[content] = bytes_of_content(copy.content)
         size = bytes_of(copy, sizes[content])
-        sent = self._sent[name] = Sent(copy, number, device, size, one, self._server.now + metadata.ttl)
+        sent = self._sent[name] = Sent(copy, number, device, size, one, leads, self._server.now + metadata.ttl)
         self._server.timer(f"expire {number}", sent.expires)
         self._queues.setdefault(device, deque()).append(sent)
         self._idle, self._open = 0, self._open + 1
@@ -261,13 +270,13 @@ class Session:
         if self._server.idle(device):
             sent = queue.popleft()
             kind = sent.message.metadata.message_type
-            one = sent.round if sent.trains else None
+            one = sent.round if sent.leads else None
             continues = one is not None and self._last.get(device) == (one, True)
             if continues and one is not None:
                 self._continued.append(one)
             count = self._counts[device] = self._counts.get(device, -1) + 1
             seed = int(self._server.rng("client-app", device, count).integers(1 << 32))
-            contents = {kind: Sized(sent.message, float(sent.bytes)), "seed": Free(seed)}
+            contents = {kind: Sized(sent.message, float(sent.bytes)), "seeds": Free((self._client_seed, seed))}
             number = None if one is None else one.number
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
             self._by_task[sent.task] = sent
@@ -342,12 +351,14 @@ class Session:
         sent = self._by_task.pop(end.task)
         self._busy.discard(end.device)
         done = end.outcome == "done"
-        self._last[end.device] = sent.round if sent.trains else None, done
-        if sent.round is not None and sent.trains:
+        self._last[end.device] = sent.round if sent.leads else None, done
+        if sent.round is not None and sent.leads:
             self.rounds.count(sent.round, end.outcome)
         if done:
             outcome: Outcome = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
+            if self._taken is not None and not outcome.reply.has_error():
+                self._taken.note(end.job, config_of(sent.message, self._app.config), outcome.examples, outcome.counted)
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
             self._doubt(sent)

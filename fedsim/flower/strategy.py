@@ -1,7 +1,6 @@
 """``kind = "flower"``: an unmodified Flower app as a strategy."""
 
 import itertools
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,6 +35,7 @@ class FlowerClient(Client[FlowerParams]):
         self._run = f"{os.getpid()}-{next(_runs)}"
         self._states: dict[int, Any] = {}
         self._flops: dict[str, float] = {}  # of an example, by the kind of message
+        self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
 
     def real(self, device: Device, order: Order) -> Real:
         """The ClientApp's work."""
@@ -43,15 +43,18 @@ class FlowerClient(Client[FlowerParams]):
 
         from fedsim.flower.client_side import Job, carry_out
 
+        counts, first = self.params.time.counts, (device.number, order.job) not in self._counted
+        self._counted.add((device.number, order.job))
+        due = order.job not in self._flops if counts == "flops" else first
         job = Job(
             app=self._app,
             run=self._run,
             device=device.number,
-            devices=self.setting.devices,
+            node_config=self.params.node_config_of(device.number, self.setting.devices),
             message=order[order.job],
             state=self._states.get(device.number, RecordDict()),
-            seed=order["seed"],
-            counts_flops=self.params.time.counts_flops and order.job not in self._flops,
+            seeds=order["seeds"],
+            counts=counts if due else None,
             raises=self.params.client_errors == "stop",
             patience_s=self.params.real_patience,
         )
@@ -59,12 +62,14 @@ class FlowerClient(Client[FlowerParams]):
 
     def work(self, device: Device, order: Order) -> list[Work]:
         """How long that takes."""
-        outcome = order.value
+        from fedsim.flower.client_side import config_of
+
+        outcome, config = order.value, config_of(order[order.job], self._app.config)
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
-        if self.params.time.counts_flops and order.job not in self._flops and outcome.flops:
-            self._flops[order.job] = outcome.flops / max(examples, 1.0)
-        work = self.params.time.work(order.job, examples, self._flops.get(order.job), self._app.config)
+        if self.params.time.counts == "flops" and order.job not in self._flops and outcome.counted:
+            self._flops[order.job] = outcome.counted / max(examples, 1.0)
+        work = self.params.time.work(order.job, examples, self._flops.get(order.job), config)
         return [] if work is None else [work]
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents:
@@ -103,8 +108,6 @@ class Flower(Strategy[FlowerParams]):
         """Begin the ServerApp."""
         from fedsim.flower.server_side import Session
 
-        if "FLWR_LOG_LEVEL" not in os.environ:
-            logging.getLogger("flwr").setLevel(logging.WARNING)
         self._session = Session(self.params, self.server, self.app, self.nodes, self.run_id)
         await self._session.go_on()
 
@@ -145,6 +148,10 @@ class Flower(Strategy[FlowerParams]):
         seen = set() if self._session is None else self._session.rounds.seen
         names = ", ".join(sorted(seen)) or "none"
         return f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); there were: {names}"
+
+    def facts(self) -> dict[str, Any]:
+        """The app's own strategy, and what time was taken of."""
+        return {} if self._session is None else self._session.facts()
 
     def on_end(self) -> None:
         """End the ServerApp's thread."""

@@ -1,89 +1,27 @@
-"""The ServerApp's thread and the simulation take turns: never do both go on.
-
-What of a process belongs to all its threads, the global generators of random numbers, changes hands with the turn.
-"""
+"""The ServerApp's thread and the simulation take turns: never do both go on."""
 
 import asyncio
 import os
-import random
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
-import numpy as np
-
 from fedsim.errors import SimulationError
 
 T = TypeVar("T")
 
-_SEEDED = np.random.RandomState(0)  # a new one would ask the operating system for randomness first
 _GRACE_S = 1.0  # real seconds that an app has to end when the run is over
 
 
 class Over(BaseException):
     """The run is over: ends the ServerApp's thread wherever it waits."""
-
-
-class Generators:
-    """The state of the global generators of ``random``, numpy and, if it is loaded, torch, while somebody else has them."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed).getstate()
-        _SEEDED.seed(seed % (1 << 32))
-        self._numpy: Any = _SEEDED.get_state()
-        self._torch: Any = seed
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """They are these here, and again what they were afterwards."""
-        outside = _states()
-        random.setstate(self._random)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        if (torch := sys.modules.get("torch")) is not None:
-            if isinstance(self._torch, int):
-                torch.random.default_generator.manual_seed(self._torch)
-            else:
-                torch.set_rng_state(self._torch)
-        try:
-            yield
-        finally:
-            self._random, self._numpy, state = _states()
-            self._torch = self._torch if state is None else state
-            _put_back(outside)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """The global generators begin here as ``Generators(seed)`` do, and are afterwards what they were."""
-    outside = _states()
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))  # noqa: NPY002
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.random.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        _put_back(outside)
-
-
-def _states() -> tuple[Any, Any, Any]:
-    torch = sys.modules.get("torch")
-    state = None if torch is None else torch.random.default_generator.get_state()
-    return random.getstate(), np.random.get_state(legacy=False), state  # noqa: NPY002
-
-
-def _put_back(states: tuple[Any, Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    if states[2] is not None:
-        sys.modules["torch"].random.default_generator.set_state(states[2])
 
 
 class Turns:
@@ -236,8 +174,9 @@ def carried_out(function: Callable[[], T], patience_s: float, folder: Path, call
 
 
 def is_within(folder: Path, file: str) -> bool:
-    """Whether a file lies in a folder."""
-    return file.startswith(f"{folder}{os.sep}")
+    """Whether a file lies in a folder, and not in the environment of packages that may be there too (``.venv``)."""
+    inside = f"{folder}{os.sep}"
+    return file.startswith(inside) and not (sys.prefix.startswith(inside) and file.startswith(f"{sys.prefix}{os.sep}"))
 
 
 def place_of_thread(thread: threading.Thread, folder: Path) -> str:

@@ -62,7 +62,7 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
         about = (
             f"{scenario.population.devices} devices; what they compute, send and learn is for {scenario.strategy.called} to say"
         )
-        return [about, *scenario.stop.notes]
+        return [about, *scenario.stop.notes, *scenario.strategy.notes]
     trial = Trial.built(scenario, executor)
     lines = nominal_lines(trial.run)
     return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines

@@ -15,7 +15,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.language.imports import find
+from fedsim.language.hooks import refuse_wrong_hooks
+from fedsim.language.imports import at, find
 from fedsim.language.spec import Spec, json_schema
 
 S = TypeVar("S", bound=Spec)
@@ -44,7 +45,7 @@ class Family:
 
     @cached_property
     def _base(self) -> type:
-        return find(self.base, self.called, object, "object")  # type: ignore[no-any-return]
+        return at(self.base, self.called)  # type: ignore[no-any-return]
 
     def find(self, kind: str, key: str = "kind") -> Any:
         """The class of a kind.
@@ -56,8 +57,11 @@ class Family:
             names = ", ".join(self.kinds)
             hint = nearest(kind, self.kinds)
             raise ScenarioError(f"{key} is {shown(kind)}; allowed are {names}, or your own as 'package.module:Class'{hint}")
-        path = self.kinds[kind][0] if kind in self.kinds else kind
-        return find(path, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        if kind in self.kinds:
+            return at(self.kinds[kind][0], key)
+        found = find(kind, key, self._base, f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        refuse_wrong_hooks(found, key)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.kinds)
@@ -206,8 +210,9 @@ class Kinds:
         """The class of a kind of one's own; None where there can be none."""
         if self.base is None:
             return None
-        base = find(self.base, "kind", object, "object")
-        return with_any_kind(find(kind, "kind", base, f"fedsim.plugin.{self.base.rpartition(':')[2]}"))
+        found = find(kind, "kind", at(self.base, "kind"), f"fedsim.plugin.{self.base.rpartition(':')[2]}")
+        refuse_wrong_hooks(found, "kind")
+        return with_any_kind(found)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         tables = handler(schema)

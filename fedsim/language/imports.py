@@ -1,10 +1,13 @@
-"""Code named by its import path, ``package.module:Name``: the one place that imports it.
+"""Code named by its import path, ``package.module:Name`` or ``./file.py:Name``: the one place that imports it.
 
 To import a module is to run it. What a program gives to ``Scenario(...)`` is the program's own choice; a file may come from
-anyone. So whoever reads a scenario from a file does it within ``from_file``, where nothing outside fedsim is imported that the
-user has not allowed: for this file (``--allow-code``, or ``allow_code=True``), or for a package in all files, in
+anyone. So whoever reads a scenario from a file does it within ``from_file``, where no import path is followed that the user has
+not allowed: for this file (``--allow-code``, or ``allow_code=True``), or for an installed package in all files, in
 ``$FEDSIM_ALLOW_CODE`` (names, with commas between) or in ``~/.config/fedsim/config.toml`` (``allow_code = ["mypackage"]``).
 No scenario, study, checkpoint or run folder can grant it.
+
+``sys.path`` never changes. A file is loaded from where it lies, under a name that nothing else has, and a package that is not
+installed from the working directory. Modules beside such code are found by that code, and by nothing else.
 """
 
 import os
@@ -13,14 +16,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, get_type_hints
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml
 
 ALLOWED_PACKAGES = "FEDSIM_ALLOW_CODE"
+
+_PRIVATE = "fedsim_file_"
+_RUNS = "which is code, and would be run; if you trust it, allow it with --allow-code (in Python allow_code=True)"
 
 _allowed = ContextVar("_allowed", default=True)
 
@@ -35,26 +44,28 @@ def from_file(allow_code: bool) -> Iterator[None]:
         _allowed.reset(before)
 
 
+def is_allowed() -> bool:
+    """Whether all code that is named here may be imported."""
+    return _allowed.get()
+
+
 def refuse_unless_allowed(path: str, key: str) -> None:
     """Import nothing, and look whether ``path``, the value of ``key``, may be imported here.
 
     Raises:
-        ScenarioError: it is no import path, or it leads out of fedsim in a file whose code was not allowed.
+        ScenarioError: it is no import path, or stands in a file whose code was not allowed.
     """
     file, colon, name = path.rpartition(":")
-    module = _module(file)
-    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+    words = [Path(file).stem] if file.endswith(".py") else file.split(".")
+    if not (colon and all(word.isidentifier() for word in (name, *words))):
         raise ScenarioError(
             f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name', or './file.py:Name' for "
             "a file in the working directory"
         )
-    if _allowed.get() or any(f"{module}.".startswith(f"{known}.") for known in ("fedsim", *_packages()) if known):
+    if _allowed.get() or (not file.endswith(".py") and words[0] in _packages() and _is_installed(words[0])):
         return
-    package = module.partition(".")[0]
-    raise ScenarioError(
-        f"{key} is {path!r}, which is code outside fedsim, and would be run; if you trust it, allow it with --allow-code "
-        f"(in Python allow_code=True), or always, with {package!r} in ${ALLOWED_PACKAGES} or in {str(_config())!r}"
-    )
+    always = "" if file.endswith(".py") else f", or always, if it is installed, with {words[0]!r} in {_where()}"
+    raise ScenarioError(f"{key} is {path!r}, {_RUNS}{always}")
 
 
 def refuse_code(place: str, key: str) -> None:
@@ -64,10 +75,7 @@ def refuse_code(place: str, key: str) -> None:
         ScenarioError: names the place.
     """
     if not _allowed.get():
-        raise ScenarioError(
-            f"{key} is {place!r}, which is code outside fedsim, and would be run; if you trust it, allow it with --allow-code "
-            "(in Python allow_code=True)"
-        )
+        raise ScenarioError(f"{key} is {place!r}, {_RUNS}")
 
 
 def find(path: str, key: str, base: type, called: str, *, or_function: bool = False) -> Any:
@@ -106,15 +114,23 @@ def named(path: str, key: str) -> Any:
         ScenarioError: it may not be imported here, or cannot be.
     """
     refuse_unless_allowed(path, key)
+    return at(path, key)
+
+
+def at(path: str, key: str) -> Any:
+    """Whatever is at an import path that no file has named, or whose code is allowed.
+
+    Raises:
+        ScenarioError: it cannot be imported.
+    """
     file, _, name = path.rpartition(":")
-    module_name = _module(file)
     try:
-        module = import_module(module_name) if module_name == file else _from_file(Path(file))
+        module = import_module(_module(file))
     except (Exception, SystemExit) as error:
         raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {_in_words(error)}") from error
     if not hasattr(module, name):
         hint = nearest(name, (known for known in vars(module) if not known.startswith("_")))
-        raise ScenarioError(f"{key} is {path!r}, but {module_name!r} has no attribute {name!r}{hint}")
+        raise ScenarioError(f"{key} is {path!r}, but {file!r} has no attribute {name!r}{hint}")
     return getattr(module, name)
 
 
@@ -145,22 +161,97 @@ def _config() -> Path:
     return (said if said.is_absolute() else Path(os.path.expanduser("~"), ".config")) / "fedsim" / "config.toml"  # noqa: PTH111
 
 
+def _where() -> str:
+    return f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
+
+
+class _Places(MetaPathFinder):
+    """Finds modules that are not installed, after everything that is: allowed code, and what lies beside it.
+
+    Attributes:
+        of: where such modules are, by their first name: a file, or the folder in which they are looked for. A module beside
+            such code joins them when that code imports it.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, str] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if path is not None:
+            return None
+        place = self.of.get(name) or self.of.get(_importer())
+        if name.startswith(_PRIVATE):
+            return spec_from_file_location(name, place) if name in self.of and place else None
+        if place is None:
+            return None
+        folder = str(Path(place).parent) if place.endswith(".py") else place
+        spec = PathFinder.find_spec(name, [folder])
+        if spec is not None:
+            self.of[name] = folder
+        return spec
+
+
+_places = _Places()
+sys.meta_path.append(_places)
+
+
+def places() -> dict[str, str]:
+    """Where modules are that were allowed, or that the program has imported from the working directory.
+
+    A worker process does not search there, so it has to ``learn`` them.
+    """
+    here = str(Path.cwd())
+    known = _places.of.copy()
+    for name, module in [*sys.modules.items()]:
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        if place in (f"{here}/{name}.py", f"{here}/{name}/__init__.py", f"{here}/{name}"):
+            known.setdefault(name, here)
+    return known
+
+
+def learn(places: dict[str, str]) -> None:
+    """Find these modules where the process found them that has started this one."""
+    _places.of.update(places)
+
+
+def _importer() -> str:
+    """The first name of the module that is importing another one."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and (name := frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
+        frame = frame.f_back
+    return "" if frame is None else str(name).partition(".")[0]
+
+
 def _module(file: str) -> str:
-    """The name of a module that is given by its name, or by its file."""
-    return Path(file).stem if file.endswith(".py") else file
+    """The name by which the code at ``file``, a module or a file, can be imported."""
+    if file.endswith(".py"):
+        place = Path(file).resolve()
+        if not place.is_file():
+            raise ImportError(f"there is no file {str(Path(file))!r}")
+        name = f"{_PRIVATE}{place.stem}"
+        if _places.of.setdefault(name, str(place)) != str(place):
+            raise ImportError(f"another file of the name {place.name!r} is loaded already; call the file otherwise")
+        return name
+    first = file.partition(".")[0]
+    if first not in sys.modules and find_spec(first) is None and PathFinder.find_spec(first, [str(Path.cwd())]):
+        _places.of[first] = str(Path.cwd())
+    return file
 
 
-def _from_file(file: Path) -> ModuleType:
-    """The module in a file; its folder is searched from now on, so that workers find it too."""
-    place = file.resolve()
-    if not place.is_file():
-        raise ImportError(f"there is no file {str(file)!r}")
-    if str(place.parent) not in sys.path:
-        sys.path.append(str(place.parent))
-    module = import_module(place.stem)
-    if Path(module.__file__ or "").resolve() != place:
-        raise ImportError(f"a module of the name {place.stem!r} is there already; call the file otherwise")
-    return module
+def _is_installed(package: str) -> bool:
+    """Whether a package is found where it is installed, and not in the working directory; nothing is imported."""
+    if package in _places.of:
+        return False
+    if package in sys.modules:  # the program has chosen it
+        return getattr(sys.modules[package], "__file__", None) is not None
+    elsewhere = [path for path in sys.path if Path(path).is_absolute() and Path(path).resolve() != Path.cwd().resolve()]
+    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
+    installed = PathFinder.find_spec(package, elsewhere)
+    for finder in finders:
+        installed = installed or finder.find_spec(package, None)
+    found, file = find_spec(package), installed and installed.origin
+    return found is not None and file is not None and found.origin == file
 
 
 def _in_words(error: BaseException) -> str:

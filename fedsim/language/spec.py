@@ -6,9 +6,10 @@ of thing is one class in one file, and ``scenario.py`` only puts them together.
 
 import inspect
 import re
+from collections.abc import Mapping
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -23,10 +24,44 @@ Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 """Steps of SGD."""
 
 
+def _said(value: Any) -> str:
+    return (
+        "not given" if value is None else str(value).lower() if isinstance(value, bool) else repr(getattr(value, "kind", value))
+    )
+
+
+class OnlyWith:
+    """Annotates a key that counts in a mode alone: in any other, a value that is not its default is refused.
+
+    Args:
+        modes: the keys that say the mode; one of them is enough.
+        values: what they must be; none given: anything but nothing (None, 0, false, an empty list).
+    """
+
+    def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
+        self._modes, self._values = modes, values
+
+    def check(self, spec: "Spec", name: str) -> None:
+        """Refuse a key of ``spec``.
+
+        Raises:
+            ValueError: names the key and its mode.
+        """
+        found = {mode: getattr(spec, mode) for mode in self._modes}
+        if any(getattr(value, "kind", value) in self._values if self._values else value for value in found.values()):
+            return
+        modes, allowed = " or ".join(map(repr, self._modes)), " or ".join(map(_said, self._values)) or "given"
+        here = " and ".join(f"{mode!r} is {_said(value)}" for mode, value in found.items())
+        raise ValueError(f"'{name}' is {_said(getattr(spec, name))}, which counts only where {modes} is {allowed}; here {here}")
+
+
 class Spec(BaseModel):
     """A part of a scenario. Subclasses that are one of several have a ``kind`` that tells them apart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+    instead: ClassVar[Mapping[str, str]] = {}
+    """Keys of a base that a subclass does without, and the key that takes the place of each."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,8 +75,21 @@ class Spec(BaseModel):
                         "has the unknown key {key}; allowed are {allowed}{hint}",
                         {"key": repr(key), "allowed": ", ".join(cls.model_fields), "hint": nearest(str(key), cls.model_fields)},
                     )
+                if key in cls.instead and data[key] is not None:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "has the key {key}, which it does not take; allowed is {instead}",
+                        {"key": repr(key), "instead": repr(cls.instead[key])},
+                    )
             return {key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()}
         return data
+
+    @model_validator(mode="after")
+    def _keys_have_their_mode(self) -> Self:
+        for name, note in _modes_of(type(self)):
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                note.check(self, name)
+        return self
 
     @classmethod
     def takes(cls) -> set[str]:
@@ -66,6 +114,15 @@ class Spec(BaseModel):
         if "kind" in keys:
             table["required"] = ["kind", *table.get("required", ())]
         return reference
+
+
+@cache
+def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
+    """The keys of a spec that count in a mode alone; a subclass that gives one another default need not say so again."""
+    specs = [one for one in spec.__mro__ if issubclass(one, Spec)]
+    fields = [(name, field) for one in reversed(specs) for name, field in one.model_fields.items()]
+    notes = {name: note for name, field in fields for note in field.metadata if isinstance(note, OnlyWith)}
+    return list(notes.items())
 
 
 def _ways(said: JsonSchemaValue) -> list[JsonSchemaValue]:

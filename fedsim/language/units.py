@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -34,13 +34,14 @@ _BYTE_ENERGY = {"J/B": 1.0, "J/kB": 1e-3, "J/MB": 1e-6, "J/GB": 1e-9, "Wh/GB": 3
 _CARBON = {"g/J": 1.0, "g/kWh": 1 / 3.6e6, "kg/kWh": 1 / 3.6e3}
 _FREQUENCY = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600, "/day": 1 / 86400}
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf"
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
 
 
 def parse(text: object, units: Mapping[str, float], what: str) -> float:
     """Read one quantity; raises ``PydanticCustomError`` that says which units are allowed."""
-    example = f"'90 {next(iter(units)) if 's' not in units else 's'}'"
+    number = f"{text:g}" if isinstance(text, int | float) and 0 < text < math.inf and text is not True else "90"
+    example = f"'{number} {next(iter(units)) if 's' not in units else 's'}'"
     allowed = f"a number and a unit out of {', '.join(units)}; for example {example}"
     if not isinstance(text, str):
         raise PydanticCustomError("quantity", "{what} needs its unit: {allowed}", {"what": what, "allowed": allowed})
@@ -83,8 +84,9 @@ class Quantity:
     Attributes:
         what: what it is, for messages.
         units: unit -> factor.
-        least, most: bounds in the base unit; 0 is allowed beside them.
+        least, most: bounds in the base unit, beside 0.
         infinite: whether "inf" is allowed too.
+        zero: whether 0 is allowed.
         shown: the units that it is written in; empty for all.
     """
 
@@ -94,16 +96,20 @@ class Quantity:
     most: float
     infinite: bool = False
     shown: tuple[str, ...] = ()
+    zero: bool = True
 
     def read(self, text: object) -> float:
         """One quantity, within its bounds; raises ``PydanticCustomError``."""
-        value = parse(text, dict(self.units), self.what)
-        if value == 0 or self.least <= value <= self.most or (self.infinite and "inf" in str(text)):
-            return value
+        value = 0.0 if text == 0 and not self.zero else parse(text, dict(self.units), self.what)
         base = next(unit for unit, factor in self.units if factor == 1.0)
-        endless = f", and inf {base}" if self.infinite else ""
+        if (self.zero and value == 0) or self.least <= value <= self.most or (self.infinite and "inf" in str(text)):
+            return value
+        allowed = f"{self.least:g} {base} to {self.most:g} {base}" + (f", and inf {base}" if self.infinite else "")
         raise PydanticCustomError(
-            "quantity", f"{self.what} is 0 {base}, or {self.least:g} {base} to {self.most:g} {base}{endless}"
+            "quantity",
+            f"{self.what} is 0 {base}, or {allowed}"
+            if self.zero
+            else f"{self.what} here must be above 0 {base}; allowed is {allowed}, such as '90 {base}'",
         )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -125,14 +131,8 @@ class Quantity:
 _LEAST_WAIT_S = 1e-3  # something may be waited for again and again, up to the end of the clock, where ticks are 2 us long
 
 
-def _positive(value: float) -> float:
-    if value < _LEAST_WAIT_S:
-        raise PydanticCustomError("quantity", f"a time here must be above 0 s; allowed is {_LEAST_WAIT_S:g} s and more")
-    return value
-
-
 Seconds = Annotated[float, Quantity("a time", tuple(_TIME.items()), 1e-9, CLOCK_END_S)]
-PositiveSeconds = Annotated[Seconds, AfterValidator(_positive)]
+PositiveSeconds = Annotated[float, Quantity("a time", tuple(_TIME.items()), _LEAST_WAIT_S, CLOCK_END_S, zero=False)]
 Bytes = Annotated[float, Quantity("a size", tuple(_SIZE.items()), 1e-3, 1e15)]
 BytesPerSecond = Annotated[
     float, Quantity("a data rate", tuple(_RATE.items()), 1e-3, 1e15, True, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))

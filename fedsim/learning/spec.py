@@ -42,7 +42,7 @@ class TrainingSpec(Spec):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
             raise ValueError(f"'device' is {device!r}; allowed are cpu, cuda and cuda:N")
         return device
 

@@ -35,8 +35,8 @@ def clean(text: str, longest: int = _LONGEST) -> str:
 
 
 def for_csv(text: str) -> str:
-    """A text that no spreadsheet takes for a formula, clean."""
-    line = clean(text)
+    """A text that no spreadsheet takes for a formula, visible, so that two names stay two."""
+    line = clean(visible(text))
     return f"'{line}" if line.startswith(_FORMULA) else line
 
 

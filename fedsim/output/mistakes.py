@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fedsim.errors import FedsimError, SimulationError, place_of, told
+from fedsim.errors import FedsimError, SimulationError, is_full, on_command_line, place_of, told
 from fedsim.output.harmless import say
 
 INTERRUPTED = 130
@@ -31,7 +31,7 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
             def complain(message: str) -> None:
                 say(*(traceback.format_exc().split("\n") if debug else [f"{program}: {message}"]), err=True)
 
-            status = 1
+            status, reader = 1, on_command_line.set(True)
             try:
                 with _reading(options):
                     status = command(*args, **options) or 0
@@ -43,12 +43,15 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
             except BrokenPipeError:  # who reads has seen enough (``| head``)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest flushed when Python ends
             except OSError as error:
-                complain(f"{str(error.filename)!r} cannot be used: {error.strerror}" if error.filename else str(error))
+                complain(told(error, options.get("out")))
                 status = 2 if error.errno in _NO_NAME else 1
             except MemoryError as error:
                 complain(f"there is not enough memory: {error}".rstrip(": "))
             except Exception as error:
-                complain(f"{told(error)}{place_of(error)} (--debug shows where)")
+                message = told(error, options.get("out"))
+                complain(message if is_full(error) else f"{message}{place_of(error)} (--debug shows where)")
+            finally:
+                on_command_line.reset(reader)
             sys.exit(status)
 
         return click.option("--debug", is_flag=True, help="Show a traceback when something fails.")(run)

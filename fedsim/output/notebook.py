@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.language.units import show_bytes, show_seconds
-from fedsim.output.harmless import clean
+from fedsim.output.harmless import clean, visible
+from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -14,19 +15,25 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
     return {
         "scenario": str(summary["name"]),
-        "strategy": str(summary["strategy"]),
+        "strategy": strategy_of(summary),
         "seed": str(summary["seed"]),
         "status": f"{summary['status']} ({summary['stopped']})",
         "rounds": str(summary["rounds"]),
         "accuracy": best,
         "simulated time": show_seconds(summary["simulated_s"]),
-        "moved": f"{show_bytes(moved['down'] + moved['up'])}, {show_bytes(moved['wasted'])} of it wasted",
+        "moved": f"{show_bytes(total(moved))}, {show_bytes(moved['wasted'])} of it wasted",
     }
+
+
+def strategy_of(summary: Mapping[str, Any]) -> str:
+    """The strategy of a run: its kind, and what that runs if it runs different ones: ``flower (FedAdam)``."""
+    algorithm = summary.get("algorithm")
+    return f"{summary.get('strategy')}" + (f" ({algorithm})" if algorithm else "")
 
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:
     """Facts as a representation: ``<fedsim run: scenario small, strategy fedavg>``."""
-    return f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>"
+    return visible(f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>")
 
 
 def as_html(title: str, facts: Mapping[str, str]) -> str:

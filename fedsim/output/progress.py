@@ -1,11 +1,14 @@
 """How far a run is: a live line on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedsim.language.units import show_seconds
+from fedsim.output.harmless import clean
+from fedsim.output.notebook import strategy_of
 from fedsim.output.terminal import Console
 from fedsim.simulation import Record
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from fedsim.language.stop import StopSpec
 
 _TOTAL = 1000  # steps of the bar
+_NARROW = 60  # columns
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
 _SAVED_EVERY_S = 1.0
@@ -24,10 +28,11 @@ class RunProgress:
     Args:
         stop: when the run ends, from which the share done is known.
         console: where to show it.
+        facts: of the strategy; new ``warnings`` among them are shown after each round.
     """
 
-    def __init__(self, stop: "StopSpec", console: Console) -> None:
-        self._stop = stop
+    def __init__(self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self._stop, self._facts, self._warned = stop, facts, 0
         self._console = console
         self._began = time.perf_counter()
         self._shown = 0.0
@@ -36,14 +41,8 @@ class RunProgress:
         self._saved, self._said_saved = "", 0.0
         self._live: Progress | None = None
         if console.is_terminal:
-            bar = (
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.description}", markup=False),
-                TextColumn("left", markup=False),
-                TimeRemainingColumn(),
-            )
-            self._live = Progress(*bar, console=console, transient=True)
+            left = (TextColumn("left", markup=False), TimeRemainingColumn())
+            self._live = Progress(*bar(console, *left), console=console, transient=True)
             self._bar = self._live.add_task("simulated 0 s", total=_TOTAL)
             self._live.start()
 
@@ -52,6 +51,7 @@ class RunProgress:
         if record.kind == "round":
             self._round = record.fields["round"] + 1
             self._accuracy = record.fields["accuracy"] if record.fields["accuracy"] is not None else self._accuracy
+            self._warn()
         real = time.perf_counter()
         if real - self._shown < (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
             return
@@ -68,19 +68,39 @@ class RunProgress:
 
     def close(self) -> None:
         """Take the live line away."""
+        self._warn()
         if self._live is not None:
             self._live.stop()
+
+    def _warn(self) -> None:
+        warnings = self._facts().get("warnings", [])
+        for warning in warnings[self._warned :]:
+            self._console.print(f"warning: {clean(warning, 400)}", highlight=False, markup=False, soft_wrap=True)
+        self._warned = len(warnings)
 
     def _show(self, simulated_s: float, real_s: float) -> None:
         done = share_done(self._stop, self._round, simulated_s)
         accuracy = "" if self._accuracy is None else f", accuracy {self._accuracy:.4f}"
-        text = f"simulated {show_seconds(simulated_s)}, round {self._round}{accuracy}"
+        now, number = show_seconds(simulated_s), f"round {self._round}"
+        text = f"{number}, {now}{accuracy}" if is_narrow(self._console) else f"simulated {now}, {number}{accuracy}"
         if self._live is not None:
             text += f", {self._saved}" if self._saved else ""
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
-            left = show_seconds(real_s * (1 - done) / done) if done else "unknown"
-            self._console.print(f"{text}, about {left} left", soft_wrap=True)
+            left = f", about {show_seconds(real_s * (1 - done) / done)} left" if done else ""
+            self._console.print(f"{text}{left}", soft_wrap=True)
+
+
+def is_narrow(console: Console) -> bool:
+    """Whether a terminal has room for a short text alone."""
+    return console.width < _NARROW
+
+
+def bar(console: Console, *more: ProgressColumn) -> tuple[ProgressColumn, ...]:
+    """The columns of a live line; ``more`` and the bar itself only where there is room."""
+    if is_narrow(console):
+        return (TextColumn("{task.percentage:.0f}% {task.description}", markup=False),)
+    return (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), *more)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
@@ -96,19 +116,21 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """What a run came to, for people."""
     from fedsim.language.units import show_bytes
+    from fedsim.records.ledger import total
 
     moved, accuracy = summary["bytes"], summary["accuracy"]
-    total = moved["down"] + moved["up"]
+    between = f", {show_bytes(moved['peer'])} between devices" if "peer" in moved else ""
     lines = [
-        f"{summary['strategy']}, seed {summary['seed']}: {summary['rounds']} rounds in {show_seconds(summary['simulated_s'])} "
+        f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in {show_seconds(summary['simulated_s'])} "
         f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
-        f"moved {show_bytes(total)} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up), "
+        f"moved {show_bytes(total(moved))} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up{between}), "
         f"of which {show_bytes(moved['wasted'])} wasted",
     ]
     if accuracy["final"] is None:
         lines.insert(1, f"no accuracy: {summary['no_accuracy']}")
     else:
         lines.insert(1, f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
+    lines += summary.get("notes", [])
     if "not_finite" in summary:
         lines.append(f"the strategy has made models whose weights are not all finite: {summary['not_finite']}")
     return lines

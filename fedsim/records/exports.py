@@ -8,11 +8,14 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat
+from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
+from fedsim.records.schema import OF_PEERS
 from fedsim.records.study_folder import is_done, is_study, read_index
 
 _TAGS = {
     **{f"model/{name}": name for name in ("accuracy", "loss", "train_loss", "discrepancy")},
+    **{f"peers/{name}": name for name in OF_PEERS},
     **{f"groups/{name}": name for name in ("purity", "ari", "nmi")},
     **{f"clients/{name}": name for name in ("selected", "valid", "slow", "disconnected")},
 }
@@ -91,7 +94,7 @@ def scalars(run: RunFolder) -> Iterator[tuple[float, int, dict[str, float]]]:
     """Each round's time (s), its number, and its scalars by tag: what was measured, and the bytes moved, in it and so far."""
     moved = 0.0
     for row in run.rounds:
-        moved += row["bytes_down"] + row["bytes_up"]
+        moved += total_of_round(row)
         known = {tag: float(row[name]) for tag, name in _TAGS.items() if row[name] is not None}
         known |= {
             "traffic/down, bytes": row["bytes_down"],

@@ -186,7 +186,7 @@ def changes(folder: Path) -> Iterator[str]:
 
 def is_part(name: str) -> bool:
     """Whether that is how a part of a table is called. Those of a run that is done are removed, and not missed."""
-    return re.fullmatch(r"(events|transfers|rounds)\.part-\d{5,}\.parquet", name) is not None
+    return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -25,6 +25,16 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
     return shares
 
 
+def total(moved: Mapping[str, Any]) -> float:
+    """All bytes of the ``bytes`` entry of a summary."""
+    return float(moved["down"] + moved["up"] + moved.get("peer", 0.0))
+
+
+def total_of_round(row: Mapping[str, Any]) -> float:
+    """All bytes of a row of rounds."""
+    return float(row["bytes_down"] + row["bytes_up"] + (row.get("bytes_peer") or 0.0))
+
+
 class Ledger:
     """Bytes that moved, summed in order of the messages' ends.
 

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedsim.records.ledger import total_of_round
+
 COSTS = ("rounds", "time", "bytes", "joules", "grams")
 
 
@@ -16,7 +18,7 @@ def until(rows: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, float
     """
     moved = 0.0
     for row in rows:
-        moved += row["bytes_down"] + row["bytes_up"]
+        moved += total_of_round(row)
         if row["accuracy"] is not None and row["accuracy"] >= accuracy:
             drawn = (_sum_until(rows, row["round"], name) for name in ("joules", "grams"))
             return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))

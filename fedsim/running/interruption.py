@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ def end_soon(job: "Job", number: int) -> None:
 
 
 def _watch(job: "Job", loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process when the event loop does not get its turn for long, or after a SIGTERM training takes too long."""
+    """End the process when the event loop does not get its turn for long, or, unless it was Ctrl-C, training takes too long."""
     turn = threading.Event()
     turn.set()
     begun = alive = time.monotonic()
@@ -51,13 +52,27 @@ def _watch(job: "Job", loop: asyncio.AbstractEventLoop, number: int) -> None:
             with suppress(RuntimeError):  # it was closed in this moment
                 loop.call_soon_threadsafe(turn.set)
         stuck = now - alive > _PATIENCE_S
-        is_late = number == signal.SIGTERM and now - begun > _TRAINING_S
+        is_late = number != signal.SIGINT and now - begun > _TRAINING_S
         # To be saved and to write what there is may take its time; to train for that, when the run is over, may not.
         writes = simulation.settled and (stuck or simulation.stopped is None)
         if (stuck or is_late) and not writes:
             say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
             end_at_once()
         time.sleep(_LOOK_S)
+
+
+def signals() -> list[int]:
+    """The signals that interrupt a run: Ctrl-C, SIGTERM, and unless it is ignored (``nohup``) the end of the terminal."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def let_go(number: int) -> None:
+    """After SIGHUP, write no more to a terminal: it is gone, and whatever is written there fails."""
+    for place in (1, 2) if number == signal.SIGHUP else ():
+        if stat.S_ISCHR(os.fstat(place).st_mode):
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+                os.dup2(nowhere.fileno(), place)
 
 
 def end_at_once(*_: object) -> None:

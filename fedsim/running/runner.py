@@ -1,12 +1,9 @@
 """From a scenario to a result: build, run, and keep the books, whatever happens on the way."""
 
-import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from contextvars import copy_context
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -266,68 +263,9 @@ class Job:
             },
             "bytes": recorder.ledger.summary(),
             **({} if recorder.energy is None else {"energy": recorder.energy.summary()}),
+            **self.run.strategy.facts(),
             "events": recorder.chain.count,
             "events_sha256": recorder.chain.hexdigest(),
             "models_sha256": models_sha256,
             "wall_s": time.perf_counter() - self._started,
         }
-
-
-async def run_async(
-    scenario: "Scenario",
-    out: str | Path | None = None,
-    *,
-    executor: str = "threads",
-    workers: int | None = None,
-    address: str | None = None,
-    resume: bool = False,
-) -> Result:
-    """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
-    place = None if out is None else Path(out)
-    with closing(make_executor(executor, workers, address, scenario.training.device)) as where:
-        return await Job(scenario, place, where, resume=resume).execute()
-
-
-def run(
-    scenario: "Scenario",
-    out: str | Path | None = None,
-    *,
-    executor: str = "threads",
-    workers: int | None = None,
-    address: str | None = None,
-    resume: bool = False,
-) -> Result:
-    """Run a scenario to its end, wherever it is called: where an event loop runs (a notebook), that one waits.
-
-    Args:
-        scenario: what to run.
-        out: the run folder to make; None keeps only what is returned.
-        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed. It has no influence on the result.
-        workers: how many threads or processes; by default one a core.
-        address: of the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on this machine for this run.
-        resume: go on with the run in ``out`` where its newest checkpoint left it; the result is that of a run never stopped.
-
-    Raises:
-        ScenarioError, DataError, RunFolderError: nothing was written.
-        CheckpointError: there is nothing to resume.
-        SimulationError: the run met a state from which it cannot go on; the folder holds what there was until then.
-    """
-    running = run_async(scenario, out, executor=executor, workers=workers, address=address, resume=resume)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(running)
-    return _run_aside(running)
-
-
-def _run_aside(running: Coroutine[Any, Any, Result]) -> Result:
-    """Run it in a thread of its own: in this one a loop runs already, as in a notebook. Ctrl-C ends it here too."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(running, context=copy_context())
-    with closing(loop), ThreadPoolExecutor(1) as thread:
-        done = thread.submit(loop.run_until_complete, task)
-        try:
-            return done.result()
-        except KeyboardInterrupt:
-            loop.call_soon_threadsafe(task.cancel)
-            raise

@@ -1,15 +1,18 @@
 """What every strategy is: explicit state, and handlers that begin and end in one instant."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from fedsim.evaluation.evaluator import Served
 from fedsim.federation.client import Client, Setting
 from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
+from fedsim.language.stop import StopSpec
+from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
@@ -29,10 +32,55 @@ class StrategyParams(Spec):
     brings_learning: ClassVar[bool] = False
     """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
 
+    added_up: ClassVar[tuple[str, ...]] = ()
+    """Contents of answers that the device and the server each add up as they arrive.
+
+    What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
+    """
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """Why an aggregation with this protection does not protect all that is made of clients' answers; None if it does.
+
+        Such an aggregation is refused with this reason. By default all that clients send becomes models through
+        ``aggregation`` alone.
+        """
+        return None
+
+    @property
+    def unaccounted(self) -> str | None:
+        """Why an account (``Aggregation.accounts``) would not count all that the strategy gives away; None if it does."""
+        selection = getattr(self, "selection", None)
+        if isinstance(selection, Selection) and selection.looks_at_data:
+            return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
+        return None
+
+    @model_validator(mode="after")
+    def _aggregation_keeps_its_promises(self) -> Self:
+        aggregation: Aggregation | None = getattr(self, "aggregation", None)
+        if aggregation is None:
+            return self
+        if (protection := aggregation.protection) is not None and (why := self.unprotected(protection)):
+            raise ValueError(
+                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but {why}; allowed are 'weighted' and "
+                "'mean'"
+            )
+        if aggregation.accounts and (why := self.unaccounted):
+            raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
+        return self
+
     @property
     def called(self) -> str:
         """What it is, for people."""
         return f"the strategy {self.kind!r}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of it before a run begins."""
+        return []
+
+    def horizon(self, stop: StopSpec) -> StopSpec:
+        """The end of a run as far as it can be known, by which the time left is told."""
+        return stop
 
     @property
     def not_restorable(self) -> str | None:
@@ -151,6 +199,10 @@ class Strategy(Generic[P]):
     def why_no_accuracy(self) -> str | None:
         """Why it has measured no accuracy, of a strategy that measures itself."""
         return None
+
+    def facts(self) -> dict[str, Any]:
+        """Entries of its own in ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``, which are shown."""
+        return {}
 
     def on_end(self) -> None:
         """The run is over, however it ended: let go of what is held (threads, files). Nothing is recorded any more."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from fedsim.federation.client import Done, Order
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs
+from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import bipartition
 from fedsim.strategies.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
@@ -54,16 +54,21 @@ class CFLParams(GroupedParams):
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     local_epochs: Epochs = 3
     groups: Literal[1] = 1
-    eps1: float | None = Field(default=None, ge=0.0)
-    eps2: float | None = Field(default=None, ge=0.0)
-    eps1_relative: float = Field(default=0.2, ge=0.0)
-    eps2_ratio: float = Field(default=2.5, ge=0.0)
+    eps1: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
+    eps2: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
+    eps1_relative: Annotated[float, OnlyWith("eps1", values=(None,))] = Field(default=0.2, ge=0.0)
+    eps2_ratio: Annotated[float, OnlyWith("eps2", values=(None,))] = Field(default=2.5, ge=0.0)
     split_rounds: list[int] | None = None
     split: Literal["single", "complete"] = "single"
     split_step: Literal["children", "parent"] = "children"
     min_cluster_size: int = Field(default=2, ge=2)
     first_split_round: int = Field(default=0, ge=0)
     order: Literal["together", "recursive"] = "together"
+
+    @property
+    def unaccounted(self) -> str:
+        """One device's update changes which others are averaged together."""
+        return "clusters are made of updates that are not clipped"
 
     @model_validator(mode="after")
     def _recursion_goes_by_the_criteria(self) -> Self:
@@ -81,13 +86,17 @@ class CFLParams(GroupedParams):
     def check(self, devices: int) -> None:
         """Who asks all cannot ask more than these, nor go through them in turn."""
         super().check(devices)
-        if self.clients_per_round is None and (self.over_selection != 1 or self.sweep):
-            key, value, allowed = (
-                ("sweep", "true", "false") if self.sweep else ("over_selection", f"{self.over_selection:g}", "1")
-            )
-            raise ScenarioError(
-                f"strategy.{key} is {value}, but a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
-            )
+        if self.clients_per_round is not None:
+            return
+        given = {
+            "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
+            "sweep": ("true", "false", not self.sweep),
+            "selection": (repr(self.selection.kind), "'random'", self.selection.uniform),
+        }
+        for key, (value, allowed, idle) in given.items():
+            if not idle:
+                why = f"a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
+                raise ScenarioError(f"strategy.{key} is {value}, but {why}")
 
 
 Updates = Sequence[NDArray[np.float32]] | NDArray[np.floating]

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from fedsim.federation.client import Client, Order
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
+from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.training import Training
@@ -29,12 +30,12 @@ class FedAsyncParams(AsynchronousParams):
 
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
-    alpha_decay: float = Field(default=0.5, gt=0.0, le=1.0)
+    alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
     staleness: Literal["polynomial", "hinge"] = "polynomial"
-    exponent: float = Field(default=0.5, ge=0.0)
-    hinge_slope: float = Field(default=10.0, gt=0.0)
-    hinge_from: int = Field(default=4, ge=0)
+    exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(default=0.5, ge=0.0)
+    hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(default=10.0, gt=0.0)
+    hinge_from: Annotated[int, OnlyWith("staleness", values=("hinge",))] = Field(default=4, ge=0)
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
 
     @field_validator("alpha_decay_at")

@@ -29,7 +29,8 @@ class FedATParams(StrategyParams):
         tiers: M, of as many devices each.
         clients_per_round: clients that a tier asks in a round of its own (all that can be had, if fewer).
         local_epochs: E, passes over its own data that a client makes.
-        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda. Its default could not be
+            checked: neither paper nor code was at hand.
         aggregation: how a tier's updates become its model (``parts/aggregation``).
         profiling_limit: a device whose profiling takes longer (s) counts as one of so long; None: it is waited for.
         retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
@@ -53,11 +54,11 @@ class FedATParams(StrategyParams):
                     f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
                 )
         self.aggregation.check(min(self.clients_per_round, devices // self.tiers))
-        if self.aggregation.spent(1, self.clients_per_round, devices):
-            raise ScenarioError(
-                "strategy.aggregation.account is true, which counts rounds that are drawn from all devices; FedAT's tiers have "
-                "rounds of their own, and allowed is false"
-            )
+
+    @property
+    def unaccounted(self) -> str:
+        """A device is in the rounds of its tier alone."""
+        return "FedAT's tiers have rounds of their own, and draws are counted from all devices"
 
 
 class FedATClient(Client[FedATParams]):
@@ -245,7 +246,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
 
     async def _close(self, tier: int) -> None:
         """The tier's updates become its model, and the tiers' models the global one."""
-        state, how = self.state, self.params.aggregation
+        state, how = self.state, self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received, state["received"][tier] = state["received"][tier], []
         weights = await how.weigh(self.server, received, how.weights(received))
         remembered = self.remembered("aggregation").setdefault(tier, {})
@@ -257,7 +258,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             entry | {"weight": weight, "staleness": state["version"] - entry["version"]}
             for entry, weight in zip(received, weights, strict=True)
         ]
-        await self.publish(self._mixed(parts), told, group=tier)
+        await self.publish(self._mixed(parts), told, group=tier, **how.told(len(received)))
 
     def _mixed(self, parts: list[tuple[Ref, float]]) -> Ref:
         return self.server.mix(parts, otherwise=self.state["model"])

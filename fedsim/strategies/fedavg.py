@@ -1,5 +1,6 @@
 """FedAvg: the weighted mean of the cohort's models (McMahan et al., 2017)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fedsim.evaluation.evaluator import Served
@@ -42,6 +43,21 @@ class FedAvg(Synchronous[S]):
         received = self.state["received"]
         if any(entry["samples"] for entry in received):
             self.state["model"] = await self.combine(self.state["model"], received)
+
+    async def followed(self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]) -> Ref:
+        """The mean, over all N devices, of a state that each keeps, after K clients have changed theirs: mean + sum / N.
+
+        With a robust aggregation, (1 - K / N) mean + K / N times what it makes of the K states. It is not given their changes:
+        what malicious ones add to the median of changes would add up.
+        """
+        mix, how, share = self.server.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
+        if how.protection != "robust":
+            return mix([(mean, 1.0), *((change, share) for change in changes)], otherwise=mean, rescale=False)
+        own = self.state.setdefault("followed", {})
+        for entry, change in zip(entries, changes, strict=True):
+            own[entry["device"]] = mix([(own.get(entry["device"]) or self.server.zero(), 1.0), (change, 1.0)], rescale=False)
+        parts = await how.total(self.server, [own[entry["device"]] for entry in entries], share)
+        return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
 
     def center(self, entry: dict[str, Any]) -> Ref:
         """The global model."""

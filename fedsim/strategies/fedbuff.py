@@ -19,6 +19,7 @@ class FedBuffParams(AsynchronousParams):
         server: what the server makes of that (``parts/server``): server momentum is ``{ kind = "sgd", momentum = 0.3 }``; None:
             it is the next version.
         staleness_discount: whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same.
+        most_staleness: an update that is staler counts 0, and fills no place in the buffer; None: all count.
     """
 
     kind: Literal["fedbuff"] = "fedbuff"
@@ -26,6 +27,7 @@ class FedBuffParams(AsynchronousParams):
     server_lr: float = Field(default=1.0, gt=0.0, le=1e6)
     server: ServerOptimiserSpec | None = None
     staleness_discount: bool = True
+    most_staleness: int | None = Field(default=None, ge=0)
 
 
 class FedBuff(Asynchronous[FedBuffParams]):
@@ -53,10 +55,12 @@ class FedBuff(Asynchronous[FedBuffParams]):
         """Put the update into the buffer; the one that fills it makes a version."""
         params, buffer = self.params, self.state["buffer"]
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
+        if params.most_staleness is not None and staleness > params.most_staleness:
+            discount = 0.0
         entry = {"task": message.task, "device": message.device, "base": base}
         entry |= {name: message[name] for name in ("update", "samples")}
         buffer.append(entry | {"weight": params.server_lr * discount / params.buffer, "staleness": staleness})
-        if len(buffer) == params.buffer:
+        if sum(each["weight"] > 0 for each in buffer) == params.buffer:
             self.state["buffer"] = []
             await self.publish(self._step(buffer), buffer)
 

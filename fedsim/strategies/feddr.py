@@ -25,6 +25,8 @@ class FedDRParams(SynchronousParams):
             ``own`` last solution, x_i. With exact solutions that is the same.
     """
 
+    added_up: ClassVar[tuple[str, ...]] = ("update",)
+
     kind: Literal["feddr"] = "feddr"
     eta: float = Field(default=1.0, gt=0.0, le=1e6)
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
@@ -34,7 +36,8 @@ class FedDRParams(SynchronousParams):
 class FedDRClient(SynchronousClient[FedDRParams]):
     """Moves its point y_i, finds the proximal point x_i around it, and says how far 2 x_i - y_i has moved.
 
-    State: ``x``, x_i, and ``y``, y_i; absent until it has first answered, when both are the first model.
+    State: ``x``, x_i, ``y``, y_i, and ``z``, what the server has for 2 x_i - y_i; absent until it has first answered, when all
+    three are the first model.
     """
 
     def moved(self, device: Device, order: Order) -> Ref:
@@ -51,11 +54,10 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return (Train(training, self.limit(device, order)),)
 
     def computed(self, device: Device, order: Order, done: Done) -> Done:
-        """The update is the received model, and how far 2 x_i - y_i has moved."""
+        """The update is the received model, and how far 2 x_i - y_i is from what the server has for it."""
         assert done.update is not None
-        start = device.initial()
-        x, y = device.state.get("x", start), device.state.get("y", start)
-        parts = [(order["model"], 1.0), (done.update, 2.0), (self.moved(device, order), -1.0), (x, -2.0), (y, 1.0)]
+        z = device.state.get("z", device.initial())
+        parts = [(order["model"], 1.0), (done.update, 2.0), (self.moved(device, order), -1.0), (z, -1.0)]
         return super().computed(device, order, done._replace(update=device.mix(parts), start=order["model"]))
 
     def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
@@ -64,9 +66,11 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return {**(super().reply(device, order, done) or {}), "own": Free([done.trained, self.moved(device, order)])}
 
     def sent(self, device: Device, order: Order, reply: Contents) -> None:
-        """The server has the move: it is made here too; one that is not finite on neither side."""
+        """The server has the move, as it arrived: it is made here too; one that is not finite on neither side."""
         x, y = reply["own"].value
         start = device.initial()
+        z = device.state.get("z", start)
+        device.state["z"] = device.mix([(z, 1.0), (reply["update"], 1.0), (order["model"], -1.0)], otherwise=z)
         finite = [(x, 1.0), (y, 0.0)]
         device.state["x"] = device.mix(finite, otherwise=device.state.get("x", start))
         device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=device.state.get("y", start))

@@ -9,7 +9,7 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
@@ -26,10 +26,16 @@ class FedDynParams(AggregatingParams):
         aggregation: the plain mean, as in the paper, unless another is given.
     """
 
+    added_up: ClassVar[tuple[str, ...]] = ("update",)
+
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
     alpha_samples: float | None = Field(default=None, gt=0.0)
     aggregation: AggregationSpec = Mean()
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """s is the sum of all moves so far, and moves the model again in each round."""
+        return "FedDyn adds the sum of all earlier moves to the model in each round" if protection == "private" else None
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
@@ -60,13 +66,14 @@ class FedDyn(FedAvg[FedDynParams]):
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm 1. With s_k the sum of
     client k's moves theta_k - theta so far and s the mean of all s_k (the paper's h is -alpha s, its grad L_k is -alpha s_k):
     client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over
-    the clients that answered, and the next model is the mean of their theta_k, plus s.
+    the clients that answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation the server
+    adds up the moves of each client, and s <- (1 - K / N) s + K / N times what it makes of the s_k of the round's K clients.
 
     Sends what FedAvg sends: both sides add up the same moves. The local solve is as many epochs of SGD as are given, where the
     paper has the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite moves neither
     side; a newcomer is a client whose s_k is 0.
 
-    State besides FedAvg's: ``moved``, s.
+    State besides FedAvg's: ``moved``, s; ``followed``, device -> s_k, with a robust aggregation.
     """
 
     Params: ClassVar[type[RoundParams]] = FedDynParams
@@ -79,9 +86,9 @@ class FedDyn(FedAvg[FedDynParams]):
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """First s moves."""
-        mix, before, share = self.server.mix, self.state["moved"], 1.0 / self.setting.devices
+        mix = self.server.mix
         moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
-        self.state["moved"] = mix([(before, 1.0), *((move, share) for move in moves)], otherwise=before, rescale=False)
+        self.state["moved"] = await self.followed(self.state["moved"], entries, moves)
         return await super().combine(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:

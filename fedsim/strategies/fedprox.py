@@ -1,12 +1,13 @@
 """FedProx: FedAvg with a proximal term and partial work (Li et al., 2020)."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fedsim.federation.client import Order
 from fedsim.federation.contents import Contents, Free
 from fedsim.federation.devices import Device
+from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Limit, Training
@@ -22,7 +23,7 @@ class FedProxParams(AggregatingParams):
 
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
-    partial_work: bool = True
+    partial_work: Annotated[bool, OnlyWith("deadline", "relative_deadline")] = True
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):

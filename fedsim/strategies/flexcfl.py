@@ -1,7 +1,7 @@
 """FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from fedsim.federation.contents import Contents, Free
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs, Iterations
+from fedsim.language.spec import Epochs, Iterations, OnlyWith
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import agglomerative, kmeans
@@ -21,6 +21,7 @@ from fedsim.strategies.clustering.edc import EXACT_UP_TO, edc_features
 from fedsim.strategies.clustering.similarity import MOST_SHOWN, cosine_matrix, madc, most_alike, rounded, shown_pairs
 from fedsim.strategies.clustering.weights import inter_group_coefficients
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
+from fedsim.strategies.parts.aggregation import Protection
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 
@@ -49,15 +50,19 @@ class FlexCFLParams(MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     sweep: bool = True
-    alpha: int = Field(default=20, ge=1)
+    alpha: Annotated[int, OnlyWith("cold_start", values=("edc", "madc"))] = Field(default=20, ge=1)
     pretrain_iterations: Literal["epochs"] | Iterations = 50
-    pretrain_epochs: Epochs = 1
+    pretrain_epochs: Annotated[Epochs, OnlyWith("pretrain_iterations", values=("epochs",))] = 1
     cold_start: Literal["edc", "madc", "random-centers"] = "edc"
     newcomers: Literal["cosine", "random"] = "cosine"
-    on_arrival: bool = True
+    on_arrival: Annotated[bool, OnlyWith("newcomers", values=("cosine",))] = True
     epochs_after_cold_start: Literal["full", "less"] = "full"
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
-    inter_group: Literal["normalised", "literal"] = "normalised"
+    inter_group: Annotated[Literal["normalised", "literal"], OnlyWith("eta_g")] = "normalised"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """The first models are the means of what pre-training made."""
+        return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
 
     def pretrained(self, devices: int) -> int:
         """How many devices the group cold start pre-trains."""
@@ -266,9 +271,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
         labels = await self._cluster(devices, [update for _, update in found])
         for group in range(params.groups):
             members = [update for (_, update), label in zip(found, labels, strict=True) if label == group]
-            share = 1 / len(members)
-            state["models"].append(server.mix([(update, share) for update in members]))
-            difference = [*((update, share) for update in members), (state["initial"], -1.0)]
+            parts = await params.aggregation.total(server, members, 1 / len(members))
+            state["models"].append(server.mix(parts))
+            difference = [*parts, (state["initial"], -1.0)]
             state["directions"].append(server.mix(difference, rescale=False))
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")

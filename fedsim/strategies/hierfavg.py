@@ -4,7 +4,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError
 from fedsim.federation.client import Order
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import Carried, TaskEnd
@@ -57,14 +56,10 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         """Edge rounds."""
         return self.kappa2
 
-    def check(self, devices: int) -> None:
-        """Privacy is accounted for draws of one server."""
-        super().check(devices)
-        if self.aggregation.spent(1, self.clients_per_round, devices):
-            raise ScenarioError(
-                "strategy.aggregation.account is true, which counts rounds that are drawn from all devices; edge servers have "
-                "rounds of their own, and allowed is false"
-            )
+    @property
+    def unaccounted(self) -> str:
+        """A device is in several edge rounds of a round."""
+        return "edge servers have rounds of their own, and draws are counted from all devices"
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
@@ -225,7 +220,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             return
         weights = await how.weigh(self.server, state["arrived"], how.weights(state["arrived"]))
         edges = [entry["group"] for entry in state["arrived"]]
-        self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights)
+        self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights, **how.told(len(edges)))
         combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
         state["model"] = self.advance(state["model"], combined)
 

@@ -1,7 +1,7 @@
 """IFCA: every client chooses, out of all groups' models, the one that fits its own data best."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,10 +10,10 @@ from fedsim.federation.client import BEST, Done, Order
 from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
-from fedsim.language.spec import Epochs
+from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -33,12 +33,16 @@ class IFCAParams(MigratingParams):
 
     kind: Literal["ifca"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: Epochs = 10
+    local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
     sweep: bool = True
-    aggregation: AggregationSpec = Mean()
+    aggregation: Annotated[AggregationSpec, OnlyWith("averaging", values=("models",))] = Mean()
     dynamic: bool = False
     averaging: Literal["models", "gradients"] = "models"
     starts: Literal["different", "same"] = "different"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """The sum of steps is the paper's."""
+        return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
 
     def check(self, devices: int) -> None:
         """Groups must be told apart."""

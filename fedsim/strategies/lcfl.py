@@ -1,7 +1,7 @@
 """LCFL: devices are clustered once, by how much worse their models do on each other's data."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,13 @@ from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs, Iterations
+from fedsim.language.spec import Epochs, Iterations, OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import Labels, Start, agglomerative, canonical, dbscan, k_medoids, members, radius
 from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.strategies.grouped import Grouped
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import CombiningParams, SelectingParams, SynchronousClient
 from fedsim.training import Training
@@ -62,6 +62,8 @@ class LCFLParams(SelectingParams, CombiningParams):
         exchange_deadline: each of the two ends so long (s) after its begin, with those who came back. None: it waits for all.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {"clients_per_round": "participation"}
+
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
     groups: int = Field(default=4, ge=1, le=10_000)
@@ -69,20 +71,30 @@ class LCFLParams(SelectingParams, CombiningParams):
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
     warmup: Literal["federated", "local"] = "federated"
-    warmup_rounds: int = Field(default=5, ge=1)
-    warmup_participation: float = Field(default=1.0, gt=0.0, le=1.0)
+    warmup_rounds: Annotated[int, OnlyWith("warmup", values=("federated",))] = Field(default=5, ge=1)
+    warmup_participation: Annotated[float, OnlyWith("warmup", values=("federated",))] = Field(default=1.0, gt=0.0, le=1.0)
     warmup_epochs: Epochs = 10
     warmup_iterations: Iterations | None = None
-    local_start: Literal["common", "own"] = "common"
+    local_start: Annotated[Literal["common", "own"], OnlyWith("warmup", values=("local",))] = "common"
     metric: Measure = "lcfl"
-    gradient: Literal["final", "update"] = "final"
+    gradient: Annotated[Literal["final", "update"], OnlyWith("metric", values=("grad-cos",))] = "final"
     clustering: Literal["k-medoids", "hierarchical", "dbscan"] = "k-medoids"
-    start: Start = "build"
-    eps: float | None = Field(default=None, ge=0.0)
-    min_samples: int = Field(default=5, ge=1)
+    start: Annotated[Start, OnlyWith("clustering", values=("k-medoids",))] = "build"
+    eps: Annotated[float | None, OnlyWith("clustering", values=("dbscan",))] = Field(default=None, ge=0.0)
+    min_samples: Annotated[int, OnlyWith("clustering", values=("dbscan",))] = Field(default=5, ge=1)
     clusters_start: Literal["global", "members"] = "global"
     exchange_attempts: int = Field(default=3, ge=1)
     exchange_deadline: PositiveSeconds | None = None
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """Clusters may begin at a plain mean."""
+        start = "clusters begin at the plain mean of their members' models"
+        return start if self.clusters_start == "members" and protection == "private" else None
+
+    @property
+    def unaccounted(self) -> str:
+        """One device's update changes which others are averaged together."""
+        return "clusters are made of updates that are not clipped"
 
     @property
     def federated_rounds(self) -> int:
@@ -436,8 +448,9 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         devices, labels = await self._cluster(devices)
         for cluster_members in members(np.array(labels)):
             share = 1 / len(cluster_members)
-            parts = [(state["own"][devices[at]], share) for at in cluster_members]
+            own = [state["own"][devices[at]] for at in cluster_members]
             at_members = params.clusters_start == "members"
+            parts = await params.aggregation.total(server, own, share) if at_members else [(state["global"], 1.0)]
             state["models"].append(server.mix(parts) if at_members else state["global"])
         for device, group in zip(devices, labels, strict=True):
             self.move(device, group, "clustering")

@@ -1,7 +1,7 @@
 """Groups whose devices notice when their own data have shifted, and then look for a group again."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from pydantic import Field
 from fedsim.federation.client import Order
 from fedsim.federation.contents import Contents, Free
 from fedsim.federation.devices import Device
+from fedsim.language.spec import OnlyWith
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.synchronous import SynchronousClient
 
@@ -48,8 +49,8 @@ class MigratingParams(GroupedParams):
     """
 
     dynamic: bool = True
-    shift_metric: Metric = "aligned_l1"
-    shift_threshold: float = Field(default=0.2, ge=0.0)
+    shift_metric: Annotated[Metric, OnlyWith("dynamic")] = "aligned_l1"
+    shift_threshold: Annotated[float, OnlyWith("dynamic")] = Field(default=0.2, ge=0.0)
 
 
 M = TypeVar("M", bound=MigratingParams)

@@ -1,13 +1,14 @@
 """REFL: late updates are used too, the less the staler they are (Abdelmoniem et al., 2023)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.federation.messages import TaskEnd
+from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
@@ -34,12 +35,21 @@ class REFLParams(AggregatingParams):
     looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"
 
     kind: Literal["refl"] = "refl"
-    beta: float = Field(default=0.35, ge=0.0, le=1.0)
+    beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=0.35, ge=0.0, le=1.0)
     stale_weights: Literal["boosted", "damped", "equal"] = "boosted"
-    boost_scale: float = Field(default=1.0, ge=1.0, le=1e6)
+    boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=1.0, ge=1.0, le=1e6)
     most_staleness: int | None = Field(default=None, ge=1)
     aggregation: AggregationSpec = Mean()
     selection: SelectionSpec = LeastAvailable()
+
+    @model_validator(mode="after")
+    def _weights_count(self) -> Self:
+        if self.stale_weights != "equal" and not self.aggregation.uses_weights:
+            raise ValueError(
+                f"'aggregation' is {self.aggregation.kind!r}, in which weights do not count, and 'stale_weights' is "
+                f"{self.stale_weights!r}; allowed are 'weighted' and 'mean', or stale_weights = 'equal'"
+            )
+        return self
 
 
 def stale_weights(

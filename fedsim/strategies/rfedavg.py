@@ -13,6 +13,7 @@ from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
+from fedsim.language.spec import OnlyWith
 from fedsim.strategies.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
 from fedsim.strategies.clustering.similarity import Matrix, cosine_matrix, shown_pairs
 from fedsim.strategies.clustering.weights import (
@@ -54,8 +55,10 @@ class RFedAvgParams(SynchronousParams):
     clients_per_round: int = Field(default=30, ge=1)
     weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"
     clustering: Literal["ccs", "kmeans"] = "ccs"
-    kmeans_clusters: Literal["classes", "ccs"] | Annotated[int, Field(ge=1)] = "classes"
-    imbalance: Literal["global", "local"] = "global"
+    kmeans_clusters: Annotated[
+        Literal["classes", "ccs"] | Annotated[int, Field(ge=1)], OnlyWith("clustering", values=("kmeans",))
+    ] = "classes"
+    imbalance: Annotated[Literal["global", "local"], OnlyWith("weights", values=("rfedavg",))] = "global"
     theta: float = Field(default=math.pi / 36, ge=0.0, le=math.pi / 2)
     least_loss: float = Field(default=0.0, ge=0.0)
 

@@ -8,9 +8,8 @@ from pydantic import model_validator
 from fedsim.federation.client import Done, Order
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
-from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
+from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
 from fedsim.training import Training
@@ -26,9 +25,15 @@ class ScaffoldParams(AggregatingParams):
             the model that it received, for which it goes through them once more.
     """
 
+    added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
+
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        """c is the sum of what clients send."""
+        return "SCAFFOLD sums control variates beside it" if protection == "private" else None
 
     @model_validator(mode="after")
     def _one_training(self) -> Self:
@@ -79,13 +84,15 @@ class Scaffold(FedAvg[ScaffoldParams]):
 
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
     added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
-    becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. c and all c_i begin at
-    0. A client whose answer is cut off keeps the c_i that it had; a newcomer is a client whose c_i is 0.
+    becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. With a robust
+    aggregation the server adds up the changes of each client, and c <- (1 - K / N) c + K / N times what it makes of the c_i of
+    the round's K clients. c and all c_i begin at 0. A client whose answer is cut off keeps the c_i that it had; a newcomer is a
+    client whose c_i is 0.
 
     With option II the corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of what a step
     moves.
 
-    State besides FedAvg's: ``control``, c.
+    State besides FedAvg's: ``control``, c; ``followed``, device -> c_i, with a robust aggregation.
     """
 
     Params: ClassVar[type[RoundParams]] = ScaffoldParams
@@ -103,9 +110,6 @@ class Scaffold(FedAvg[ScaffoldParams]):
     async def aggregate(self) -> None:
         """The model, and c."""
         received: list[dict[str, Any]] = self.state["received"]
-        changes: list[tuple[Ref, float]] = [
-            (entry["contents"]["control-variate"], 1.0 / self.setting.devices) for entry in received
-        ]
+        sent = [entry["contents"]["control-variate"] for entry in received]
         await super().aggregate()
-        before = self.state["control"]
-        self.state["control"] = self.server.mix([(before, 1.0), *changes], otherwise=before, rescale=False)
+        self.state["control"] = await self.followed(self.state["control"], received, sent)

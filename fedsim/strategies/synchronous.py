@@ -16,7 +16,7 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs
+from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.language.units import PositiveSeconds, show_seconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -61,8 +61,8 @@ class RoundParams(StrategyParams):
         Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
     ] = None
     relative_deadline: float | None = Field(default=None, gt=0.0, le=1e9)
-    reference_epochs: Epochs = 5
-    deadline_base: DeadlineBase = "unslowed"
+    reference_epochs: Annotated[Epochs, OnlyWith("relative_deadline")] = 5
+    deadline_base: Annotated[DeadlineBase, OnlyWith("relative_deadline")] = "unslowed"
     retry: PositiveSeconds = 60.0
     every: PositiveSeconds | None = None
 
@@ -152,7 +152,7 @@ class SelectingParams(RoundParams):
         selection: whom a round asks (``parts/selection``).
     """
 
-    deadline_from: Literal["round", "download"] | None = None
+    deadline_from: Annotated[Literal["round", "download"] | None, OnlyWith("deadline", "relative_deadline")] = None
     selection: SelectionSpec = Random()
 
     @property
@@ -282,7 +282,9 @@ class Synchronous(Strategy[S]):
         candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
         questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
         selection, deadline, aggregation, server: what these parts remember; the last two by group.
-        phase, phase_open, phase_there, graph, masked, unread: with secure aggregation (``SecurePhases``).
+        phase, phase_open, phase_there, graph, masked, unread, take_back: with secure aggregation (``SecurePhases``).
+        drawn: in a round whose clients were all drawn uniformly, how many, and from how many; ``draws``: how many rounds were
+            drawn so, or (1, 1) otherwise. Both where the aggregation ``accounts``.
         slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
 
     Derived from the parameters, at most one not None: ``round_limit``, how long after its begin a round ends (s), and
@@ -317,6 +319,8 @@ class Synchronous(Strategy[S]):
         selection, stream = self._selection, (self.state["round"], *ids)
         chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
         chosen = self.server.chosen(chosen, type(selection).select)
+        if self._account is not None and selection.uniform and among is None and not self.late_goes_on:
+            self.state["drawn"] = (len(chosen), len(self.server.online()))
         if selection.asks and (asked := selection.asked_first(self.remembered("selection"), chosen)):
             self.state["candidates"].append((asked, count - len(chosen) + len(asked)))
         return chosen
@@ -356,7 +360,10 @@ class Synchronous(Strategy[S]):
             slot: tells models apart whose aggregations and server optimisers remember.
             record: what the record ``aggregate`` says besides round, tasks and weights.
         """
-        how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none does not call it
+        params = self.params
+        most = params.cohort_size(self.server.devices)
+        updates = most if self.late_goes_on else int(min(most, params.enough))
+        how: Aggregation = params.aggregation.for_rounds_of(updates)  # type: ignore[attr-defined]  # who has none does not call it
         weights = await how.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
         state = self.remembered("aggregation").setdefault(slot, {})
@@ -365,6 +372,8 @@ class Synchronous(Strategy[S]):
     def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any) -> None:
         """Record which updates became a model, with which weights."""
         tasks = [entry["task"] for entry in entries]
+        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        record |= {} if aggregation is None else aggregation.told(len(entries))
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
 
     async def learn(self) -> None:
@@ -434,7 +443,10 @@ class Synchronous(Strategy[S]):
         self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
         self.state |= {"candidates": [], "questions": {}, "answers": {}}
         self.state.pop("unread", None)
+        self.state.pop("drawn", None)
         self.state["cohort"] = self.server.chosen(self.select(), type(self).select, idle=False)
+        if self.state.get("drawn", (0, 0))[0] != len(self.state["cohort"]):
+            self.state.pop("drawn", None)  # not all were drawn
         if self.state["candidates"]:
             self._ask_candidates()
         else:
@@ -532,7 +544,7 @@ class Synchronous(Strategy[S]):
         elif name == "aggregated":
             await self._finish_round()
         elif name == "phase":
-            if self._secure is not None and self._secure.on_timer(self.setting.parameters):
+            if self._secure is not None and self._secure.on_timer():
                 if self.state["cohort"]:
                     self._ask_cohort()
                 else:
@@ -613,8 +625,17 @@ class Synchronous(Strategy[S]):
         if goes_on:
             self.next_round()
 
+    @property
+    def _account(self) -> Aggregation | None:
+        """The aggregation, if it has an account."""
+        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        return aggregation if aggregation is not None and aggregation.accounts else None
+
     def spent(self) -> dict[str, float]:
         """What else the record of the round says: what the aggregation has spent of something."""
-        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
-        devices, rounds = self.server.devices, self.state["round"] + 1
-        return {} if aggregation is None else aggregation.spent(rounds, self.params.cohort_size(devices), devices)
+        account = self._account
+        if account is None:
+            return {}
+        draws, drawn = self.remembered("draws"), self.state.get("drawn", (1, 1))
+        draws[drawn] = draws.get(drawn, 0) + 1
+        return account.spent(draws, self.server.devices)

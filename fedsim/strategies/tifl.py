@@ -14,6 +14,7 @@ from fedsim.federation.contents import Contents, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
+from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
@@ -81,15 +82,15 @@ class TiFLParams(AggregatingParams):
     kind: Literal["tifl"] = "tifl"
     tiers: int = Field(default=5, ge=1)
     tiers_from: Literal["size", "latency"] = "size"
-    profiling_rounds: int = Field(default=1, ge=1)
-    profiling_limit: PositiveSeconds | None = None
+    profiling_rounds: Annotated[int, OnlyWith("tiers_from", values=("latency",))] = Field(default=1, ge=1)
+    profiling_limit: Annotated[PositiveSeconds | None, OnlyWith("tiers_from", values=("latency",))] = None
     mode: Literal["uniform", "static", "credits"] = "uniform"
     probabilities: list[Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] | None = None
-    credits: int | None = Field(default=None, ge=1)
-    interval: int | None = Field(default=None, ge=1)
-    require_no_improvement: bool = True
-    accuracy_from: Literal["clients", "measurement"] = "clients"
-    test_clients: int = Field(default=5, ge=1)
+    credits: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(default=None, ge=1)
+    interval: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(default=None, ge=1)
+    require_no_improvement: Annotated[bool, OnlyWith("mode", values=("credits",))] = True
+    accuracy_from: Annotated[Literal["clients", "measurement"], OnlyWith("mode", values=("credits",))] = "clients"
+    test_clients: Annotated[int, OnlyWith("mode", values=("credits",))] = Field(default=5, ge=1)
 
     @model_validator(mode="after")
     def _one_probability_a_tier(self) -> Self:
@@ -107,6 +108,11 @@ class TiFLParams(AggregatingParams):
             raise ScenarioError(
                 f"strategy.tiers is {self.tiers}, more than the population's {devices} devices; allowed are 1 to {devices}"
             )
+
+    @property
+    def unaccounted(self) -> str | None:
+        """Tiers may be chosen by how well the model does on their data."""
+        return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
 
     def credits_of_each(self, planned_rounds: int | None) -> int:
         """How many credits each tier begins with.

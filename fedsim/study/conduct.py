@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.compare.study import write_tables
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
+from fedsim.language.imports import from_file
 from fedsim.loading import LoadedStudy, load_study
 from fedsim.output.terminal import Console
 from fedsim.running.runner import make_executor
@@ -164,8 +165,9 @@ class Conductor:
     def _look(self) -> None:
         """See how far all runs are, and what follows from them."""
         if self.trials is not None:
-            self.trials.grow(self.out, try_to_build)
-            self.study = self.trials.study
+            with from_file(self.study.allow_code):
+                self.trials.grow(self.out, try_to_build)
+                self.study = self.trials.study
         self._wanted = self.study.only(self._only)
         self.states: list[State] = files.states(self.out, self.study)
 

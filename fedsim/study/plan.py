@@ -1,8 +1,9 @@
 """A study as the runs that it consists of: every scenario written out, in a fixed order, before anything is run."""
 
+import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,14 +14,16 @@ import tomli_w
 from fedsim.compare.lines import Line, short_key, shown
 from fedsim.compare.published import Published, beside_published
 from fedsim.errors import ScenarioError, nearest
-from fedsim.language.imports import from_file
+from fedsim.files import flat
+from fedsim.language.imports import from_file, is_allowed
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
+from fedsim.strategies import STRATEGIES, params_class
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import METRICS, Search
 from fedsim.study.spec import PART, SIZE, TRIAL, Part, Size, StudySpec
-from fedsim.tables import Tables, apply_changes, changed, read_toml, spread_out
+from fedsim.tables import Change, Tables, apply_changes, at, changed, read_toml, spread_out
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
 
@@ -89,12 +92,14 @@ class Study:
         variants: the variants at each point of the grid, those of one point together.
         runs: seed by seed, all variants of a seed together; one of each scenario.
         runs_of: those of each variant, by its folder, in the order of the seeds.
+        allow_code: whether code that it names was allowed.
     """
 
     spec: StudySpec
     variants: tuple[Variant, ...]
     runs: tuple[PlannedRun, ...]
     runs_of: Mapping[str, Sequence[PlannedRun]]
+    allow_code: bool = True
 
     def to_toml(self) -> str:
         """The study as one file that needs no other."""
@@ -188,8 +193,11 @@ def read_study(
     if seeds is not None:
         tables["seeds"] = [*range(1, seeds + 1)]
     with from_file(allow_code):
-        apply_changes(bases, changes, Scenario, tell)
-        return plan(StudySpec(**tables))
+        typed = apply_changes(bases, changes, Scenario, tell)
+        spec = StudySpec(**tables)
+        planned = plan(spec)
+        _refuse_lost(spec, typed)
+        return planned
 
 
 def _base(folder: Path, name: str) -> Path:
@@ -248,7 +256,7 @@ class Draft:
     def study(self) -> Study:
         """What it is by now."""
         runs_of = {folder: tuple(runs) for folder, runs in self._runs_of.items()}
-        return Study(self._spec, tuple(self._variants), tuple(self._first.values()), runs_of)
+        return Study(self._spec, tuple(self._variants), tuple(self._first.values()), runs_of, is_allowed())
 
     def runs_of(self, variant: Variant) -> Sequence[PlannedRun]:
         """Those of one of its variants, in the order in which they were added."""
@@ -329,19 +337,70 @@ def _refuse_without_metric(spec: StudySpec, search: Search, variant: Variant) ->
 
 def tables_of(variant: Variant, spec: StudySpec) -> Tables:
     """The base, changed by the size, the part, the variant and its place in the grid, in this order."""
-    point = {key: value for key, value in variant.point if key != TRIAL}
-    size, part = spec.sizes.get(point.pop(SIZE, ""), Size()), spec.parts.get(point.pop(PART, ""), Part())
     try:
-        tables = changed(part.base or size.base or spec.base, spread_out(size.changes))
-        tables = changed(tables, spread_out(part.changes))
-        if variant.name in spec.variants:
-            tables = changed(tables, spread_out(variant.changes))
-        for key, value in point.items():
-            sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
-            tables = changed(tables, spread_out(sets[value] if sets else {key: value}))
+        tables = _put_together(_layers(variant, spec).values())
         return tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
     except ScenarioError as error:
         raise ScenarioError(f"variant {variant.label!r}: {error}") from None
+
+
+def _put_together(layers: Iterable[Mapping[str, Any]]) -> Tables:
+    return functools.reduce(changed, layers, {})
+
+
+def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
+    """What a variant's tables are put together from, by the place in the study that says it."""
+    point = {key: value for key, value in variant.point if key != TRIAL}
+    size_name, part_name = point.pop(SIZE, ""), point.pop(PART, "")
+    size, part = spec.sizes.get(size_name, Size()), spec.parts.get(part_name, Part())
+    layers: dict[str, Mapping[str, Any]] = {
+        "base": part.base or size.base or spec.base,
+        f"sizes.{size_name}.changes": spread_out(size.changes),
+        f"parts.{part_name}.changes": spread_out(part.changes),
+    }
+    if variant.name in spec.variants:
+        layers[f"variants.{variant.name}"] = spread_out(variant.changes)
+    for key, value in point.items():
+        sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
+        layers[f"sets.{key}.{value}" if sets else f"grid.{key}"] = spread_out(sets[value] if sets else {key: value})
+    return layers
+
+
+def _refuse_lost(spec: StudySpec, changes: Sequence[Change]) -> None:
+    """Refuse what is said in a study, or typed as a change of it, and reaches no run: another ``kind`` drops it, mostly.
+
+    Of the base only keys are refused that its own strategy lacks too; it may be a scenario with a life of its own.
+    """
+    counts: dict[tuple[str, str], bool] = {}
+    for variant in variants_of(spec):
+        if spec.search is not None and variant.name in spec.variants:
+            variant = variant.at({key: one.extremes[0] for key, one in spec.search.space_of(variant.name).items()})
+        layers = _layers(variant, spec)
+        tables = {key: value for key, value in _put_together(layers.values()).items() if key != "seed"}
+        for change in changes:
+            said = "--set", change.text
+            counts[said] = counts.get(said, False) or change.holds_in(tables)
+        for where, layer in layers.items():
+            for key in flat(layer) if where != "base" else _strange(layer):
+                counts[where, key] = (
+                    counts.get((where, key), False) or key.endswith("kind") or at(tables, key.split(".")) is not None
+                )
+    for (where, key), counted in counts.items():
+        if not counted:
+            *above, last = key.partition("=")[0].split(".")
+            there = at(scenario_of(variant, tables_of(variant, spec)).model_dump(), above) or {}
+            raise ScenarioError(
+                f"{where} says {key!r}, which reaches no run: another 'kind' drops it, or the variants say something "
+                f"else{nearest(last, there)}" + ("; the study's 'seeds' count" if key.startswith("seed") else "")
+            )
+
+
+def _strange(base: Mapping[str, Any]) -> list[str]:
+    """Keys of a base's strategy that this strategy lacks; a variant's may have them."""
+    strategy = base.get("strategy")
+    kind = strategy.get("kind", STRATEGIES.usual) if isinstance(strategy, Mapping) else None
+    takes = params_class(kind).takes() if isinstance(kind, str) and kind in STRATEGIES.kinds else None
+    return [f"strategy.{key}" for key in strategy or () if takes is not None and key not in takes]
 
 
 def scenario_of(variant: Variant, tables: Mapping[str, Any]) -> Scenario:

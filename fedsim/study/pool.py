@@ -1,14 +1,13 @@
 """Runs carried out side by side by worker processes, one run a process at a time.
 
-A worker that dies takes one run with it and is replaced. When this process dies, however, its workers notice, save their runs
-and end; what they inherit (``keep``, a lock) is held until the last of them is gone.
+A worker that dies takes one run with it and is replaced. One that has had much memory is replaced after its run, since a
+process does not give it back. When this process dies, its workers notice, save their runs and end; what they inherit (``keep``,
+a lock) is held until the last of them is gone.
 """
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
+
+from fedsim.executors.isolated import start
 
 How = Literal["new", "anew", "resume"]
 Status = Literal["done", "failed", "interrupted"]
@@ -96,9 +97,11 @@ class Pool:
         workers: how many runs at a time.
         listener: is told how it goes.
         keep: file descriptors that the workers inherit.
+        most_bytes: of memory; a worker that has had more takes no further run.
     """
 
-    def __init__(self, workers: int, listener: Listener, keep: Sequence[int] = ()) -> None:
+    def __init__(self, workers: int, listener: Listener, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+        self._most_bytes = most_bytes
         self._workers = workers
         self._listener = listener
         self._keep = keep
@@ -132,10 +135,10 @@ class Pool:
             ended[place] = self._ending(orders[place], hand, news)
             self._listener.ended(place, ended[place])
             hand.place = None
-            if news is None:
+            if is_over := news is None or news["peak_bytes"] > self._most_bytes:
                 self._dismiss(hand)
             if waiting and not self._interrupted:
-                (hand if news is not None else self._hire()).give(waiting.popleft(), orders)
+                (self._hire() if is_over else hand).give(waiting.popleft(), orders)
         return [ended.get(place, Ended(order, "interrupted")) for place, order in enumerate(orders)]
 
     def close(self) -> None:
@@ -167,17 +170,14 @@ class _Hand:
 
     def __init__(self, news: "SimpleQueue[tuple[_Hand, Mapping[str, Any] | None]]", keep: Sequence[int]) -> None:
         self.place: int | None = None
-        command = [sys.executable, "-c", "from fedsim.study.worker import main; main()"]
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - '' is the working directory
-        self._process = subprocess.Popen(
-            command,
+        self._process = start(
+            "fedsim.study.worker",
+            "main",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             pass_fds=keep,
-            start_new_session=True,  # so that a Ctrl-C reaches this process alone, which passes it on
-            env=os.environ | {"PYTHONPATH": paths},
         )
         self._reader = threading.Thread(target=self._read, args=(news,), daemon=True)
         self._reader.start()

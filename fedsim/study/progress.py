@@ -3,11 +3,12 @@
 import time
 from collections.abc import Sequence
 
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import Progress, TaskID
 from rich.text import Text
 
 from fedsim.language.units import show_seconds
 from fedsim.output.harmless import clean
+from fedsim.output.progress import bar
 from fedsim.output.terminal import Console
 from fedsim.study.pool import Ended, Order
 
@@ -39,8 +40,7 @@ class StudyProgress:
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")
         if self._console.is_terminal and orders:
-            columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False))
-            self._live = Progress(*columns, console=self._console, transient=True)
+            self._live = Progress(*bar(self._console), console=self._console, transient=True)
             self._all = self._live.add_task("", total=len(orders))
             self._live.start()
 

@@ -1,13 +1,15 @@
 """A process that carries out runs one after another, as its parent orders.
 
-Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGINT and SIGTERM, passed on by
-the parent, interrupt the run under way, which saves itself; so does the end of standard input: then the parent is gone.
+Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGINT, SIGTERM and SIGHUP,
+passed on by the parent, interrupt the run under way, which saves itself; so does the end of standard input: then the parent is
+gone.
 """
 
 import asyncio
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -56,9 +58,9 @@ class Worker:
         try:
             summary = self._run(order)
         except Exception as error:
-            self._say(event="ended", status="failed", error=failure(error))
+            self._say(event="ended", status="failed", error=failure(error, Path(order["folder"])), peak_bytes=peak_bytes())
         else:
-            self._say(event="ended", **outcome_of(summary))
+            self._say(event="ended", **outcome_of(summary), peak_bytes=peak_bytes())
         finally:
             self._job = None
             gc.collect()  # a run's objects point at each other
@@ -88,9 +90,14 @@ class Worker:
         return Job(scenario, folder, Inline())
 
 
-def failure(error: Exception) -> str:
-    """What went wrong, for people."""
-    return str(error) if isinstance(error, FedsimError) else told(error)
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def failure(error: Exception, folder: Path | None = None) -> str:
+    """What went wrong in a run's folder, for people."""
+    return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -104,7 +111,7 @@ class _News:
     """Says now and then how far a run is."""
 
     def __init__(self, scenario: Scenario, say: Callable[..., None]) -> None:
-        self._stop, self._say = scenario.stop, say
+        self._stop, self._say = scenario.strategy.horizon(scenario.stop), say
         self._rounds = 0
         self._said = time.perf_counter()
 
@@ -130,7 +137,7 @@ def main() -> None:
                 out.flush()
 
         worker = Worker(say)
-        for number in (signal.SIGINT, signal.SIGTERM):  # both are the parent's to pass on
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all are the parent's to pass on
             signal.signal(number, worker.stop)
         orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         threading.Thread(target=_listen, args=(orders,), daemon=True).start()

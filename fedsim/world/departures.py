@@ -1,5 +1,6 @@
 """When devices leave the population for good: after a stay of random length, or by a schedule."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,7 +42,8 @@ class ExponentialStays(Spec):
         """
         devices = len(arrival)
         leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
-        stay = -np.log(streams.uniforms("world/departures/stay", leaving)) * self.mean_stay
+        uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
+        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
         departure = np.full(devices, np.inf)
         departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
         return departure

@@ -14,8 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.errors import DataError, nearest, shown
 from fedsim.files import SOUGHT, regular
 from fedsim.language.units import Quantity
+from fedsim.language.wording import in_words
 
-_BARE = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|inf")
+_BARE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _NEEDED: Any = object()
 
 
@@ -92,11 +93,10 @@ class DeviceTable:
             found = TypeAdapter(list[kind]).validate_python(said)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            why = problem["msg"].removeprefix("Value error, ")
             row = full[int(problem["loc"][0])]
             bare = carries_unit and unit is None and _BARE.fullmatch(str(cells[row]))
             hint = ", or give the 'unit' of all of them in the scenario" if bare else ""
-            raise self.wrong(row, column, f"{why[:1].lower()}{why[1:]}{hint}") from None
+            raise self.wrong(row, column, f"{in_words(problem)}{hint}") from None
         if len(full) == len(cells):
             return found
         values = [empty] * len(cells)

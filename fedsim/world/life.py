@@ -110,11 +110,10 @@ class TaskRunner:
             self._begin(task)
         cause: Cause | None = None
         while cause is None and self._has_step(task):
-            if not task.begun:
-                self._begin_step(task)
-            assert task.done is not None
+            done = task.done if task.begun else self._begin_step(task)
+            assert done is not None
             try:
-                cause = yield task.done  # the end of a flow or a computation, or a slot
+                cause = yield done  # the end of a flow or a computation, or a slot
             except simpy.Interrupt as interrupt:
                 cause = interrupt.cause
             cause = self._end_step(task, cause)
@@ -130,25 +129,29 @@ class TaskRunner:
 
     def _has_step(self, task: Task) -> bool:
         """Whether the task has another step. The client half says what follows."""
-        if task.position == len(task.steps):
-            task.steps += self._next_steps(task)
-        return task.position < len(task.steps)
+        if task.position < len(task.steps):
+            return True
+        following = self._next_steps(task)
+        task.steps += following
+        return bool(following)
 
-    def _begin_step(self, task: Task) -> None:
-        step = task.step
+    def _begin_step(self, task: Task) -> simpy.Event:
+        """Begin the next step; returns the event of its end."""
+        step = task.steps[task.position]
         if self.transfers.queues and isinstance(step, Download | Upload) and self.transfers.has_to_queue(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun, task.step_start = True, self._simulation.now
-        task.done = self._simulation.env.event()
+        task.done = done = self._simulation.env.event()
         self._simulation.record("step-start", {**task.fields, "step": step.name})
         if self.batteries is not None:
             self.batteries.begin(task.device, step)
         self._ways[type(step)][0](task, step)
+        return done
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
-        step, flow, was_cut = task.step, task.flow, cause is not None
+        step, flow, was_cut = task.steps[task.position], task.flow, cause is not None
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None

@@ -106,6 +106,7 @@ class Transfers:
         """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
         flow, device = task.flow, task.device
         left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
+        rate /= self._network.overhead  # batteries count bytes of payload, as ``left`` is
         when, is_dry = batteries.look(device, left, rate)
         task.dry = when if is_dry else math.inf
         if batteries.is_scarce(device):

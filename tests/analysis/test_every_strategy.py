@@ -28,6 +28,7 @@ MOVES = ("assign", "migration")
 HAPPENS: dict[str, tuple[str, ...]] = {
     "cata-fed": ("cluster", "split"),
     "cfl": ("assign", "leaving", "cluster-split", "clustering"),
+    **dict.fromkeys(("d-psgd", "epidemic", "gossip"), ("message",)),
     "fedat": ("latency-tiers",),
     "fedgroup": ("assign", "clustering"),
     "fesem": MOVES,

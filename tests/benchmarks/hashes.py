@@ -2,17 +2,22 @@
 
     python -m tests.benchmarks.hashes                      # run all, compare with the table beside this file
     python -m tests.benchmarks.hashes fedavg local         # these alone
+    python -m tests.benchmarks.hashes --native             # with the code that the libraries choose for this processor
     python -m tests.benchmarks.hashes --write              # replace the table: only for a change that is meant, and says why
 
 ``star`` has disconnections and deadlines, ``tree`` newcomers, leavers and shifts of data, ``off`` 2,000 devices and no
-learning, ``flat`` batteries that run flat, and TCP. The table ``hashes.json`` states the processor, torch and numba that it was
-made with: the bits of models hold for those; the events of ``off`` hold everywhere. Exit status 1 if anything differs.
+learning, ``flat`` batteries that run flat, and TCP. All is computed by machine code that every x86-64 processor runs
+(``processors.PORTABLE``), so that the table ``hashes.json`` holds on each of them with the versions that it states.
+``times_sha256`` is of the events without what they say of values: kind, time, device, round, group, task, step and outcome.
+``--native`` compares what is promised across processors: these, bytes and energy. Exit status 1 if anything differs.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import platform
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
@@ -23,8 +28,11 @@ from torch import nn
 
 import fedsim
 from fedsim.executors.inline import Inline
+from fedsim.records.digest import EventChain
+from fedsim.records.schema import event_row
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
+from tests.benchmarks.processors import PORTABLE
 
 TABLE = Path(__file__).with_suffix(".json")
 
@@ -32,6 +40,7 @@ _FORMS = {"groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "3
 STRATEGIES: dict[str, dict[str, Any]] = {
     "cata-fed": {"clients_per_round": 6, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
     "cfl": {"local_epochs": 2, "deadline": "30 s", "split_rounds": [1, 3]},
+    "d-psgd": {"deadline": "30 s"},
     "ditto": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     "fedasync": {"concurrency": 6, "rho": 0.1},
     "fedavg": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
@@ -45,6 +54,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fedper": {"clients_per_round": 6, "head": ["*.bias"], "deadline": "30 s"},
     "fedprox": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
     "fedrep": {"clients_per_round": 6, "head": ["*.bias"], "head_epochs": 2, "deadline": "30 s"},
+    "epidemic": {"deadline": "30 s"},
     "favor": {"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}
     | {"selection": {"kind": "favor", "target": 0.9, "components": 5, "hidden": 16}},
     "fesem": _FORMS,
@@ -53,6 +63,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "flanp": {"kind": "fedavg", "clients_per_round": 20, "selection": {"kind": "flanp", "accuracy": 50.0}},
     "flexcfl": _FORMS | {"alpha": 3, "eta_g": 0.1},
     "fpfc": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s", "lam": 0.3},
+    "gossip": {"deadline": "30 s"},
     "hierfavg": {"clients_per_round": 9, "kappa2": 2, "deadline": "40 s"},
     "hypcluster": _FORMS,
     "ifca": _FORMS,
@@ -161,6 +172,7 @@ _EDGES: dict[str, Any] = {
     "device": _DEVICE,
 }
 OF_WORLDS: dict[str, dict[str, Any]] = {
+    **{kind: {"energy": None} for kind in ("d-psgd", "epidemic", "gossip")},
     "fedbn": {"model": {"kind": "module", "factory": "tests.benchmarks.hashes:normed"}},
     "hierfavg": {"network": _EDGES},
     "moon": {"model": {"kind": "mlp", "hidden": [13]}},
@@ -168,21 +180,22 @@ OF_WORLDS: dict[str, dict[str, Any]] = {
 """What a strategy needs of a world that others do without."""
 
 
-_STATED = ("rounds", "events", "events_sha256", "models_sha256", "bytes", "accuracy", "energy")
+_ANYWHERE = ("rounds", "events", "times_sha256", "bytes", "energy")
+_STATED = (*_ANYWHERE, "events_sha256", "models_sha256", "accuracy")
 
 
 def fingerprint(kind: str, world: str) -> dict[str, Any]:
     """What a strategy's run in a world comes to."""
     sections = WORLDS[world] | OF_WORLDS.get(kind, {}) | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
-    summary = asyncio.run(Job(fedsim.Scenario(**sections), None, Inline()).execute()).summary
+    job, times = Job(fedsim.Scenario(**sections), None, Inline()), EventChain()
+    job.simulation.listen(lambda record: times.extend([(*event_row(record)[:-1], None)]))
+    summary = asyncio.run(job.execute()).summary | {"times_sha256": times.hexdigest()}
     return {name: summary[name] for name in _STATED if name in summary}
 
 
 def made_with() -> dict[str, str]:
-    """What the bits of models depend on besides the code."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"processor": (names or [platform.machine()])[0], "torch": version("torch"), "numba": version("numba")}
+    """What the table depends on besides the code."""
+    return {name: version(name) for name in ("numba", "numpy", "torch")} | {"libc": " ".join(platform.libc_ver())}
 
 
 def _all(kinds: list[str], workers: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -197,28 +210,31 @@ def main() -> int:
     """Run, and compare or write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="STRATEGY", help="by default every registered one")
-    parser.add_argument("--write", action="store_true", help="replace what the table says of them")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--write", action="store_true", help="replace what the table says of them")
+    how.add_argument("--native", action="store_true", help="this processor's own code; compares what holds on every one")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"made_with": made_with(), "runs": {}}
-    kinds = options.kinds or [
-        kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if options.write or kind in table["runs"]
-    ]
+    if not options.native and not PORTABLE.items() <= os.environ.items():  # they are read when numpy and torch are loaded
+        os.execve(sys.executable, [sys.executable, "-m", "tests.benchmarks.hashes", *sys.argv[1:]], os.environ | PORTABLE)
+    table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"runs": {}}
+    # ``flower`` is what its app is: tests/flower has some
+    kinds = options.kinds or [kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if kind != "flower"]
     differing = 0
     for kind, world, found in _all(kinds, options.workers):
+        kept = table["runs"].get(kind, {}).get(world, {})
         if options.write:
             table["runs"].setdefault(kind, {})[world] = found
-        kept = table["runs"].get(kind, {}).get(world, {})
-        wrong = [name for name in found if kept.get(name) != found[name]]
+        wrong = [name for name in (_ANYWHERE if options.native else _STATED) if kept.get(name) != found.get(name)]
         differing += bool(wrong)
         print(f"{kind:<10} {world:<5} {found['events']:>6} events  {'same' if not wrong else 'DIFFERS in ' + ', '.join(wrong)}")
     if options.write:
         table["made_with"] = made_with()
         TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     elif table["made_with"] != made_with():
-        print(f"the table was made with {table['made_with']}, this is {made_with()}: models may differ in their last bits")
+        print(f"the table was made with {table['made_with']}, this is {made_with()}: last bits may differ")
     print(f"{differing} runs differ" if differing else "all are as they were")
-    return 1 if differing else 0
+    return 1 if differing and not options.write else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Runs killed with SIGKILL at random moments and resumed: how many come to the same events and models?
+"""Runs killed with SIGKILL at random moments and resumed: how many come to the same events and models, and are sound?
 
     python -m tests.benchmarks.kills --runs 100
 
-Each run is a random strategy in a random eventful world, saved every few simulated seconds, and killed up to three times at
-moments of real time that nobody chose. Prints a line a run, and at the end JSON with how many agree.
+Each run is a random strategy in a random eventful world, two of three with batteries that run flat, with TCP, and with secure
+aggregation where that goes, saved every few simulated seconds, and killed up to three times at moments of real time that nobody
+chose. Prints a line a run, and at the end JSON with how many agree.
 """
 
 import argparse
@@ -21,12 +22,15 @@ from typing import Any
 
 import fedsim
 from fedsim.checkpoint import store
+from fedsim.records.audit import audit
 from fedsim.testing import TABLES, eventful_world
+from tests.test_energy import BATTERY, CHARGED, ENERGY
 from tests.test_runs import STRATEGIES
 
 _MAIN = "from fedsim.cli import main; main()"
 _COMPARED = ("events_sha256", "models_sha256")
 _MOST_KILLS = 3
+_SECURE = ("fedavg", "fedprox", "fednova")
 
 
 def main() -> int:
@@ -34,11 +38,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     results = []
     for number in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            results.append(kill_one(random.Random(f"{options.seed}/{number}"), Path(folder)))
+            results.append(kill_one(random.Random(f"{options.seed}/{number}"), Path(folder), options.rounds))
         print(json.dumps(results[-1]), flush=True)
     same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)
     hit = sum(result["kills"] > 0 for result in results)
@@ -46,9 +51,16 @@ def main() -> int:
     return 0 if same == len(results) else 1
 
 
-def kill_one(draw: random.Random, folder: Path) -> dict[str, Any]:
+def kill_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
     """A random run: once never stopped, and once killed now and then."""
-    sections = eventful_world(draw.choice(STRATEGIES), seed=draw.randrange(1000), rounds=60)
+    strategy = draw.choice(STRATEGIES)
+    if strategy["kind"] in _SECURE and draw.random() < 2 / 3:
+        strategy = strategy | {"secure_aggregation": {}}
+    sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds)
+    if draw.random() < 2 / 3:
+        sections["energy"] = ENERGY | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
+    if draw.random() < 2 / 3:
+        sections["network"]["protocol"] = "tcp"
     sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])
     return kill(sections, draw, folder)
 
@@ -74,7 +86,7 @@ def kill(sections: dict[str, Any], draw: random.Random, folder: Path, *options: 
                 status = 0
                 break
             process = _start(path, cut, options, resume=any((cut / store.FOLDER).glob("[0-9]*[0-9]")))
-    same = status == 0 and _alike(whole, cut)
+    same = status == 0 and _alike(whole, cut) and not any(audit(cut).values())
     return {"strategy": sections["strategy"]["kind"], "kills": kills, "status": status, "same": same}
 
 

@@ -15,9 +15,11 @@ from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.compare.lines import read_lines
+from fedsim.compare.show import print_short
 from fedsim.compare.table import Column, Estimate, _mean_difference
 from fedsim.compare.text import shown
 from fedsim.output.harmless import clean, for_csv, for_markdown
+from fedsim.output.terminal import Console
 from fedsim.records.reading import RunFolder
 
 
@@ -45,6 +47,17 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     shown = call(*runs.values(), "--target", "0.2", "--all").output
     assert "rounds to target 0.2" in shown
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("width", [30, 200])
+def test_a_terminal_too_narrow_for_a_table_gets_a_list_for_each_row(runs: dict[str, Path], width: int) -> None:
+    screen = io.StringIO()
+    print_short(Console(file=screen, width=width, force_terminal=True, color_system=None), [*runs.values()])
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert ("run: fedavg" in lines) == (width == 30)
+    for word in (*runs, "strategy", "accuracy"):
+        assert any(word in line for line in lines), word
 
 
 def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
@@ -249,4 +262,5 @@ def test_names_are_cut_in_the_middle() -> None:
     assert clean("x" * 80) == "x" * 80
     assert clean(" a\n\nb ") == "a b"
     assert for_csv("=1") == "'=1"
+    assert for_csv("a\x1b[31m") == r"a\u001b[31m"  # two names stay two
     assert for_markdown("a|b<c>") == r"a\|b&lt;c&gt;"

@@ -125,6 +125,10 @@ def _lose_node(folder: Path, head: str, turn: int) -> None:
         time.sleep(0.02)
 
 
+def _search_path() -> list[str]:
+    return sys.path
+
+
 def _add(one: int, other: int) -> int:
     return one + other
 
@@ -190,6 +194,9 @@ class TestOneMachine:
         monkeypatch.setitem(other._versions, "torch", "1.0")
         with pytest.raises(fedsim.SimulationError, match=r"has torch \S+, and this run 1\.0: .*install the same on every node"):
             other.submit(_add, 1, 1).result()
+
+    def test_workers_do_not_search_the_working_directory(self, ray: Ray) -> None:
+        assert str(Path.cwd()) not in ray.submit(_search_path).result()
 
     def test_closing_drops_what_waits_and_leaves_ray_to_its_owner(self, ray: Ray) -> None:
         other = Ray()

@@ -116,6 +116,13 @@ def test_number_formats_are_torchs() -> None:
         assert (codec.rule(len(array))[0]([array]) == theirs).all()
 
 
+def test_a_model_of_no_bytes_travels() -> None:
+    for up in LOSSY:
+        said = {"learning": "off", "model": {"kind": "size", "bytes": "0 B"}, "stop": {"rounds": 1}, "messages": {"up": up}}
+        summary = fedsim.run(fedsim.Scenario(**said)).summary
+        assert (summary["rounds"], summary["bytes"]["up"]) == (1, 0.0), up
+
+
 @pytest.mark.parametrize("bucket", [None, 64, 10**9])
 def test_int8_is_within_half_a_step_of_each_bucket(bucket: int | None) -> None:
     array = (np.random.default_rng(1).normal(size=1000) * np.arange(1000)).astype(np.float32)

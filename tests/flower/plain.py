@@ -95,7 +95,7 @@ def seed_all(seed: int) -> None:
 def run_plain(app: str, devices: int, seed: int = 1, **run_config: Any) -> list[Message]:
     """Run an app to its end; the messages that its ServerApp has sent."""
     read = read_app(str(APPS / app), run_config)
-    read.forget()
+    sys.path.insert(0, str(read.folder))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     before = legacy.fit_clients, legacy.evaluate_clients
@@ -109,8 +109,9 @@ def run_plain(app: str, devices: int, seed: int = 1, **run_config: Any) -> list[
     finally:
         legacy.fit_clients, legacy.evaluate_clients = before
         torch.set_num_threads(threads)
-        read.forget()
-        sys.path[:] = [place for place in sys.path if place != str(read.folder)]
+        sys.path.remove(str(read.folder))
+        for name in [name for name in sys.modules if name.partition(".")[0] == app]:
+            del sys.modules[name]
     return grid.sent
 
 

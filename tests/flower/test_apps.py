@@ -23,6 +23,7 @@ def test_always_on_devices_learn_what_a_plain_loop_does(app: str, config: dict[s
     result = execute(scenario(app, run_config=config, **OWN_NAMES.get(app, {})), tmp_path / "run")
     assert result.summary["status"] == "done"
     assert result.summary["accuracy"]["final"] > 0.5
+    assert result.summary["algorithm"] == {"private_app": "DifferentialPrivacyClientSideFixedClipping"}.get(app, "FedAvg")
     rounds = {"num-server-rounds": 4} if app == "private_app" else {}  # it never sends what its last round has made
     expected = last_arrays(run_plain(app, devices=6, **config, **rounds))
     (found,) = assert_sound(tmp_path / "run").models().values()

@@ -128,12 +128,27 @@ def test_a_device_that_vanishes_is_answered_for(when: str, tmp_path: Path) -> No
     assert [event["outcome"] for event in folder.events if event["kind"] == "task-end"] == ["lost"]
 
 
+@pytest.mark.parametrize("server", ["queries", "queries-and-trains"])
+def test_an_app_that_only_asks_has_rounds_and_one_that_asks_before_it_trains_no_more(server: str, tmp_path: Path) -> None:
+    result = execute(odd(server), tmp_path / "run")
+    assert list(result.rounds["selected"]) == list(result.rounds["valid"]) == [3, 3, 3]
+    assert result.summary["bytes"]["wasted"] == 0
+    assert_sound(tmp_path / "run")
+
+
+def test_what_a_node_is_told_of_itself() -> None:
+    """A value for all devices, or a list with one for each: of those the mean is reported."""
+    assert execute(odd("polls", node_config={"share": 0.25})).summary["accuracy"]["final"] == 0.25
+    assert execute(odd("polls", node_config={"share": [0.25, 0.5, 0.75]})).summary["accuracy"]["final"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ({"app": "nowhere"}, "strategy.app is 'nowhere', where there is no pyproject.toml"),
+        ({"app": "nowhere"}, rf"strategy.app is 'nowhere', but there is no '{Path.cwd()}/nowhere/pyproject\.toml'; .*working"),
         ({"run_config": {"num-server-round": 3}}, r"has the key 'num-server-round'.*did you mean 'num-server-rounds'"),
         ({"run_config": {"server": ["a"]}}, r"strategy.run_config.server is \['a'\]; allowed are numbers"),
+        ({"node_config": {"a": [1, 2]}}, "strategy.node_config.a has 2 values, and population.devices is 6; allowed are one"),
         ({"time": "flops"}, "strategy.time is 'flops', but nothing says how many FLOPs"),
     ],
 )
@@ -147,7 +162,7 @@ def test_a_scenario_s_mistakes(strategy: dict[str, Any], message: str) -> None:
 def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
     written = fedsim.Scenario(**scenario("odd_app")).to_toml()
     (tmp_path / "app.toml").write_text(written)
-    with pytest.raises(ScenarioError, match="is code outside fedsim"):
+    with pytest.raises(ScenarioError, match=r"^strategy\.app is '.*', which is code, and would be run"):
         fedsim.load(tmp_path / "app.toml")
     result = CliRunner().invoke(main, ["run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet"])
     assert result.exit_code == 2

@@ -1,37 +1,12 @@
-"""Generators that change hands, and functions that are carried out in another thread."""
+"""Functions that are carried out in another thread."""
 
-import random
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from fedsim.errors import SimulationError
-from fedsim.flower.turns import Generators, carried_out, seeded
-
-
-def drawn() -> tuple[float, float, float]:
-    """From each global generator; a normal one, of which numpy draws two and keeps the other."""
-    return random.random(), float(np.random.standard_normal()), float(torch.rand(()))  # noqa: NPY002
-
-
-@pytest.mark.parametrize("made", [seeded, lambda seed: Generators(seed).in_use()], ids=["seeded", "in_use"])
-def test_generators_begin_with_their_seed_and_are_put_back(made: type) -> None:
-    random.seed(7)
-    np.random.seed(7)  # noqa: NPY002
-    torch.manual_seed(7)
-    outside = [drawn(), drawn(), drawn()]
-    for seed in (7, 8):
-        random.seed(7)
-        np.random.seed(7)  # noqa: NPY002
-        torch.manual_seed(7)
-        found = [drawn()]
-        with made(seed):
-            assert (drawn() == outside[0]) == (seed == 7)
-        found += [drawn(), drawn()]
-        assert found == outside
+from fedsim.flower.turns import carried_out
 
 
 def test_a_function_s_value_its_error_and_its_never_ending() -> None:

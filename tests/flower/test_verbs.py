@@ -27,7 +27,9 @@ def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
         execute(eventful("numpy_app", devices=8, run_config=config), tmp_path / name)
         call("audit", tmp_path / name)
     one, other = (fedsim.load_run(tmp_path / name) for name in ("FedAvg", "FedAdam"))
-    assert "flower" in call("compare", tmp_path / "FedAvg", tmp_path / "FedAdam")
+    table = call("compare", tmp_path / "FedAvg", tmp_path / "FedAdam")
+    assert "flower (FedAvg)" in table
+    assert "flower (FedAdam)" in table
     down = [run.summary["bytes"]["down"] for run in (one, other)]
     assert 1.5 < down[1] / down[0] < 2.1  # FedAdam's server computes in float64
     call("report", tmp_path / "FedAvg", tmp_path / "FedAdam", "--out", tmp_path / "report.html")

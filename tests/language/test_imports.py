@@ -186,6 +186,8 @@ def test_leave_reaches_the_workers_of_a_study_and_the_working_directory(small: S
     command = [sys.executable, "-P", "-c", "from fedsim.cli import main; main()"]  # -P: no working directory, as in the script
     words = ["study", "../study.toml", "--out", "../out", "--workers", "1", "--allow-code"]
     environment = {key: value for key, value in os.environ.items() if key != "FEDSIM_ALLOW_CODE"}
+    for name in ("tomllib", "json", "numpy", "asyncio", "fedsim", "multiprocessing", "sitecustomize"):
+        Path("code", f"{name}.py").write_text("raise SystemExit('what lies here stands in for nothing that is installed')")
     done = subprocess.run([*command, *words], cwd="code", capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, marker.exists()) == (0, True), done.stderr
     assert fedsim.load_study("out").run("a").summary["strategy"] == "theirs:Mine"

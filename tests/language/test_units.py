@@ -31,6 +31,12 @@ def test_times(text: str, seconds: float) -> None:
     assert TIME.validate_python(text) == seconds
 
 
+@pytest.mark.parametrize("text", ["\uff19\uff10 s", "\u0669\u0660 s", "1e\uff12 s"])
+def test_digits_of_other_scripts_are_none(text: str) -> None:
+    with pytest.raises(ValidationError, match="a time is a number and a unit"):
+        TIME.validate_python(text)
+
+
 @pytest.mark.parametrize(("text", "rate"), [("40 Mbit/s", 5e6), ("1 Gbit/s", 1.25e8), ("3 kB/s", 3000.0)])
 def test_rates(text: str, rate: float) -> None:
     assert RATE.validate_python(text) == rate
@@ -55,12 +61,12 @@ def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(quantity: 
     if number == "inf" and quantity in (BytesPerSecond, SamplesPerSecond):
         assert TypeAdapter(quantity).validate_python(f"inf {unit}") == math.inf
         return
-    with pytest.raises(ValidationError, match=rf"is 0 {unit}, or \S+ {unit} to \S+ {unit}"):
+    with pytest.raises(ValidationError, match=rf"is (0 {unit}, or )?\S+ {unit} to \S+ {unit}"):
         TypeAdapter(quantity).validate_python(f"{number} {unit}")
 
 
 def test_what_is_waited_for_moves_the_clock_even_at_its_end() -> None:
-    with pytest.raises(ValidationError, match=r"above 0 s; allowed is 0\.001 s and more"):
+    with pytest.raises(ValidationError, match=r"above 0 s; allowed is 0\.001 s to"):
         TypeAdapter(PositiveSeconds).validate_python("1 us")
     assert CLOCK_END_S + TypeAdapter(PositiveSeconds).validate_python("1 ms") > CLOCK_END_S
 

@@ -256,7 +256,7 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
     [
         ({"deadline": "0 s"}, "strategy.deadline is .*: a time here must be above 0 s"),
         ({"deadline": "-3 s"}, "strategy.deadline.*cannot be negative"),
-        ({"relative_deadline": 0.0}, "strategy.relative_deadline is 0.0: input should be greater than 0"),
+        ({"relative_deadline": 0.0}, "strategy.relative_deadline is 0.0; it must be more than 0"),
         ({"clusters": 21}, "strategy.clusters is 21, more than the population's 20 devices; allowed are 1 to 20"),
         ({"clusters": 0}, "strategy.clusters is 0"),
         ({"clients_per_round": 21}, "strategy.clients_per_round is 21, more than the population's 20 devices"),

@@ -127,7 +127,7 @@ def test_devices_without_room_for_the_training_are_in_no_tier(tmp_path: Path) ->
     ("strategy", "message"),
     [
         ({"aggregation": {"kind": "krum", "malicious": 1}}, r"strategy\.aggregation\.malicious is 1.*there are 2"),
-        ({"aggregation": {"kind": "private"}}, r"strategy\.aggregation.*account\W* is true.*allowed is false"),
+        ({"aggregation": {"kind": "private"}}, r"strategy.*aggregation\.account\W* is true.*allowed is false"),
     ],
 )
 def test_aggregations_that_do_not_suit_tiers_are_refused(strategy: dict[str, Any], message: str) -> None:

@@ -105,7 +105,7 @@ def test_gradients_are_averaged_over_all_clients_of_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Option I: w_j <- w_j - lr / 6 sum (w_j - c) over the 3 clients of group j: half the way to its centre."""
-    run, _ = played(quadratics(tmp_path, monkeypatch, seed, averaging="gradients", local_epochs=7))
+    run, _ = played(quadratics(tmp_path, monkeypatch, seed, averaging="gradients", local_epochs=10))
     starts = [float(value[0]) for value in weights(run, [run.learner.initial(group) for group in (0, 1)])]
     low = int(starts[1] < starts[0])
     centres = [-5.0, 5.0] if low == 0 else [5.0, -5.0]

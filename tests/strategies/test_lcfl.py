@@ -328,7 +328,8 @@ def test_who_was_never_drawn_trains_before_the_exchange(tmp_path: Path) -> None:
 @pytest.mark.parametrize("warmup", ["federated", "local"])
 def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None:
     """M = 200 and the paper's CNN of 417,482 parameters: M (M - 1) models down, M models and M (M - 1) scalars up."""
-    scenario = off(200, 1, warmup=warmup, warmup_rounds=1, local_start="own")
+    of_mode = {"warmup_rounds": 1} if warmup == "federated" else {"local_start": "own"}
+    scenario = off(200, 1, warmup=warmup, **of_mode)
     scenario["model"] = {"kind": "size", "bytes": "1669928 B"}
     scenario["stop"] = {"rounds": 2 if warmup == "federated" else 1}
     moved = ran(scenario, tmp_path / "run").summary["bytes"]
@@ -460,7 +461,10 @@ def test_a_warm_up_that_diverges_is_named() -> None:
     [
         ({"groups": 25}, "strategy.groups is 25, more than the population's 24 devices; allowed are 1 to 24"),
         ({"groups": 1, "clustering": "dbscan"}, "strategy.groups is 1, from which no radius for dbscan follows"),
-        ({"clients_per_round": 5}, "strategy.clients_per_round is 5"),
+        (
+            {"clients_per_round": 5},
+            "strategy has the key 'clients_per_round', which it does not take; allowed is 'participation'",
+        ),
         ({"over_selection": 1.5}, "unknown key 'over_selection'"),
         ({"sweep": True}, "unknown key 'sweep'"),
         ({"aggregation": "frst"}, "strategy.aggregation.kind is 'frst'; allowed are weighted, mean, first"),

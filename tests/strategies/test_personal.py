@@ -82,12 +82,12 @@ def test_every_device_reaches_its_own_optimum_where_fedavg_cannot(tmp_path: Path
     assert np.abs(common.sum() - CENTER).max() > 1
 
 
-def test_the_first_round_of_fedper_is_fedavgs_below_the_head_to_the_bit(tmp_path: Path) -> None:
+def test_the_first_round_of_fedper_is_fedavgs_below_the_head(tmp_path: Path) -> None:
     fedper, fedavg = (
         model_after(world(ROTATED, 8, {"kind": kind, "clients_per_round": 5}, 1) | MLP) for kind in ("fedper", "fedavg")
     )
-    assert (fedper[:BODY] == fedavg[:BODY]).all()
-    assert (fedper[BODY:] != fedavg[BODY:]).any()
+    assert fedper[:BODY] == pytest.approx(fedavg[:BODY], abs=1e-6)
+    assert np.abs(fedper[BODY:] - fedavg[BODY:]).max() > 1e-3
 
 
 @pytest.mark.parametrize(("solver", "model"), [("fast", "mlp"), ("reference", "mlp"), ("fast", "mnist-cnn")])

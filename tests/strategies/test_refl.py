@@ -90,8 +90,8 @@ def test_equal_weights(tmp_path: Path) -> None:
 
 
 def test_private_aggregation_is_one_of_changes_from_the_present_model(tmp_path: Path) -> None:
-    """With a clip that cuts nothing and no noise it is the plain mean, late updates included."""
-    how = {"kind": "private", "clip": 1e6, "noise": 0.0, "account": False}
+    """With a clip that cuts nothing and no noise it is the plain mean of what came, late updates included."""
+    how = {"kind": "private", "clip": 1e6, "noise": 0.0, "account": False, "where": "local"}
     models = []
     for aggregation in ("mean", how):
         run, records = slow(tmp_path, stale_weights="equal", aggregation=aggregation)

@@ -114,6 +114,40 @@ def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: 
     assert says in refused(tables | change, tmp_path)
 
 
+SIZES = {"sizes": {"small": {"changes": {"strategy.mu": 0.5}}}}
+
+
+def part(**says: Any) -> dict[str, Any]:
+    return {"parts": {"p": says}}
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "says"),
+    [
+        (part(changes={"strategy.agregation": "krum"}), [], "parts.p.changes says 'strategy.agregation'.*mean 'aggregation'"),
+        (part(changes={"strategy": {"buffer": 3}}), [], "parts.p.changes says 'strategy.buffer', which reaches no run"),
+        (part(changes={"population.availability.mean_onn": "3 h"}), [], "unknown key 'mean_onn'"),
+        (part(variants=["fedavg"]) | SIZES, [], "sizes.small.changes says 'strategy.mu'"),
+        (part(changes={"seed": 3}), [], "parts.p.changes says 'seed'.*the study's 'seeds' count"),
+        ({"base": {"strategy": {"kind": "scaffold", "agregation": "krum"}}}, [], "base says 'strategy.agregation'"),
+        ({}, ["strategy.agregation=krum"], "--set says 'strategy.agregation=krum'.*did you mean 'aggregation'"),
+        ({}, ["strategy.buffer=3", "strategy.kind=fedbuff"], "--set says 'strategy.buffer=3', which reaches no run"),
+        ({"grid": {"training.lr": [0.1, 0.2]}}, ["training.lr=0.3"], "--set says 'training.lr=0.3', which reaches no run"),
+        ({}, ["seed=3"], "--set says 'seed=3'.*the study's 'seeds' count"),
+    ],
+)  # fmt: skip
+def test_what_reaches_no_run_is_refused(
+    tables: dict[str, Any], tmp_path: Path, more: dict[str, Any], changes: list[str], says: str
+) -> None:
+    """Every variant says a kind of its own, which drops keys of the base that this kind lacks."""
+    tables["variants"] = {"fedavg": {"strategy.kind": "fedavg"}, "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1}}}
+    base = tables["base"] | {"strategy": {"kind": "scaffold", "clients_per_round": 3}}
+    assert read_study(write(tmp_path / "fine.toml", tables | {"base": base}), ["strategy.clients_per_round=4"])
+    more = more | {"base": base | more.get("base", {})}
+    with pytest.raises(ScenarioError, match=says.replace("--set", "changes")):
+        read_study(write(tmp_path / "s.toml", tables | more), changes)
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text("base = ")
     with pytest.raises(ScenarioError, match="is not valid TOML"):
@@ -235,10 +269,10 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
     shared = labels("part=links", "variant=fedprox", "links=usual", "seed=1")
     assert shared == {"fedprox, size=small, part=steps, lr=0.2, seed 1"}  # the run that two parts share
     for text, says in (
-        ("prat=steps", "--only names 'prat'; allowed are variant, seed, size, part"),
-        ("part=step", "--only part is 'step'; allowed are steps, links (did you mean 'steps'?)"),
-        ("part=", "--only part is ''; allowed are steps, links"),
-        ("fedpro", "--only variant is 'fedpro'; allowed are fedprox, fedavg (did you mean 'fedprox'?)"),
+        ("prat=steps", "only names 'prat'; allowed are variant, seed, size, part"),
+        ("part=step", "only part is 'step'; allowed are steps, links (did you mean 'steps'?)"),
+        ("part=", "only part is ''; allowed are steps, links"),
+        ("fedpro", "only variant is 'fedpro'; allowed are fedprox, fedavg (did you mean 'fedprox'?)"),
     ):
         with pytest.raises(ScenarioError) as raised:
             study.only([text])

@@ -20,6 +20,7 @@ from fedsim.world.energy.batteries import Batteries, Powered
 from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, Renewal, WhenReached
 from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
+from fedsim.world.network.protocol import Fluid, Transport
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Payload, Step, Task, Train, Upload
@@ -37,6 +38,7 @@ class Site:
         up: what the server's link carries from both (bytes/s).
         restart: of the batteries.
         within: when they can be reached.
+        header: bytes on the wire beside each byte of payload.
         draws: what replaces ``DRAWS``; ``initial_j`` is the capacity if nothing else is said.
     """
 
@@ -46,11 +48,13 @@ class Site:
         up: float = math.inf,
         restart: float = 0.1,
         within: Availability | None = None,
+        header: float = 0.0,
         **draws: float,
     ) -> None:
         self.simulation = Simulation()
         population = Population(np.full(2, 10.0), np.array([100, 150]), 1.0, np.zeros(2), np.full(2, np.inf))
-        network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.zeros(2), math.inf, up)
+        transport = Transport(Fluid.model_validate({"segment": "1 B", "header": f"{header} B"}), Streams(1))
+        network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.zeros(2), math.inf, up, transport)
         values = DRAWS | draws
         columns = {name: np.full(2, value) for name, value in ({"initial_j": values["capacity_j"]} | values).items()}
         within = AlwaysOn() if within is None else within
@@ -122,14 +126,15 @@ def test_completion_wins_a_tie_and_the_next_step_ends_at_once() -> None:
     assert site.steps() == [("train", 10.0, "done", None), ("upload", 10.0, "battery", 0.0)]
 
 
-def test_bytes_are_drawn_as_they_move() -> None:
-    """10 J at 50 bytes/s of 0.02 J each, 2 W and idle: 3.5 W."""
-    site = Site(capacity_j=10.0)
+@pytest.mark.parametrize(("header", "rate", "watts"), [(0.0, 50.0, 3.5), (0.25, 40.0, 3.3)])
+def test_bytes_are_drawn_as_they_move(header: float, rate: float, watts: float) -> None:
+    """10 J at 50 bytes/s on the wire, 0.02 J for each of payload, 2 W and idle."""
+    site = Site(capacity_j=10.0, header=header)
     site.start(update(1000.0))
     site.run()
     ((_, time, outcome, delivered),) = site.steps()
-    assert (outcome, time) == ("battery", pytest.approx(10 / 3.5, abs=TICK_S))
-    assert delivered == pytest.approx(50 * 10 / 3.5, rel=1e-9)
+    assert (outcome, time) == ("battery", pytest.approx(10 / watts, abs=TICK_S))
+    assert delivered == pytest.approx(rate * 10 / watts, rel=1e-9)
 
 
 def test_a_message_that_lasts_longer_than_the_battery_does_without_it() -> None:
@@ -163,6 +168,17 @@ def test_a_tail_drains_and_is_cut_short_by_the_next_transfer() -> None:
     assert last["drawn"] == pytest.approx(2 + 3 + 1 + 2 + 1.5, rel=1e-12)
     assert last["idle"] == pytest.approx(10.0, rel=1e-12)
     assert last["level"] == pytest.approx(1000 - 9.5 - 10, rel=1e-12)
+
+
+def test_a_tail_ends_where_the_battery_is_flat() -> None:
+    """9 J at 1 s, at 7 W net into a tail of 10 s; at 1 J the device goes on, still within these 10 s, with its radio asleep."""
+    site = Site(Always(), capacity_j=10.0, restart=0.1, charge_w=1.0, idle_w=0.0, tail_w=8.0, tail_s=10.0)
+    site.start(model(100.0))
+    site.run(5.0)
+    (flat, at_flat), (_, last) = site.told()[-2:]
+    assert (flat, at_flat["flat"]) == (pytest.approx(1 + 9 / 7, abs=TICK_S), True)
+    assert last["level"] == pytest.approx(5.0 - flat, abs=1e-6)
+    assert last["drawn"] == pytest.approx(2.0 + 8.0 * 9 / 7, abs=1e-6)
 
 
 def test_flat_within_a_tail() -> None:
@@ -253,15 +269,31 @@ asked = st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.
     capacity=st.floats(3.0, 200.0),
     charge=st.sampled_from([0.0, 1.0, 5.0]),
     looks=st.lists(st.floats(0.0, 100.0), max_size=5),
+    header=st.sampled_from([0.0, 0.3]),
+    tail_w=st.sampled_from([0.0, 0.5]),
 )
 def test_never_below_zero_and_the_books_balance(
-    tasks: list[tuple[int, float, int, int]], capacity: float, charge: float, looks: list[float]
+    tasks: list[tuple[int, float, int, int]], capacity: float, charge: float, looks: list[float], header: float, tail_w: float
 ) -> None:
-    """Whatever is asked: 0 <= level <= capacity, and what is there is what was there, was charged, and was not drawn."""
+    """Whatever is asked: 0 <= level <= capacity, and what is there is what was there, was charged, and was not drawn.
+
+    Looking changes nothing: at any time, at each breakpoint, and a tick before and after it.
+    """
+
+    seen: list[tuple[list[Any], list[Any]]] = []
+
+    def look_at(site: Site) -> list[Any]:
+        """All that can be read, all devices at once and one by one."""
+        now, batteries = site.simulation.now, site.batteries
+        both = [batteries.up(np.arange(2), now).tolist(), [batteries.next_up(device, now) <= now for device in (0, 1)]]
+        assert both[0] == both[1]
+        later = [batteries.next_up(device, now + 5.0) for device in (0, 1)]
+        return [*both, later, batteries.level(0), batteries.level(1), batteries.past(0, now / 2), batteries.past(1, now / 2)]
 
     def play(looks: list[float]) -> Site:
         pattern = now_and_then(8.0)
-        site = Site(pattern, up=60.0, capacity_j=capacity, charge_w=charge, tail_s=1.5, restart=0.3)
+        draws = {"capacity_j": capacity, "charge_w": charge, "tail_s": 1.5, "tail_w": tail_w}
+        site = Site(pattern, up=60.0, restart=0.3, header=header, **draws)
 
         def give(device: int, steps: tuple[Step, ...]) -> None:
             if site.tasks.is_idle(device):
@@ -273,7 +305,7 @@ def test_never_below_zero_and_the_books_balance(
             steps = (model(float(size)), train(epochs), update(float(size)))
             site.simulation.wake(("give", device), time, lambda device=device, steps=steps: give(device, steps))  # type: ignore[misc]
         for look in looks:
-            site.simulation.wake(("look", 0), look, lambda: site.tasks.idle(np.arange(2)) is None)  # type: ignore[arg-type]
+            site.simulation.wake(("look", 0), look, lambda: seen.append((look_at(site), look_at(site))))
         site.run(100.0)
         return site
 
@@ -286,8 +318,10 @@ def test_never_below_zero_and_the_books_balance(
             assert told["drawn"] >= 0
         times = [at for _, told in site.told(device) for at, _ in told["path"]]
         assert times == sorted(times)
-    if looks:
-        assert play(looks).records == site.records, "who asks has changed what happens"
+    breakpoints = {at for record in site.records for at in (record.time, *dict(record.fields.get("path", ())))}
+    looks += [when for at in sorted(breakpoints) for when in (at - TICK_S, at, at + TICK_S) if 0 <= when <= 100]
+    assert play(looks).records == site.records, "who asks has changed what happens"
+    assert all(one == other for one, other in seen)
 
 
 def test_many_at_once_and_one_by_one() -> None:

@@ -55,7 +55,7 @@ def test_an_empty_cell_may_mean_something(tmp_path: Path) -> None:
         ("device,speed\n0,1\n2,1\n", r"'.*d\.csv' has no row for device 1; allowed is one for each of 0 to 2"),
         ("device,speed\n0,1\n0,1\n1,2\n", r"row 2 of '.*d\.csv': device is '0': row 1 is of the same device"),
         ("device,speed\n0,1\n3,1\n1,2\n", r"row 2 of '.*d\.csv': device is '3': allowed are 0 to 2"),
-        ("device,speed\n0,1\nx,1\n1,2\n", r"row 2 of '.*d\.csv': device is 'x': input should be a valid integer"),
+        ("device,speed\n0,1\nx,1\n1,2\n", r"row 2 of '.*d\.csv': device is 'x': it must be a whole number, such as 10"),
         ("device,speed\n0,1\n1,-1\n2,2\n", r"row 2 of '.*d\.csv': speed is '-1': a speed cannot be negative"),
         ("device,speed\n0,1\n1,\n2,2\n", r"row 2 of '.*d\.csv': speed is None: every row needs a value"),
         (

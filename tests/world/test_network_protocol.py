@@ -191,8 +191,8 @@ class TestScenario:
             ({"kind": "tcp", "slowstart": True}, "unknown key 'slowstart'.*did you mean 'slow_start'"),
             ({"kind": "tcp", "segment": "0 B"}, "a segment must carry something"),
             ({"kind": "tcp", "header": 66}, "a size needs its unit"),
-            ({"kind": "tcp", "initial_window": 0}, "greater than or equal to 1"),
-            ({"kind": "tcp", "weight_spread": 0.5}, "greater than or equal to 1"),
+            ({"kind": "tcp", "initial_window": 0}, "1 or more"),
+            ({"kind": "tcp", "weight_spread": 0.5}, "1 or more"),
         ],
     )
     def test_refused(self, small: dict[str, Any], protocol: Any, message: str) -> None:

@@ -49,7 +49,7 @@ def find_files(source: str, root: Path | None, folders: Sequence[str], names: Se
             return found
     where = advice(root, folders[0], names, packed=packed)
     fetch = f"or run `fedsim data fetch {source} --root {quote(str(root or 'data'))}`"
-    then = "" if root else " and then this with `--set data.root=data`"
+    then = "" if root else " and then set data.root to 'data'"
     raise DataError(f"data.source is '{source}', whose files are missing: {where}, {fetch}{then}")
 
 

@@ -6,10 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def count_of(size: int, bucket: int | None) -> int:
+    """How many buckets so many numbers fill; none where there is no number."""
+    return -(-size // (bucket or max(size, 1)))
+
+
 def in_buckets(array: NDArray[Any], bucket: int | None) -> NDArray[np.float64]:
     """The array as rows of ``bucket`` numbers (None: one row), the last one filled with 0; float64 [buckets, bucket]."""
-    length = min(bucket or len(array), len(array))
-    rows = np.zeros((-(-len(array) // length), length))
+    rows = np.zeros((count_of(len(array), bucket), max(1, min(bucket or len(array), len(array)))))
     rows.reshape(-1)[: len(array)] = array
     return rows
 

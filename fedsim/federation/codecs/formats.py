@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.federation.codecs.buckets import in_buckets, joined
+from fedsim.federation.codecs.buckets import count_of, in_buckets, joined
 from fedsim.federation.codecs.lossy import Floats, Lossy
 from fedsim.learning.functions import Function, pure
 
@@ -111,7 +111,7 @@ class Int8(Lossy):
 
     def bytes(self, parameters: int) -> float:
         """1 a number and 4 a scale."""
-        return parameters + 4 * -(-parameters // (self.bucket or parameters))
+        return parameters + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         """To the nearest."""

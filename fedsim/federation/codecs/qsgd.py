@@ -1,11 +1,12 @@
 """QSGD (Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017)."""
 
+import math
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedsim.federation.codecs.buckets import in_buckets, joined, pack, unpack
+from fedsim.federation.codecs.buckets import count_of, in_buckets, joined, pack, unpack
 from fedsim.federation.codecs.lossy import Floats, Lossy
 from fedsim.learning.functions import Function, pure
 
@@ -31,16 +32,16 @@ def encode(array: Floats, levels: int, bucket: int | None, rng: np.random.Genera
 
 def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats:
     """The array [size] that ``encode`` has written."""
-    head = 4 * -(-size // (bucket or size))
+    head = 4 * count_of(size, bucket)
     level = in_buckets(unpack(written[head:], size, bits_of(levels)) - levels, bucket)
     norms = np.frombuffer(written[:head], "<f4").astype(np.float64)
     return joined(level * (norms[:, None] / levels), size).astype(np.float32)
 
 
 @pure
-def through_the_wire(models: list[Floats], levels: int, bucket: int | None, rng: np.random.Generator) -> Floats:
-    """What arrives of an array."""
-    return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket)
+def through_the_wire(models: list[Floats], levels: int, bucket: int | None, scale: float, rng: np.random.Generator) -> Floats:
+    """What arrives of an array, scaled by its receiver."""
+    return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket) * np.float32(scale)
 
 
 class QSGD(Lossy):
@@ -48,6 +49,9 @@ class QSGD(Lossy):
 
     The variance is at most min(n / s^2, sqrt(n) / s) ||v||^2 over buckets of n numbers (Lemma 3.1). A number takes
     ceil(log2(2 s + 1)) bits: the paper's Elias code has a length that depends on the values, this one's is known beforehand.
+    With error feedback the receiver divides by 1 + omega, that factor of the variance: then what is not sent is shorter than
+    what was meant, and does not grow from round to round (Beznosikov et al., "On biased compression for distributed learning",
+    2020).
 
     Attributes:
         levels: s.
@@ -65,8 +69,11 @@ class QSGD(Lossy):
 
     def bytes(self, parameters: int) -> float:
         """The bits of all numbers, and 4 bytes a norm."""
-        return -(-parameters * bits_of(self.levels) // 8) + 4 * -(-parameters // (self.bucket or parameters))
+        return -(-parameters * bits_of(self.levels) // 8) + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         """Rounded at random."""
-        return through_the_wire, {"levels": self.levels, "bucket": self.bucket}
+        size = min(self.bucket or parameters, parameters)
+        omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
+        scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
+        return through_the_wire, {"levels": self.levels, "bucket": self.bucket, "scale": scale}

@@ -74,5 +74,5 @@ class RandomK(Sparse):
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         """Entries anywhere."""
         k = self.k(parameters)
-        scale = 1.0 if self.error_feedback else parameters / k
+        scale = 1.0 if self.error_feedback else parameters / max(k, 1)
         return through_the_wire, {"k": k, "seeded": self.positions == "seed", "scale": scale}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.federation.codecs.buckets import in_buckets, joined
+from fedsim.federation.codecs.buckets import count_of, in_buckets, joined
 from fedsim.federation.codecs.lossy import Floats, Lossy
 from fedsim.learning.functions import Function, pure
 
@@ -23,7 +23,7 @@ def encode(array: Floats, bucket: int | None) -> bytes:
 
 def decode(written: bytes, size: int, bucket: int | None) -> Floats:
     """The array [size] that ``encode`` has written."""
-    head = 4 * -(-size // (bucket or size))
+    head = 4 * count_of(size, bucket)
     signs = 1.0 - 2.0 * np.unpackbits(np.frombuffer(written[head:], np.uint8), count=size)
     scales = np.frombuffer(written[:head], "<f4")
     return joined(in_buckets(signs, bucket) * scales[:, None], size).astype(np.float32)
@@ -49,7 +49,7 @@ class Sign(Lossy):
 
     def bytes(self, parameters: int) -> float:
         """A bit a number, and 4 bytes a scale."""
-        return -(-parameters // 8) + 4 * -(-parameters // (self.bucket or parameters))
+        return -(-parameters // 8) + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         """Signs, scaled."""

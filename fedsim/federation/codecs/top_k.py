@@ -56,7 +56,7 @@ class Sparse(Lossy):
 
     def k(self, parameters: int) -> int:
         """How many entries are sent of so many."""
-        return max(1, round(self.share * parameters))
+        return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
         """Values, and the shorter way to say where they are; what ``sparse.write`` writes."""

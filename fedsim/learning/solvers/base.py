@@ -132,7 +132,7 @@ class LocalSolve:
     def constant(self, descent: Descent) -> Weights | None:
         """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for nothing.
 
-        All that a solver must know of both: an anchor that is the start, and a linear term of 0, change no bit.
+        All that a solver must know of both: an anchor that is the start, and a linear term of 0, change nothing but rounding.
         """
         if self.anchor is None or not descent.mu:
             return self.linear

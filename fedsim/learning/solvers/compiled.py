@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-from numba.core import caching
+from numba.core import caching, config
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_config: Any = config
+_config._config_fname = ""  # a file in the working directory could say where numba's caches are, and they are pickles
+_config.reload_config()
+_config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: what is written for machine code does not run as Python
 
 _njit: Any = numba.njit  # its stubs lack some of its options
 _caching: Any = caching  # and these have none

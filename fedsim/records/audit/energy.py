@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedsim.errors import RunFolderError
-from fedsim.files import read_json
 from fedsim.language.units import TICK_S
 from fedsim.records import folder as files
 from fedsim.records.audit.columns import NO_WORD, Columns, Floats, Ints, Mask, Sequences
@@ -20,16 +18,21 @@ from fedsim.records.energy import COMPUTING, DAY_S, PHASES, PLACES
 from fedsim.records.schema import DEVICES, ENERGY, ROUNDS
 
 _HOURS = np.arange(25) * 3600.0
+_GOES_ON = -1
 
 
 class _Bookings(NamedTuple):
-    """Joules that were drawn from ``start`` to ``end`` (s) by devices for tasks; [bookings] each. Task -1: for none."""
+    """Joules that were drawn from ``start`` to ``end`` (s) by devices for tasks; [bookings] each. Task -1: for none.
+
+    ``row``: the number of the record with which they were booked; ``_GOES_ON`` for what is booked with every round.
+    """
 
     device: Ints
     task: Ints
     joules: Floats
     start: Floats
     end: Floats
+    row: Ints
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
@@ -51,17 +54,32 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
         yield from _differs(f"energy.by_phase.{place}", stated["by_phase"][place], account.place(place).joules.sum())
     yield from _differs("energy.joules", stated["joules"], sum(stated["by_phase"].values()))
     yield from _differs("energy.wasted", stated["wasted"], account.wasted())
+    everything = [*phases.values(), *(account.place(one) for one in PLACES)]
     if account.setting["zones"]:
-        grams = sum(account.grams(one) for one in (*phases.values(), *map(account.place, PLACES)))
-        yield from _differs("energy.grams", stated["grams"], grams)
+        yield from _differs("energy.grams", stated["grams"], sum(account.grams(one).sum() for one in everything))
+        weights: Floats = np.sum([np.bincount(one.device, account.grams(one), table.count) for one in phases.values()], axis=0)
+        for device in np.flatnonzero(~_close(weights, table["grams"])).tolist():
+            yield f"device {device} weighs {table['grams'].item(device)!r} g, the records say {weights.item(device)!r} g"
     joules: Floats = np.sum([table[f"{phase}_j"] for phase in PHASES], axis=0)
     told = Columns(evidence.run, files.DEVICES, DEVICES, ("joules",), evidence.words)["joules"]
     shown = joules if evidence.run.has_all_devices else joules[evidence.devices["device"]]
     if len(told) != len(shown) or not _close(told, shown).all():
         yield f"the devices' joules in {files.DEVICES} are not those in {files.ENERGY}"
-    rounds = Columns(evidence.run, files.ROUNDS, ROUNDS, ("joules",), evidence.words)["joules"]
-    if not (rounds >= -1e-6).all() or not rounds.sum() <= stated["joules"] * (1 + 1e-9) + 1e-6:
-        yield f"the rounds' joules add up to {rounds.sum().item()!r}, more than the {stated['joules']!r} of the run"
+    yield from _rounds(evidence, account, everything)
+
+
+def _rounds(evidence: Evidence, account: "_Account", everything: list[_Bookings]) -> Iterator[str]:
+    """Each round has what was booked since the one before."""
+    quantities = ("joules", "grams") if account.setting["zones"] else ("joules",)
+    rounds = Columns(evidence.run, files.ROUNDS, ROUNDS, ("round", *quantities), evidence.words)
+    if rounds.count != len(evidence.events.rounds):
+        return  # which another check tells
+    for quantity in quantities:
+        found: Floats = np.sum([account.by_round(one, grams=quantity == "grams") for one in everything], axis=0)
+        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(found))  # each is a difference of two sums
+        for row in np.flatnonzero(~(np.abs(rounds[quantity] - found) <= slack)).tolist():
+            told = rounds[quantity].item(row)
+            yield f"round {rounds.shown('round', row)} has {told!r} {quantity}, the records say {found.item(row)!r}"
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
@@ -104,13 +122,7 @@ class _Account:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence, self._events = evidence, evidence.events
         self.table = Columns(evidence.run, files.ENERGY, ENERGY, ENERGY.names[1:], evidence.words)
-        path = evidence.run.path / files.ENERGY_SETTING
-        try:
-            self.setting = read_json(path)
-        except (OSError, ValueError) as error:
-            raise RunFolderError(
-                f"{files.ENERGY_SETTING} of {str(evidence.run.path)!r} is missing or damaged: {error}"
-            ) from None
+        self.setting = evidence.energy_setting
         self._end = evidence.run.summary["simulated_s"]
 
     @cached_property
@@ -155,33 +167,60 @@ class _Account:
         named = events.aggregations
         here = named.at_edge == (place == "edge")
         parts = [
-            (np.array([draws["idle_w"] * self._end]), np.zeros(1), np.array([self._end])),
-            ((draws["j_byte"] * messages.delivered)[kept], began[kept], end[kept]),
-            ((draws["update_j"] * np.diff(named.begin))[here], *([events["time"][named.at[here]]] * 2)),
+            (np.array([draws["idle_w"] * self._end]), np.zeros(1), np.array([self._end]), np.array([_GOES_ON])),
+            ((draws["j_byte"] * messages.delivered)[kept], began[kept], end[kept], messages.at[kept]),
+            ((draws["update_j"] * np.diff(named.begin))[here], *([events["time"][named.at[here]]] * 2), named.at[here]),
         ]
-        joules, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+        joules, start, end, row = (np.concatenate(column) for column in zip(*parts, strict=True))
         nobody = np.full(len(joules), -1)
-        return _Bookings(nobody, nobody, joules, start, end)
+        return _Bookings(nobody, nobody, joules, start, end, row)
 
-    def grams(self, drawn: _Bookings) -> float:
-        """What all bookings weigh; those of nobody are drawn in the first zone."""
-        zone = np.where(drawn.device >= 0, self.table["zone"][drawn.device], 0)
-        total = 0.0
+    def grams(self, drawn: _Bookings) -> Floats:
+        """What bookings weigh; those of nobody are drawn in the first zone; float64 [bookings]."""
+        zone, found = self._zone_of(drawn), np.zeros(len(drawn.joules))
         for place, told in enumerate(self.setting["zones"]):
             own = zone == place
-            hours, offset = np.array(told["hours"]), told["offset_s"]
-            edges = np.concatenate([[0.0], np.cumsum(hours)]) * 3600.0
-            times = (np.divmod(time[own] + offset, DAY_S) for time in (drawn.start, drawn.end))
-            summed = [days * edges[-1] + np.interp(rest, _HOURS, edges) for days, rest in times]
-            seconds = drawn.end[own] - drawn.start[own]
-            at_once = hours[np.mod(drawn.start[own] + offset, DAY_S).astype(np.int64) // 3600]
-            with np.errstate(invalid="ignore", divide="ignore"):
-                total += float((drawn.joules[own] * np.where(seconds > 0, (summed[1] - summed[0]) / seconds, at_once)).sum())
-        return total
+            start, end = drawn.start[own], drawn.end[own]
+            at_once = np.array(told["hours"])[np.mod(start + told["offset_s"], DAY_S).astype(np.int64) // 3600]
+            mean = (_summed(told, end) - _summed(told, start)) / (end - start)
+            found[own] = drawn.joules[own] * np.where(end > start, mean, at_once)
+        return found
+
+    def by_round(self, drawn: _Bookings, *, grams: bool) -> Floats:
+        """Joules or grams that were booked since the round before, with each record of a round; float64 [rounds]."""
+        rows = self._round_rows
+        at_once = drawn.row != _GOES_ON
+        amounts = (self.grams(drawn) if grams else drawn.joules)[at_once]
+        place = np.searchsorted(rows, drawn.row[at_once], side="right")
+        found: Floats = np.bincount(place, amounts, len(rows) + 1)[:-1].astype(np.float64)
+        zone = self._zone_of(drawn)
+        for number, told in enumerate(self.setting["zones"] if grams else [None]):
+            own = ~at_once & ((zone == number) | (told is None)) & (drawn.end > drawn.start)
+            if own.any():
+                found = found + self._going_on(_Bookings(*(column[own] for column in drawn)), told)
+        return found
+
+    def _going_on(self, drawn: _Bookings, zone: Any) -> Floats:
+        """What is drawn evenly, from round to round; float64 [rounds]. With a zone in grams."""
+        watts, times, total = drawn.joules / (drawn.end - drawn.start), self._events["time"][self._round_rows], 0.0
+        for since, sign in ((drawn.start, 1.0), (drawn.end, -1.0)):
+            order = np.argsort(since)
+            until, now = (one if zone is None else _summed(zone, one) for one in (since[order], times))
+            sums = (np.concatenate([[0.0], np.cumsum(watts[order] * factor)]) for factor in (1.0, until))
+            drawing, before = (one[np.searchsorted(since[order], times, side="right")] for one in sums)
+            total = total + sign * (drawing * now - before)
+        return np.diff(total, prepend=0.0)
+
+    def _zone_of(self, drawn: _Bookings) -> Any:
+        return np.where(drawn.device >= 0, self.table["zone"][drawn.device], 0)
 
     def _booked(self, rows: Ints, name: str, start: Floats, end: Floats) -> _Bookings:
         device = self._events["device"][rows]
-        return _Bookings(device, self._events["task"][rows], self.table[name][device] * (end - start), start, end)
+        return _Bookings(device, self._events["task"][rows], self.table[name][device] * (end - start), start, end, rows)
+
+    @cached_property
+    def _round_rows(self) -> Ints:
+        return np.array([at for at, _ in self._events.rounds], dtype=np.int64)
 
     @cached_property
     def _steps(self) -> tuple[Ints, Floats, Floats]:
@@ -218,29 +257,31 @@ class _Account:
         gone = np.full(self.table.count, self._end)
         left, when = self._first(self._events.are("departure"))
         gone[left] = np.minimum(when, self._end)
-        by_battery = self._told_idle()
         end = np.maximum(gone[first], start)
-        joules = self.table["idle_w"][first] * (end - start)
-        if by_battery:
-            joules = np.where(
-                self.table["capacity_j"][first] < np.inf, [by_battery.get(one, 0.0) for one in first.tolist()], joules
-            )
-        return _Bookings(first, np.full(len(first), -1), joules, start, end)
+        nobody, goes_on = np.full(len(first), -1), np.full(len(first), _GOES_ON)
+        drawn = _Bookings(first, nobody, self.table["idle_w"][first] * (end - start), start, end, goes_on)
+        if not self.setting["batteries"]:
+            return drawn
+        plugged_in = np.isinf(self.table["capacity_j"][first])
+        both = (_Bookings(*(column[plugged_in] for column in drawn)), self._told_idle())
+        joined: Any = map(np.concatenate, zip(*both, strict=True))
+        return _Bookings(*joined)
 
     def _first(self, wanted: Mask) -> tuple[Ints, Floats]:
         """The devices of some records, and the time of the first of each."""
         devices, first = np.unique(self._events["device"][wanted], return_index=True)
         return devices.astype(np.int64), self._events["time"][wanted][first]
 
-    def _told_idle(self) -> dict[int, float]:
-        """What the batteries say that each device has drawn by being on, from its first task on (J)."""
-        if not self.setting["batteries"]:
-            return {}
+    def _told_idle(self) -> _Bookings:
+        """What the batteries say that each device has drawn by being on, from its first task on."""
         told = self._events.batteries
         lives = Sequences(self._events["device"][told.at])
-        idle = told.idle[lives.order]
-        devices = self._events["device"][told.at][lives.order][lives.last].tolist()
-        return dict(zip(devices, (idle[lives.last] - idle[lives.first]).tolist(), strict=True))
+        rows, idle = told.at[lives.order], told.idle[lives.order]
+        later = ~lives.first
+        before = np.flatnonzero(later) - 1
+        device, times = self._events["device"][rows[later]], self._events["time"]
+        joules = idle[later] - idle[before]
+        return _Bookings(device, np.full(len(device), -1), joules, times[rows[before]], times[rows[later]], rows[later])
 
     def _tails(self) -> _Bookings:
         """Radios that stay awake after a transfer: until the next one of the device, or its battery is flat, or the end."""
@@ -258,5 +299,16 @@ class _Account:
         until = np.where(lives.last, self._end, events["time"][following])
         begin = begins[rows]
         start, device = events["time"][rows][begin], events["device"][rows[begin]]
-        end = np.minimum(until[begin], start + self.table["tail_s"][device])
-        return self._booked(rows[begin], "tail_w", start, np.minimum(end, self._end))
+        asleep = start + self.table["tail_s"][device]
+        drawn = self._booked(rows[begin], "tail_w", start, np.minimum(np.minimum(until[begin], asleep), self._end))
+        ending = np.where(lives.last, events.count, following)[begin]
+        over = np.searchsorted(events["time"][self._round_rows], asleep)  # the first round of which its end is known
+        known = np.append(self._round_rows, events.count)[over]
+        return drawn._replace(row=np.where(known <= drawn.row, ending, np.minimum(ending, known - 1)))
+
+
+def _summed(zone: Any, times: Floats) -> Floats:
+    """The integral of a zone's intensity from a midnight before the run to some times (s)."""
+    edges = np.concatenate([[0.0], np.cumsum(zone["hours"])]) * 3600.0
+    days, rest = np.divmod(times + zone["offset_s"], DAY_S)
+    return days * edges[-1] + np.interp(rest, _HOURS, edges)  # type: ignore[no-any-return]

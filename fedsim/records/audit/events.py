@@ -87,6 +87,29 @@ class Batteries(NamedTuple):
     points: Floats
 
 
+class Trainings(NamedTuple):
+    """How trainings ended.
+
+    Attributes:
+        at: the number of the record; int64 [trainings].
+        epochs, asked: how many epochs counted, and how many were wanted; float64 [trainings].
+        in_part: whether it was on a part of the device's samples; bool [trainings].
+        all_ends: when epochs ended, one training's after the other's (s); float64 [ends].
+        begin: the place in ``all_ends`` of each one's first; int64 [trainings + 1].
+    """
+
+    at: Ints
+    epochs: Floats
+    asked: Floats
+    in_part: Mask
+    all_ends: Floats
+    begin: Ints
+
+    def ends(self, place: int) -> Floats:
+        """When the epochs of a training ended (s); float64 [ends]."""
+        return self.all_ends[self.begin[place] : self.begin[place + 1]]
+
+
 class Limits(NamedTuple):
     """The limits that each begin of a round set.
 
@@ -110,7 +133,8 @@ class Events(Columns):
     def __init__(self, run: RunFolder, words: Words, kinds: PayloadKinds) -> None:
         count = run.size(EVENTS)
         self._kinds = kinds
-        self._idle: Mask = np.zeros(count, dtype=bool)
+        self._trained: list[tuple[int, float, float, bool]] = []
+        self._epoch_ends: list[list[float]] = []
         self._continues: Mask = np.zeros(count, dtype=bool)
         self._rounds: list[tuple[int, str]] = []
         self._reasons: list[Any] = []
@@ -130,14 +154,25 @@ class Events(Columns):
         tasks, at = np.array(lost, dtype=np.int64).reshape(len(lost), 2).T
         self._lost_updates: tuple[Ints, Ints] = tasks, at
         self._limits = Limits(*(np.array(column) for column in zip(*self._said, strict=True))) if self._said else _NO_LIMITS
+        rows, epochs, asked, in_part = np.array(self._trained, dtype=np.float64).reshape(len(self._trained), 4).T
+        begin = np.cumsum([0, *map(len, self._epoch_ends)])
+        every = np.array([end for ends in self._epoch_ends for end in ends], dtype=np.float64)
+        self._trainings = Trainings(rows.astype(np.int64), epochs, asked, in_part > 0, every, begin)
+        self._idle: Mask = np.zeros(count, dtype=bool)
+        self._idle[self._trainings.at] = epochs == 0
         told = np.array(self._told, dtype=np.float64).reshape(len(self._told), len(Batteries._fields)).T
         self._batteries = Batteries(told[0].astype(np.int64), told[1] > 0, *told[2:])
-        del self._sent, self._named, self._said, self._told, self._lost
+        del self._sent, self._named, self._said, self._told, self._lost, self._trained, self._epoch_ends
 
     @property
     def idle(self) -> Mask:
         """Which records end a training of which no epoch counts; bool [rows]."""
         return self._unless_damaged(self._idle, "step-end of train")
+
+    @property
+    def trainings(self) -> Trainings:
+        """How trainings ended."""
+        return self._unless_damaged(self._trainings, "step-end of train")
 
     @property
     def continues(self) -> Mask:
@@ -234,7 +269,10 @@ class Events(Columns):
                 self._damage.setdefault(name, f"{self._where}: record {at + error.row} ({name}) has wrong data ({error})")
 
     def _take_trainings(self, at: int, rows: Ints, texts: Texts) -> None:
-        self._idle[at + rows] = texts.each(rows, lambda data: not data["epochs"], bool)
+        for row in rows.tolist():
+            epochs, asked, in_part, ends = texts.read(row, _training)
+            self._trained.append((at + row, epochs, asked, in_part))
+            self._epoch_ends.append(ends)
 
     def _take_tasks(self, at: int, rows: Ints, texts: Texts) -> None:
         self._continues[at + rows] = texts.each(rows, lambda data: "continues" in data, bool)
@@ -318,6 +356,10 @@ def _battery(data: Data) -> tuple[float, ...]:
     level, charged, idle, drawn = (number(data[key]) for key in ("level", "charged", "idle", "drawn"))
     levels = [level, *(number(one) for _, one in data["path"])]
     return float(data["flat"]), level, charged, idle, drawn, min(levels), max(levels), float(len(levels) - 1)
+
+
+def _training(data: Data) -> tuple[float, float, bool, list[float]]:
+    return number(data["epochs"]), number(data["asked"]), "part" in data, [number(end) for end in data["epoch_ends"]]
 
 
 def _link_rate(data: Data) -> tuple[str, float]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
+from fedsim.language.units import Bytes
 from fedsim.records import folder as files
 from fedsim.records.audit.columns import Columns, Ints, Words
 from fedsim.records.audit.events import Events
@@ -17,7 +18,7 @@ from fedsim.records.schema import AVAILABILITY, DEVICES, ROUNDS
 
 T = TypeVar("T")
 
-_OF_DEVICES = ("device", "link_down", "link_up", "latency", "arrival", "departure", "selected")
+_OF_DEVICES = ("device", "link_down", "link_up", "latency", "arrival", "departure", "selected", "group", "speed", "samples")
 _OF_ROUNDS = ("time", "accuracy", "bytes_down", "bytes_up", "bytes_peer")
 
 
@@ -72,14 +73,37 @@ class Evidence:
             RunFolderError: they are damaged.
         """
 
-        def read() -> dict[str, Any] | None:
-            path = self.run.path / files.NETWORK
-            try:
-                return read_json(path) if self.run.has(files.NETWORK) else None
-            except (OSError, ValueError) as error:
-                raise RunFolderError(f"{files.NETWORK} of {str(self.run.path)!r} is missing or damaged: {error}") from None
+        return self._once(files.NETWORK, lambda: self._json(files.NETWORK) if self.run.has(files.NETWORK) else None)
 
-        return self._once(files.NETWORK, read)
+    @property
+    def energy_setting(self) -> dict[str, Any]:
+        """What energy is counted by, besides what each device draws.
+
+        Raises:
+            RunFolderError: it is missing or damaged.
+        """
+        return self._once(files.ENERGY_SETTING, lambda: self._json(files.ENERGY_SETTING))
+
+    @property
+    def overhead(self) -> float:
+        """Bytes on the wire for a byte of payload, by the scenario's protocol."""
+        from pydantic import TypeAdapter
+
+        usual = {"segment": "1 B", "header": "0 B"}  # what there was before there were protocols
+        protocol = self.run.scenario["network"].get("protocol", usual)
+        segment, header = (TypeAdapter[float](Bytes).validate_python(protocol[key]) for key in ("segment", "header"))
+        return (segment + header) / segment
+
+    @property
+    def has_own_protocol(self) -> bool:
+        """Whether the protocol is of the user's own, which may count bytes otherwise."""
+        return ":" in self.run.scenario["network"].get("protocol", {"kind": "fluid"})["kind"]
+
+    def _json(self, name: str) -> Any:
+        try:
+            return read_json(self.run.path / name)
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{name} of {str(self.run.path)!r} is missing or damaged: {error}") from None
 
     @property
     def has_availability(self) -> bool:

@@ -134,10 +134,9 @@ def _own_links(evidence: Evidence, messages: _Messages, changed: dict[str, list[
     row_of = evidence.row_of(device)
     rate = np.where(down, evidence.devices["link_down"][row_of], evidence.devices["link_up"][row_of])
     moving = end - begin
-    with np.errstate(invalid="ignore"):  # a link of infinite rate, and a message that takes no time
-        most = rate * (moving + slack_s(end)) * SLACK
+    most = rate * (moving + slack_s(end)) * SLACK
     for link in changed:
-        owner = re.fullmatch(r"device (\d+) (down|up)", link)
+        owner = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         if owner is not None:
             rows = np.flatnonzero((device == int(owner[1])) & (down == (owner[2] == "down")))
             over = _rate(changed, link, rate.item(rows[0])) if rows.size else None

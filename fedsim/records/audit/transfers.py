@@ -24,7 +24,7 @@ def numbered(words: Words, names: Numbers, kind: str) -> Numbers:
     """The numbers in names such as ``edge 3``, of one ``kind`` of endpoint; ``NOTHING`` for other names; int32 [n]."""
     found = np.full(len(names), NOTHING, dtype=np.int32)
     for word in np.unique(names[names != NO_WORD]).tolist():
-        named = re.fullmatch(rf"{kind} (\d{{1,9}})", words.name(word) or "")
+        named = re.fullmatch(rf"{kind} ([0-9]{{1,9}})", words.name(word) or "")
         if named is not None:
             found[names == word] = int(named[1])
     return found

@@ -7,13 +7,14 @@ added.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import Client, Done, Order
-from fedsim.federation.contents import Contents, Free, Sized
+from fedsim.federation.contents import Contents, Free, Sized, payloads
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -107,17 +108,17 @@ class SecureAggregation(Spec):
                 return False
         return True
 
-    def recovery_s(self, graph: Graph, masked: Collection[int], summed: Collection[int], parameters: int) -> float:
-        """How long the server makes masks of so many numbers (s).
+    def recovery_s(self, graph: Graph, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
+        """How long the server makes masks (s).
 
         Args:
             graph, masked: as for ``can_be_read``.
             summed: those whose updates came.
-            parameters: d.
+            numbers: how many numbers each of them has sent.
         """
         came = set(summed)
         masks = len(came) + sum(other in came for client in masked if client not in came for other in graph[client])
-        return masks * 4 * parameters / self.mask_rate if self.mask_rate else 0.0
+        return masks * 4 * numbers / self.mask_rate if self.mask_rate else 0.0
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
         """What a client with so many neighbours sends in a phase."""
@@ -134,6 +135,20 @@ class SecureAggregation(Spec):
         return {phase: Sized(None, size) if size else Free(None)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Float32:
+    """Sizes of models of d numbers that are sent in full, as masked ones are."""
+
+    parameters: int
+
+    @property
+    def model_bytes(self) -> float:
+        return self.part_bytes(self.parameters)
+
+    def part_bytes(self, count: int) -> float:
+        return 4.0 * count
+
+
 class SecurePhases:
     """The server half's part in it: phases before and after the training, each over when all have answered or are too late.
 
@@ -141,6 +156,7 @@ class SecurePhases:
         phase: the one that runs; ``phase_open``: its tasks that have not ended, task -> device; ``phase_there``: who answered.
         graph: the neighbours of each client; ``masked``: those who have shared their secrets.
         unread: whether the sum of the round's updates cannot be read.
+        take_back: devices whose last sum could not be read, and who do not know it yet.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
@@ -155,8 +171,9 @@ class SecurePhases:
             if not near and phase != "secure-keys":  # it is alone, and has nothing to say
                 state["phase_there"].append(device)
                 continue
-            received = self._costs.receives("secure-keys", near) if phase == "secure-shares" else {}
-            state["phase_open"][server.ask(device, {**received, "neighbours": Free(near)}, phase)] = device
+            contents = self._costs.receives("secure-keys", near) if phase == "secure-shares" else {}
+            told = {"take-back": Free(True)} if device in state.get("take_back", ()) else {}
+            state["phase_open"][server.ask(device, {**contents, **told, "neighbours": Free(near)}, phase)] = device
         server.timer("phase", server.now + (self._costs.patience if state["phase_open"] else 0.0))
 
     def _near(self, device: int, phase: Phase) -> int:
@@ -174,16 +191,15 @@ class SecurePhases:
         device = state["phase_open"].pop(message.task)
         if message.outcome == "done":
             state["phase_there"].append(device)
+            if "take-back" in message.asked:
+                state["take_back"].remove(device)
         if not state["phase_open"]:
             self._server.timer("phase", self._server.now)
 
-    def on_timer(self, parameters: int) -> bool:
+    def on_timer(self) -> bool:
         """Timer ``phase``: who has not answered is late; if all have, the next phase begins.
 
         Before the training this says when the cohort, which is then known, is to be asked; after it timer ``close`` is set.
-
-        Args:
-            parameters: d.
         """
         state, server = self._state, self._server
         if state["phase_open"]:
@@ -203,13 +219,20 @@ class SecurePhases:
             case "secure-unmask":
                 summed = [entry["device"] for entry in state["received"]]
                 state["unread"] = not self._costs.can_be_read(state["graph"], state["masked"], there)
-                wait_s = self._costs.recovery_s(state["graph"], state["masked"], summed, parameters)
+                if state["unread"]:
+                    state["take_back"] = sorted({*state.get("take_back", ()), *summed})
+                numbers = max(entry["contents"]["masked-numbers"] for entry in state["received"])
+                wait_s = self._costs.recovery_s(state["graph"], state["masked"], summed, numbers)
                 server.timer("close", server.now + wait_s)
         return False
 
 
 class SecureClient(Client[Any]):
     """A strategy's client half that takes part in secure aggregation.
+
+    When the server says that it could not read the sum, the device takes back what it made of its last answer.
+
+    State: ``before_sum``, all that it remembered before its last answer.
 
     Args:
         own: the strategy's, or what has been made of it.
@@ -223,7 +246,13 @@ class SecureClient(Client[Any]):
 
     def work(self, device: Device, order: Order) -> Sequence[Computation]:
         """What the strategy says."""
-        return () if order.job in PHASES else self._own.work(device, order)
+        if order.job not in PHASES:
+            return self._own.work(device, order)
+        if "take-back" in order.contents and "before_sum" in device.state:
+            before = device.state["before_sum"]
+            device.state.clear()
+            device.state.update(before)
+        return ()
 
     def computed(self, device: Device, order: Order, done: Done) -> Done:
         """What the strategy makes of an update."""
@@ -232,13 +261,21 @@ class SecureClient(Client[Any]):
     def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
         """What belongs to the phase, or what the strategy says."""
         if order.job not in PHASES:
-            return self._own.reply(device, order, done)
+            reply = self._own.reply(device, order, done)
+            if reply is None or "update" not in reply:
+                return reply
+            numbers = sum(part.bytes for part in payloads(reply, _Float32(self.setting.parameters))) / 4
+            return {**reply, "masked-numbers": Free(numbers)}
         return self._secure.sends(order.job, order["neighbours"])
 
     def sent(self, device: Device, order: Order, reply: Contents) -> None:
         """The strategy's answers concern the strategy."""
-        if order.job not in PHASES:
-            self._own.sent(device, order, reply)
+        if order.job in PHASES:
+            return
+        before = {name: value for name, value in device.state.items() if name != "before_sum"}
+        self._own.sent(device, order, reply)
+        if "update" in reply:
+            device.state["before_sum"] = before
 
     def on_shift(self, device: Device) -> Contents | None:
         """What the strategy says."""

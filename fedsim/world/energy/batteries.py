@@ -95,11 +95,12 @@ class Load:
 
 @dataclass(slots=True)
 class _Point:
-    """A battery at a time (s): its joules, whether it is flat, and what was charged, idled away and drawn by tasks so far."""
+    """A battery at a time (s): its joules, whether it is flat, when its radio falls asleep (s), and its books so far (J)."""
 
     at: float
     level: float
     flat: bool
+    tail: float
     charged: float = 0.0
     idled: float = 0.0
     drawn: float = 0.0
@@ -165,7 +166,7 @@ class Batteries:
 
     def up(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
         """Which of ``devices`` are not flat at ``time`` (s); bool, as many."""
-        columns, since = self._columns, time - self._at[devices]
+        columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
         most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
         up: NDArray[np.bool_] = ~self._flat[devices] & (self._level[devices] > most)
         for place in np.flatnonzero(~up).tolist():
@@ -267,9 +268,8 @@ class Batteries:
         self._loads[device] = Load()
         if dry:
             point = self._point(device)
-            point.level, point.flat = 0.0, True
+            point.level, point.flat, point.tail = 0.0, True, 0.0
             self._keep(device, point)
-            self._tails.pop(device, None)
         elif moves and self._draws(device, "tail_w"):
             self._tails[device] = self._simulation.now + self._draws(device, "tail_s")
 
@@ -306,13 +306,16 @@ class Batteries:
 
     def _point(self, device: int) -> _Point:
         at, level, flat = self._at.item(device), self._level.item(device), self._flat.item(device)
-        return _Point(at, level, flat, self._charged.item(device), self._idled.item(device), self._drawn.item(device))
+        tail = self._tails.get(device, 0.0)
+        return _Point(at, level, flat, tail, self._charged.item(device), self._idled.item(device), self._drawn.item(device))
 
     def _keep(self, device: int, point: _Point) -> None:
         if point.flat != self._flat.item(device):
             self._turns.setdefault(device, []).append(point.at)
         self._at[device], self._level[device], self._flat[device] = point.at, point.level, point.flat
         self._charged[device], self._idled[device], self._drawn[device] = point.charged, point.idled, point.drawn
+        if not point.tail:
+            self._tails.pop(device, None)
 
     def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Line:
         """How the battery goes on; the level is what it holds beyond ``reserve`` (J)."""
@@ -327,9 +330,9 @@ class Batteries:
         if point.flat:
             line = _Line(end, charge, charge, 0.0, 0.0, capacity, self._restart * capacity)
         else:
-            idle, tail = self._draws(device, "idle_w"), self._tails.get(device, 0.0)
-            if point.at < tail:
-                end, watts = min(end, tail), watts + self._draws(device, "tail_w")
+            idle = self._draws(device, "idle_w")
+            if point.at < point.tail:
+                end, watts = min(end, point.tail), watts + self._draws(device, "tail_w")
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
                 return _Line(end, 0.0, idle + watts, idle, watts, capacity)
@@ -351,6 +354,7 @@ class Batteries:
         point.drawn += line.task * seconds
         if to == line.end and line.target is not None:
             point.level, point.flat = line.target, line.target == 0
+            point.tail = 0.0 if point.flat else point.tail  # it does not go on when the device does
         else:
             point.level = min(max(0.0, point.level + line.net * seconds), line.most)  # full or flat within the next half tick
         point.at = to
@@ -400,7 +404,7 @@ class Batteries:
             self._reach(device, point, self._simulation.now, watts, keep=True)
         elif not owed:
             return
-        point.level = max(0.0, point.level - owed)
+        point.level = min(max(0.0, point.level - owed), self._draws(device, "capacity_j"))  # rounding may leave ``owed`` < 0
         point.drawn += owed
         load.moved = max(moved, load.moved)
         self._keep(device, point)

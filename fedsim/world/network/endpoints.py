@@ -222,7 +222,7 @@ class Endpoints(ABC):
     @staticmethod
     def _owner(link: str) -> tuple[int | None, Direction]:
         """Whose own link it is, and of which direction; None for nobody's."""
-        found = re.fullmatch(r"device (\d+) (down|up)", link)
+        found = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         return (int(found[1]), "down" if found[2] == "down" else "up") if found else (None, "down")
 
     def _no_way(self, source: int, destination: int) -> SimulationError:

@@ -60,7 +60,7 @@ def test_missing_files_are_named_with_their_folder(source: Source, tmp_path: Pat
     assert f"`fedsim data fetch {name} --root {tmp_path}`" in message
     nowhere = refusal(source, None)
     assert "$FEDSIM_DATA" in nowhere
-    assert f"`fedsim data fetch {name} --root data` and then this with `--set data.root=data`" in nowhere
+    assert f"`fedsim data fetch {name} --root data` and then set data.root to 'data'" in nowhere
 
 
 def test_only_what_is_missing_is_asked_for(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import fedsim
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies.parts.aggregation import private
+from fedsim.strategies.parts.aggregation.epsilon import epsilon
 from fedsim.strategies.parts.aggregation.private import Private
 from fedsim.testing import StrategyContract
 from tests.strategies.clustered import played, ran, world
@@ -132,34 +133,137 @@ def test_noise_for_the_count_is_paid_by_that_of_the_sum() -> None:
 
 def test_the_count_has_noise() -> None:
     draw, changes = np.random.default_rng(1), [np.zeros(3, np.float32)] * 10
-    clips = [private.adapted_clip(changes, 1.0, 0.5, 1.0, 2.0, draw)[0] for _ in range(20_000)]
+    clips = [private.adapted_clip(changes, 1.0, 0.5, 1.0, 2.0, None, draw)[0] for _ in range(20_000)]
     noise = (0.5 - np.log(clips) - 1) * 10  # all ten are short
     assert noise.std() == pytest.approx(2.0, rel=0.02)
     assert abs(noise.mean()) < 0.06
 
 
+def exact_epsilon(noise: float, rounds: int, delta: float, q: float = 1.0) -> float:
+    """Epsilon at ``delta`` of Gaussian noise with Poisson sampling: privacy losses integrated on a grid, then convolved.
+
+    Both directions of one device more or less; the integral of max(0, 1 - e^(epsilon - loss)) is delta.
+    """
+    x, step = np.linspace(-9 * noise, 9 * noise + 1, 50_001), 1e-3
+    without = np.exp(-(x**2) / (2 * noise**2))
+    mixed = (1 - q) * without + q * np.exp(-((x - 1) ** 2) / (2 * noise**2))
+    found = []
+    for one, other in ((mixed, without), (without, mixed)):
+        loss = np.log(one / other)
+        single = np.bincount(np.round((loss - loss.min()) / step).astype(int), weights=one / one.sum())
+        size = 1 << int(rounds * len(single)).bit_length()
+        density = np.fft.irfft(np.fft.rfft(single, size) ** rounds, size).clip(0)
+        losses = rounds * loss.min() + step * np.arange(size)
+        kept = (losses > 0) & (losses < 100)
+        density, losses = density[kept], losses[kept]
+        over, weighed = (np.cumsum(values[::-1])[::-1] for values in (density, density * np.exp(-losses)))
+        found.append(losses[np.argmax(over - np.exp(losses) * weighed <= delta)])
+    return float(max(found))
+
+
+def present(folder: Path, devices: int) -> dict[str, Any]:
+    """Only the first devices are ever there."""
+    rows = "".join(f"{device},0,1000000\n" for device in range(devices))
+    (folder / "there.csv").write_text("device,start,end\n" + rows)
+    return {"availability": {"kind": "intervals", "file": str(folder / "there.csv"), "unit": "s"}}
+
+
+HALF_SWEPT = {"kind": "ifca", "groups": 1, "sweep": True, "local_epochs": 1}
+
+
 @needs_accounting
-@pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "none"])
-def test_epsilon_is_dp_accountings_own_and_grows(sampling: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "there", "uniform_rounds"),
+    [
+        ({}, 12, 6),
+        ({"over_selection": 4 / 3, "clients_per_round": 3}, 12, 6),
+        ({}, 4, 0),
+        ({"selection": "least-asked"}, 12, 0),
+        ({"selection": "least-available"}, 12, 0),
+        ({"selection": {"kind": "fedcs", "time": "1 h"}}, 12, 0),
+        ({"kind": "tifl", "tiers": 2}, 12, 0),
+        ({"kind": "refl", "selection": "random"}, 12, 0),
+        (HALF_SWEPT, 12, 3),
+    ],
+    ids=str,
+)
+def test_epsilon_counts_how_clients_were_really_drawn(
+    tmp_path: Path, strategy: dict[str, Any], there: int, uniform_rounds: int
+) -> None:
+    """4 of 12 devices, z = 1, six rounds, by Renyi's theory: 2.23 if each was drawn at random from all, 7.27 if none was."""
+    asked = FEDAVG | {"clients_per_round": 4, "aggregation": {"kind": "private"}} | strategy
+    run = ran(world(IID, 12, asked, 6, population=present(tmp_path, there)), tmp_path / "run")
+    told = [row["epsilon"] for row in run.rounds]
+    if uniform_rounds == 3:
+        assert 4.0 < told[2] < told[-1] < 6.0
+    else:
+        assert told[-1] == pytest.approx(2.227 if uniform_rounds else 7.271, abs=1e-3)
+    assert sorted(set(told)) == told
+
+
+@needs_accounting
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        (FEDAVG | {"selection": "power-of-choice"}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "power-of-choice", "losses": "reported"}}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "oort", "pacer_step": "5 s"}}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "favor", "target": 0.9}}, "goes by what clients find in their data"),
+        (FEDAVG | {"selection": {"kind": "flanp", "accuracy": 1.0}}, "goes by what clients find in their data"),
+        ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
+        ({"kind": "cfl"}, "clusters are made of updates that are not clipped"),
+        ({"kind": "lcfl"}, "clusters are made of updates that are not clipped"),
+        ({"kind": "fl-hc"}, "clusters are made of updates that are not clipped"),
+        ({"kind": "fedat"}, "tiers have rounds of their own"),
+        ({"kind": "hierfavg"}, "edge servers have rounds of their own"),
+    ],
+    ids=str,
+)
+def test_what_no_account_counts_has_none(strategy: dict[str, Any], why: str) -> None:
+    edges: dict[str, Any] = {"kind": "tree", "cells": 2, "edge": {}}
+    with pytest.raises(fedsim.ScenarioError, match=rf"'aggregation.account' is true, but .*{why}.*; allowed is false"):
+        fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": "private"})
+    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "account": False}})
+    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "noise": 0.0}})
+
+
+def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
+    """Of six clients that are wanted three are ever there: the model moves by half the clip at most, and so does b."""
+    how = fedavg(noise=0.0, clip=1e-3)
+    run, _ = played(world(IID, 12, how, 1, population=present(tmp_path, 3)))
+    start, end = asyncio.run(run.learner.values([run.learner.initial(), run.strategy.state["model"]]))
+    assert 0.3e-3 < np.linalg.norm(end.astype(np.float64) - start) < 0.501e-3
+    private = Private(noise=0.0, account=False, adaptive={"count_noise": 0.0, "lr": 1.0}).for_rounds_of(10)
+    ((_, clip),) = rounds(server, private, [drawn(4, 0.5)])
+    assert clip == pytest.approx(math.exp(-4 * 0.5 / 10))
+    assert Private(where="local", account=False).for_rounds_of(10).divide_by is None  # type: ignore[attr-defined]
+
+
+@needs_accounting
+@pytest.mark.parametrize(("noise", "rounds", "q"), [(1.0, 1, 1.0), (0.7, 9, 1.0), (1.1, 3, 0.2), (0.8, 10, 0.02)])
+def test_epsilon_is_that_of_an_accountant_written_here(noise: float, rounds: int, q: float) -> None:
+    for delta in (1e-5, 1e-2):
+        exact, draws = exact_epsilon(noise, rounds, delta, q), {(round(100 * q), 100): rounds}
+        assert epsilon(noise, "poisson", draws, delta, "pld") == pytest.approx(exact, rel=3e-3, abs=2e-3)
+        assert exact <= epsilon(noise, "poisson", draws, delta) * 1.001
+        assert epsilon(noise, "poisson", draws, delta) < 2.5 * exact + 0.5
+    assert exact_epsilon(1.0, 6, 12**-1.1, 1 / 3) == pytest.approx(1.404, abs=2e-3)  # of the test above
+    halves = {(round(100 * q), 100): rounds - rounds // 2, (round(200 * q), 200): rounds // 2}
+    for accountant in ("rdp", "pld"):
+        assert epsilon(noise, "poisson", {k: v for k, v in halves.items() if v}, 1e-2, accountant) == pytest.approx(
+            epsilon(noise, "poisson", draws, 1e-2, accountant), rel=1e-3
+        )
+
+
+@needs_accounting
+def test_without_replacement_is_dp_accountings_own_and_at_least_what_full_rounds_give_half_the_noise() -> None:
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
-    strategy = fedavg(account=True, noise=1.1, sampling=sampling, delta=1e-3)
-    told = [row["epsilon"] for row in ran(world(IID, 30, strategy, 3), tmp_path / "run").rounds]
-    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    event: Any = dp.GaussianDpEvent(1.1)
-    if sampling == "poisson":
-        event = dp.PoissonSampledDpEvent(0.2, event)
-    elif sampling == "without-replacement":
-        relation, event = (
-            dp.NeighboringRelation.REPLACE_ONE,
-            dp.SampledWithoutReplacementDpEvent(30, 6, dp.GaussianDpEvent(0.55)),
-        )
-    for number, found in enumerate(told, 1):
-        accountant = RdpAccountant(neighboring_relation=relation)
-        accountant.compose(event, number)
-        assert found == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
-    assert told[0] < told[1] < told[2]
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp.SampledWithoutReplacementDpEvent(30, 6, dp.GaussianDpEvent(0.55)), 3)
+    assert epsilon(1.1, "without-replacement", {(6, 30): 3}, 1e-3) == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
+    assert epsilon(1.1, "without-replacement", {(1, 1): 3}, 1e-3) == epsilon(0.55, "none", {(1, 1): 3}, 1e-3)
 
 
 @needs_accounting
@@ -167,9 +271,9 @@ def test_local_noise_is_accounted_between_any_two_updates() -> None:
     from dp_accounting import get_epsilon_gaussian
 
     how = Private(noise=4.0, where="local", delta=1e-5)
-    assert how.spent(1, 10, 100)["epsilon"] >= get_epsilon_gaussian(2.0, 1e-5)  # exact; Renyi's is above it
-    assert how.spent(1, 10, 100)["epsilon"] == pytest.approx(get_epsilon_gaussian(2.0, 1e-5), rel=0.3)
-    assert how.spent(1, 10, 100) == how.spent(1, 50, 50)
+    assert how.spent({(10, 100): 1}, 100)["epsilon"] >= get_epsilon_gaussian(2.0, 1e-5)  # exact; Renyi's is above it
+    assert how.spent({(10, 100): 1}, 100)["epsilon"] == pytest.approx(get_epsilon_gaussian(2.0, 1e-5), rel=0.3)
+    assert how.spent({(10, 100): 1}, 100) == how.spent({(50, 50): 1}, 50)
 
 
 def test_without_an_account_there_is_no_epsilon(tmp_path: Path) -> None:

@@ -96,6 +96,40 @@ def test_a_round_that_cannot_be_read_changes_no_model(tmp_path: Path) -> None:
     assert (initial == now).all()
 
 
+@pytest.mark.parametrize(("kind", "parts"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedper", None)])
+def test_masks_are_made_for_all_numbers_that_are_sent(tmp_path: Path, kind: str, parts: float | None) -> None:
+    """Of FedPer, with a hidden layer of 20, the first layer alone."""
+    network = {"kind": "star", "device": {"up": "100 Mbit/s", "down": "100 Mbit/s"}}
+    model = {"model": {"kind": "mlp", "hidden": [20]}} if parts is None else {}
+    numbers = 64 * 20 + 20 if parts is None else parts * D
+    rounds = []
+    for rate in (None, "40 kB/s"):
+        strategy = {"kind": kind, "clients_per_round": 8, "secure_aggregation": SECURE | {"mask_rate": rate}}
+        run = ran(world(ROTATED, 8, strategy, 1, network=network, **model), tmp_path / f"{rate is None}")
+        rounds.append(run.rounds[0]["time"])
+    assert rounds[1] - rounds[0] == pytest.approx(8 * 4 * numbers / 40_000, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "state"), [("scaffold", "control"), ("feddyn", "moved")])
+def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str) -> None:
+    """The server's c (s) is the sum of the devices' c_i (s_k) over N, where some sums were read and others were not."""
+    secure = SECURE | {"threshold": 1.0, "patience": "1 s", "share": "20 B"}
+    network = {"kind": "star", "server": {"up": "1 Mbit/s"}, "device": {"up": "8 kbit/s"}}
+    slow = {"speed": {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [0.9, 0.1]}}
+    strategy = {"kind": kind, "clients_per_round": 5, "secure_aggregation": secure, "deadline": "9 s"}
+    run, records = played(world(ROTATED, 12, strategy, 8, population=slow) | {"network": network})
+    read = [any(record.fields["weights"]) for record in records if record.kind == "aggregate"]
+    assert set(read) == {True, False}
+    own = []
+    waiting = run.strategy.state.get("take_back", ())
+    for number, remembered in run.dispatch._devices.states.items():
+        now = remembered["before_sum"] if number in waiting else remembered
+        own += [now[state]] if state in now else []
+    server, *devices = weights(run, [run.strategy.state[state], *own])
+    assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)
+    assert abs(server).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("strategy", "others", "message"),
     [

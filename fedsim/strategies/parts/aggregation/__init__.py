@@ -1,7 +1,7 @@
 """Aggregation: how the updates of a cohort (or of a group of it) become one."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import SerializeAsAny
 
@@ -34,8 +34,26 @@ Entry = dict[str, Any]
 """An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
 
 
+Protection = Literal["private", "robust"]
+
+PROTECTS: dict[Protection, str] = {
+    "private": "bounds how far one update can move a model",
+    "robust": "bounds what malicious updates can do",
+}
+"""What an aggregation with each protection does, for messages."""
+
+Draws = Mapping[tuple[int, int], int]
+"""(clients drawn, devices from which) -> how many rounds."""
+
+
 class Aggregation(Spec):
     """The base of every aggregation. By default a weighted sum of the updates."""
+
+    protection: ClassVar[Protection | None] = None
+    """What it protects from; then a strategy that uses updates beside it is refused (``StrategyParams.unprotected``)."""
+
+    uses_weights: ClassVar[bool] = True
+    """Whether a strategy may multiply ``weights`` by others of its own, and all of them count."""
 
     kind: str
 
@@ -43,6 +61,15 @@ class Aggregation(Spec):
     def looks_at_each(self) -> str | None:
         """What the server makes of single updates, where it does: then their sum is not enough (``secure_aggregation``)."""
         return None
+
+    @property
+    def accounts(self) -> bool:
+        """Whether it counts what a run gives away (``spent``); refused where a strategy gives away more."""
+        return False
+
+    def for_rounds_of(self, updates: int) -> "Aggregation":
+        """The aggregation where a round brings so many updates if nobody drops out; by default itself."""
+        return self
 
     def check(self, clients: int) -> None:
         """Refuse what cannot work where a round asks so many clients.
@@ -78,8 +105,25 @@ class Aggregation(Spec):
         updates = [entry["update"] for entry in entries]
         return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
-    def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
-        """What the record of a round says beside all else, after so many rounds that asked so many of all devices."""
+    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+        """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
+
+        An aggregation that bears with malicious updates gives their number times its own result instead.
+        """
+        return [(model, share) for model in models]
+
+    def told(self, updates: int) -> dict[str, int]:
+        """What the record ``aggregate`` of so many updates says beside tasks and weights; nothing by default."""
+        return {}
+
+    def spent(self, draws: Draws, devices: int) -> dict[str, float]:
+        """What the record of a round says beside all else, after all rounds so far.
+
+        Args:
+            draws: these rounds, by how many clients were drawn and from how many; equal numbers where they were not drawn
+                uniformly at random.
+            devices: how many there are.
+        """
         return {}
 
 

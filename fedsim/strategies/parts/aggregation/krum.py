@@ -94,6 +94,11 @@ class _Tolerant(Comparing):
         taken = {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
         return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
 
+    def told(self, updates: int) -> dict[str, int]:
+        """``bears``: f, where fewer updates came than the one that is given needs."""
+        f = tolerated(updates, self.malicious, self.least)
+        return {"bears": f} if f < self.malicious else {}
+
     def check(self, clients: int) -> None:
         """A whole cohort must be enough for f."""
         a, b = self.least
@@ -108,7 +113,8 @@ class _Tolerant(Comparing):
 class Krum(_Tolerant):
     """The one update that is nearest to its n - f - 2 nearest others.
 
-    It bears f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, f is the most that they allow.
+    It bears f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, f is the most that they allow, and
+    the record ``aggregate`` says it (``bears``).
 
     Attributes:
         malicious: f.
@@ -142,7 +148,8 @@ class MultiKrum(_Tolerant):
 class Bulyan(_Tolerant, Robust):
     """Krum picks n - 2 f updates; of these each coordinate is the mean of the values around its median.
 
-    It bears f malicious updates of n >= 4 f + 3. Where fewer come in a round, or to a group, f is the most that they allow.
+    It bears f malicious updates of n >= 4 f + 3. Where fewer come in a round, or to a group, f is the most that they allow, and
+    the record ``aggregate`` says it (``bears``).
 
     Attributes:
         malicious: f.

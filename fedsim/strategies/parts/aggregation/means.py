@@ -1,7 +1,7 @@
 """Means of updates."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedsim.strategies.parts.aggregation import Aggregation, Entry
 
@@ -29,6 +29,8 @@ class Mean(Aggregation):
 
 class First(Aggregation):
     """The update of the client that was asked first (what the published code of FlexCFL does for its IFCA and FeSEM)."""
+
+    uses_weights: ClassVar[bool] = False
 
     kind: Literal["first"] = "first"
 

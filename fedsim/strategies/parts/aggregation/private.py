@@ -5,7 +5,7 @@ Sources: McMahan et al., "Learning differentially private recurrent language mod
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
-from fedsim.strategies.parts.aggregation import Aggregation, Entry
-from fedsim.strategies.parts.aggregation.epsilon import Sampling, can_be_told, epsilon
+from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection
+from fedsim.strategies.parts.aggregation.epsilon import Accountant, Sampling, can_be_told, epsilon
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -61,7 +61,13 @@ def private_mean(
 
 @pure
 def adapted_clip(
-    models: Models, clip: float | None, quantile: float, lr: float, noise: float, rng: np.random.Generator
+    models: Models,
+    clip: float | None,
+    quantile: float,
+    lr: float,
+    noise: float,
+    divide_by: int | None,
+    rng: np.random.Generator,
 ) -> NDArray[np.floating]:
     """C exp(-lr (b - quantile)) of [change, ...] and a given C, or of [C, change, ...]; [1].
 
@@ -72,7 +78,7 @@ def adapted_clip(
     if not lengths:
         return np.array([limit])
     within = sum((length <= limit) - 0.5 for length in lengths)
-    share = (within + rng.normal(scale=noise)) / len(lengths) + 0.5
+    share = (within + rng.normal(scale=noise)) / (divide_by or len(lengths)) + 0.5
     return np.array([limit * np.exp(-lr * (share - quantile))]).clip(1e-30, 1e30)
 
 
@@ -106,14 +112,16 @@ class Private(Aggregation):
     With adaptive clipping the count of short changes has its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2)
     times C, so that both together cost what z says (Theorem 1).
 
-    A client that drops out changes nothing of the noise that the server adds: epsilon stays as it is. Where n is the number of
-    updates that came, the noise of the mean grows as fewer come; with ``divide_by`` it stays, and the step gets shorter. With
-    local noise each client brings its own: the sum of fewer updates has less of it, and protects those in it as before, each by
-    its own noise alone.
+    A client that drops out changes nothing of the noise that the server adds: epsilon stays, and the step gets shorter.
+    With local noise each client brings its own, and n is the number of updates that came: the sum of fewer updates has less
+    noise, and protects those in it as before, each by its own noise alone.
 
-    Each record of a round tells the epsilon that was spent until then, of the aggregates alone: what else a strategy's clients
-    tell (which group they chose, their losses) is not in it. Groups are disjoint, so a round is one release for each device.
-    A round to which nobody's update came counts too.
+    Each record of a round tells the epsilon that was spent until then, between a run and one in which the updates of one device
+    are 0. It is that of the aggregates alone: what else clients tell (their group, their number of samples) is not in it.
+    Groups are disjoint, so a round is one release for each device. A round to which nobody's update came counts too. Drawing
+    clients at random makes epsilon smaller only in rounds in which all are drawn uniformly from those who are there: q is the
+    clients drawn over those who were there to draw from. In all other rounds q is 1 (another selection, a sweep, late updates).
+    Where updates or losses are looked at before they are clipped, the account is refused.
 
     State: ``clip``, a ref, where it adapts.
 
@@ -122,13 +130,19 @@ class Private(Aggregation):
         noise: z, the noise multiplier. 0: changes are clipped, and nothing is private.
         where: ``central`` or ``local``, see above.
         adaptive: how C adapts; None: it does not. With central noise alone.
-        divide_by: n; None: the number of updates that came.
+        divide_by: n. None: with central noise the clients whose updates a round waits for, whichever come and whatever their
+            group; with local noise, and at edge servers, the number of updates that came.
         account: whether epsilon is computed (needs the package dp-accounting).
+        accountant: ``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact and so smaller, for a
+            tenth of a second a round. With ``without-replacement`` only ``rdp`` is known.
         delta: of the (epsilon, delta) that is told; None: devices^-1.1, as in the paper.
-        sampling: how clients are taken to be drawn (``epsilon``): ``poisson`` as in the paper, or ``without-replacement``; both
-            are right only where all devices are as likely to be asked. ``none`` holds for a device that is in every round.
-            Local noise is always accounted so, between any two updates of a device.
+        sampling: how a draw at random is counted. ``poisson``, as in the paper: each device by itself with probability q, an
+            approximation of draws of exactly K. ``without-replacement``: exactly K, and updates of a device that are replaced
+            by others. ``none``: every device is in every round. Local noise is always counted so, between any two updates.
     """
+
+    protection: ClassVar[Protection | None] = "private"
+    uses_weights: ClassVar[bool] = False
 
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)
@@ -137,6 +151,7 @@ class Private(Aggregation):
     adaptive: AdaptiveClip | None = None
     divide_by: int | None = Field(default=None, ge=1)
     account: bool = True
+    accountant: Accountant = "rdp"
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
     sampling: Sampling = "poisson"
 
@@ -146,6 +161,8 @@ class Private(Aggregation):
             raise ValueError(
                 "'account' is true, which needs the package dp-accounting; allowed is false, or install 'fedsim-des[privacy]'"
             )
+        if self.accountant == "pld" and self.sampling == "without-replacement":
+            raise ValueError("'accountant' is 'pld', which does not know 'sampling' = 'without-replacement'; allowed is 'rdp'")
         if self.adaptive is None:
             return self
         if self.where == "local":
@@ -165,6 +182,16 @@ class Private(Aggregation):
             if self.where == "central"
             else None
         )
+
+    @property
+    def accounts(self) -> bool:
+        """With noise, unless it is not to."""
+        return self.account and self.noise > 0
+
+    def for_rounds_of(self, updates: int) -> Aggregation:
+        """With central noise n is known before anybody answers: a count of answers would tell of each one."""
+        fixed = self.divide_by is None and self.where == "central"
+        return self.model_copy(update={"divide_by": updates}) if fixed else self
 
     @property
     def noise_of_sum(self) -> float:
@@ -197,7 +224,7 @@ class Private(Aggregation):
         models = [otherwise, *changes]
         if self.adaptive is not None:
             rule: dict[str, Any] = {"quantile": self.adaptive.quantile, "lr": self.adaptive.lr}
-            rule |= {"noise": self.adaptive.count_noise, "size": 1, "stream": ("clip", release)}
+            rule |= {"noise": self.adaptive.count_noise, "divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
             if "clip" in state:
                 models, how["adapted"] = [otherwise, state["clip"], *changes], True
                 state["clip"] = server.apply(adapted_clip, [state["clip"], *changes], clip=None, **rule)
@@ -205,11 +232,11 @@ class Private(Aggregation):
                 state["clip"] = server.apply(adapted_clip, changes, clip=self.clip, **rule)
         return server.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
 
-    def spent(self, rounds: int, asked: int, devices: int) -> dict[str, float]:
+    def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         """``epsilon``."""
-        if not (self.account and self.noise):
+        if not self.accounts:
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
         if self.where == "local":  # any two updates of a device are 2 C apart at most
-            return {"epsilon": epsilon(self.noise / 2, "none", asked, devices, delta, rounds)}
-        return {"epsilon": epsilon(self.noise, self.sampling, asked, devices, delta, rounds)}
+            return {"epsilon": epsilon(self.noise / 2, "none", draws, delta, self.accountant)}
+        return {"epsilon": epsilon(self.noise, self.sampling, draws, delta, self.accountant)}

@@ -1,11 +1,11 @@
 """What the aggregations share that bear with malicious updates: each is a pure function of the updates that are finite."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function
-from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 class Comparing(Aggregation):
     """Samples make no difference: a malicious client could say any number."""
+
+    protection: ClassVar[Protection | None] = "robust"
+    uses_weights: ClassVar[bool] = False
 
     @property
     def looks_at_each(self) -> str | None:
@@ -22,6 +25,18 @@ class Comparing(Aggregation):
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """All alike, before anybody looks at them."""
         return [1 / len(entries)] * len(entries)
+
+    def told(self, updates: int) -> dict[str, int]:
+        """``bears``: how many malicious updates it bears, where that is less than was asked for: with one or two none."""
+        return {"bears": 0} if updates <= 2 else {}
+
+    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+        """Their number times what the rule makes of them."""
+        entries: list[Entry] = [{"update": model} for model in models]
+        if not entries:
+            return []
+        weights = await self.weigh(server, entries, self.weights(entries))
+        return [(self.combine(server, {}, entries, weights, server.zero()), share * len(entries))]
 
 
 class Robust(Comparing):

@@ -52,6 +52,15 @@ class Selection(Spec):
     looks_at_each: ClassVar[str | None] = None
     """What it makes of single updates, where it does; then their sum is not enough, nor what edge servers send."""
 
+    uniform: ClassVar[bool] = False
+    """Whether all devices that are there are as likely to be chosen, whatever happened before."""
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether it goes by what clients compute from their data: a question that takes a computation, reports, updates."""
+        hooks = ("look", "report", "closed")
+        return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
+
     @property
     def asks(self) -> bool:
         """Whether it asks candidates before it chooses; refused where there are no rounds."""

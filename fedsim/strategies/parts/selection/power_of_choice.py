@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,7 @@ from fedsim.federation.contents import Contents, Free, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Spec
+from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Selection
@@ -42,7 +42,7 @@ class PowerOfChoice(Selection):
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
     losses: Literal["asked", "reported"] = "asked"
-    patience: PositiveSeconds | None = None
+    patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
 
     @property
     def asks(self) -> bool:

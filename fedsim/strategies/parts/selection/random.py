@@ -1,6 +1,6 @@
 """Uniform client selection (McMahan et al., 2017)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedsim.federation.server import Server
 from fedsim.strategies.parts.selection import Selection
@@ -8,6 +8,8 @@ from fedsim.strategies.parts.selection import Selection
 
 class Random(Selection):
     """Clients uniformly at random, without replacement, out of those that can be had."""
+
+    uniform: ClassVar[bool] = True
 
     kind: Literal["random"] = "random"
 

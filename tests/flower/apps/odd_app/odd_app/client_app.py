@@ -4,7 +4,22 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from odd_app.task import DRAWN
+
 app = ClientApp()
+
+
+def learns(epochs):
+    """Twenty batches of 32, and a test; how many batches."""
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    for _ in range(epochs):
+        for _ in range(20):
+            net(torch.zeros(32, 3)).sum().backward()
+    with torch.no_grad():
+        net(torch.zeros(1000, 3))
+    return 20
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -15,10 +30,18 @@ def answer(message: Message, context: Context) -> Message:
         return {"accuracy": 1.0}
     while way == "slow":
         time.sleep(0.01)
-    metrics = MetricRecord({"num-examples": 20, "accuracy": 0.5})
+    metrics = MetricRecord({"num-examples": 20, "accuracy": context.node_config.get("share", 0.5)})
+    if way == "says-no-number":
+        del metrics["num-examples"]
+    if way == "counts-batches" and message.metadata.message_type == "train":
+        metrics["num-examples"] = learns(context.run_config["algorithm.local-epochs"])
     content = RecordDict({"metrics": metrics})
     if message.metadata.message_type == "train":
         weights = message.content["arrays"]["0"].numpy() + 1
+        if way == "draws":
+            import torch
+
+            weights = weights + DRAWN + torch.rand(3).numpy()
         seen = context.state["seen"]["count"] if "seen" in context.state else 0
         context.state["seen"] = MetricRecord({"count": seen + 1})
         content["arrays"] = ArrayRecord([weights.astype(np.float32)])
@@ -27,3 +50,4 @@ def answer(message: Message, context: Context) -> Message:
 
 app.train()(answer)
 app.evaluate()(answer)
+app.query()(answer)

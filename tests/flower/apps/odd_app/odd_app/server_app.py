@@ -5,8 +5,10 @@ import threading
 import time
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+
+from odd_app.task import DRAWN
 
 app = ServerApp()
 
@@ -126,6 +128,28 @@ def asks_the_lost(grid, rounds):
     assert reply.has_error()
     assert reply.error.code == 5
     assert reply.metadata.reply_to_message_id
+
+
+def queries(grid, rounds):
+    """Asks for facts, round after round, and numbers nothing."""
+    for _ in range(rounds):
+        content = RecordDict({"config": ConfigRecord({"what": "facts"})})
+        list(grid.send_and_receive([Message(content, node, "query") for node in grid.get_node_ids()]))
+
+
+def queries_and_trains(grid, rounds):
+    """Asks for facts once before it trains."""
+    queries(grid, 1)
+    polls(grid, rounds)
+
+
+def draws(grid, rounds):
+    """Draws when it is loaded, and imports torch only here."""
+    import torch
+
+    value = DRAWN + float(torch.rand(()))
+    for _ in range(rounds):
+        value = value_of(grid.send_and_receive(made(grid, value)))
 
 
 @app.main()

@@ -1,0 +1,69 @@
+"""The problems that pydantic finds in values, in fedsim's words: what a value must be, with an example."""
+
+import math
+from typing import Any
+
+from fedsim.errors import shown
+
+_PLAIN = {"bool_type": "it must be true or false", "finite_number": "it must be a finite number"}
+_BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
+
+
+def in_words(problem: Any) -> str:
+    """What is wrong, as it follows the value.
+
+    Args:
+        problem: one of ``ValidationError.errors()``.
+    """
+    value, limits = problem["input"], problem.get("ctx", {})
+    match problem["type"]:
+        case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
+            return f"it must be a whole number, such as {_whole(value)}"
+        case "float_type" | "float_parsing":
+            return f"it must be a number, such as {_number(value) or 0.5:g}"
+        case "list_type" | "tuple_type":
+            return f"it must be a list, such as {shown([_typed(value)])}"
+        case "string_type":
+            return f"it must be a text in quotes, such as {shown(str(value))}"
+        case "dict_type":
+            return "it must be a table, such as { name = 1 }"
+        case "too_short" | "too_long" | "string_too_long" | "string_too_short" as kind:
+            least = limits.get("min_length")
+            bound = f"at most {limits.get('max_length'):,}" if least is None else f"{least:,} or more"
+            return f"it must have {bound} {'characters' if kind.startswith('string') else 'entries'}"
+        case kind if kind in _PLAIN:
+            return _PLAIN[kind]
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            name, bound = next((name, limits[name]) for name in _BOUNDS if name in limits)
+            share = isinstance(bound, float) and bound == 1 and name in ("le", "lt") and 1 < value <= 100
+            hint = f" (did you mean {value / 100:g}?)" if share else ""
+            return f"it must be {_BOUNDS[name].format(_shown(bound))}{hint}"
+    message: str = problem["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _shown(bound: Any) -> str:
+    if isinstance(bound, int | float):
+        return f"{bound:,.0f}" if bound == round(bound) and abs(bound) < 1e15 else f"{bound:g}"
+    return str(bound)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(value: Any) -> int:
+    number = _number(value)
+    return 10 if number is None or abs(number) > 1e9 else max(1, round(number))
+
+
+def _typed(value: Any) -> Any:
+    """A value as an entry of a list: a number that was put in quotes without them."""
+    number = _number(value) if isinstance(value, str) else None
+    if number is None:
+        return 10 if isinstance(value, dict | list) else value
+    return round(number) if number == round(number) else number

@@ -1,0 +1,1 @@
+"""Strategies without a server: devices train, and send their models to each other."""

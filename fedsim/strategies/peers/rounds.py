@@ -1,0 +1,118 @@
+"""The loop in rounds without a server: train, send to some devices, wait for those that send, and average."""
+
+from collections.abc import Sequence
+from typing import ClassVar, TypeVar
+
+from fedsim.federation.contents import Contents, Free
+from fedsim.federation.peer import Peer
+from fedsim.learning.refs import Ref
+from fedsim.strategies.peers.base import PeerHalf, PeerParams
+
+R = TypeVar("R", bound=PeerParams)
+
+
+class RoundHalf(PeerHalf[R]):
+    """A device's half in rounds of its own: it is at most a round ahead of those that send to it.
+
+    One that has been away, and hears of a later round, goes on with that one. It makes no round beyond ``stop.rounds``.
+
+    State besides ``PeerHalf``'s: ``update``, what the training gave; ``sent``, the model that was sent; ``inbox``, round ->
+    sender -> model; ``newest``, the last round of which each sender was heard; ``lost``, who is not waited for in this round;
+    ``late``, whether the deadline has passed.
+    """
+
+    sends_first: ClassVar[bool] = False
+    """Whether a device sends the model that it has and trains meanwhile; else it sends what it has trained."""
+
+    def receivers(self, device: Peer, number: int) -> Sequence[int]:
+        """To whom a device sends in a round."""
+        raise NotImplementedError
+
+    def senders(self, device: Peer, number: int) -> Sequence[int]:
+        """Who sends to a device in a round."""
+        raise NotImplementedError
+
+    def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
+        """The weight of a sender's model in the average, where so many were received; the rest is that of its own."""
+        raise NotImplementedError
+
+    # The round of a device.
+
+    def on_start(self, device: Peer) -> None:
+        """Begin the first round."""
+        device.state.update({"inbox": {}, "newest": {}})
+        self._begin(device)
+
+    def on_return(self, device: Peer) -> None:
+        """Begin the round again, or the last of which it has heard."""
+        self._go_to(device, max([device.state["round"], *device.state["inbox"]]))
+
+    def _begin(self, device: Peer) -> None:
+        state = device.state
+        state |= {"trained": False, "update": None, "lost": [], "late": False, "sent": state["model"]}
+        if self.sends_first:
+            self._send(device)
+        self.train(device, state["model"])
+
+    def on_trained(self, device: Peer, update: Ref | None) -> None:
+        """Keep what is finite of it, send it, and wait."""
+        state = device.state
+        state |= {"trained": True, "update": update}
+        if not self.sends_first:
+            if update is not None and update is not state["model"]:
+                state["sent"] = device.mix([(update, 1.0)], otherwise=state["model"])
+            self._send(device)
+        if self.params.deadline is not None:
+            device.timer(self.params.deadline)
+        self._look(device)
+
+    def _send(self, device: Peer) -> None:
+        number = device.state["round"]
+        device.send(self.receivers(device, number), {"model": device.state["sent"], "round": Free(number)}, number)
+
+    def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
+        """Keep a model until its round; whoever is in a later round sends none for this one."""
+        state, number = device.state, contents["round"]
+        state["newest"][sender] = max(number, state["newest"].get(sender, 0))
+        if number >= state["round"]:
+            state["inbox"].setdefault(number, {})[sender] = contents["model"]
+        self._look(device)
+
+    def on_lost(self, device: Peer, other: int) -> None:
+        """Do not wait for it in this round."""
+        device.state["lost"].append(other)
+        self._look(device)
+
+    def on_timer(self, device: Peer) -> None:
+        """Go on with what is there."""
+        device.state["late"] = True
+        self._look(device)
+
+    def _look(self, device: Peer) -> None:
+        """Finish the round if it has trained and nobody is to be waited for."""
+        state = device.state
+        number = state["round"]
+        there, newest = state["inbox"].get(number, {}), state["newest"]
+        if not state["trained"] or not (
+            state["late"]
+            or all(
+                sender in there or sender in state["lost"] or newest.get(sender, 0) > number
+                for sender in self.senders(device, number)
+            )
+        ):
+            return
+        device.cancel_timer()
+        weights = {sender: self.weight(device, number, sender, len(there)) for sender in sorted(there)}
+        parts = [(state["sent"], 1.0 - sum(weights.values())), *((there[sender], part) for sender, part in weights.items())]
+        model = device.mix(parts, otherwise=state["sent"])
+        if self.sends_first and state["update"] is not None and state["update"] is not state["model"]:
+            model = device.mix([(model, 1.0), (state["update"], 1.0), (state["model"], -1.0)], otherwise=model)
+        state["model"] = model
+        self._go_to(device, max([number + 1, *(later - 1 for later in state["inbox"])]))
+
+    def _go_to(self, device: Peer, number: int) -> None:
+        state = device.state
+        state["round"], state["trained"] = number, False
+        state["inbox"] = {later: models for later, models in state["inbox"].items() if later >= number}
+        if self.setting.planned_rounds is None or number < self.setting.planned_rounds:
+            self._begin(device)

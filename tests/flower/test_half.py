@@ -1,0 +1,76 @@
+"""A half of an app has its own modules, generators and threads, whatever the process has, and leaves those as they were."""
+
+import json
+import logging
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import fedsim
+from fedsim.flower.app import read_app
+from fedsim.flower.half import Half
+from tests.flower.plain import APPS
+from tests.flower.runs import execute, scenario
+
+
+def drawn() -> tuple[float, float, float]:
+    """From each global generator; a normal one, of which numpy draws two and keeps the other."""
+    return random.random(), float(np.random.standard_normal()), float(torch.rand(()))  # noqa: NPY002
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were() -> None:
+    seed_all(7)
+    expected = [drawn() for _ in range(4)]
+    seed_all(7)
+    outside = []
+    half = Half(read_app(str(APPS / "numpy_app"), {}), "client", 7)
+    for seed, drawn_before in ((None, 0), (8, 0), (None, 1), (7, 0)):
+        outside.append(drawn())
+        with half.in_use(seed):
+            assert (drawn() == expected[drawn_before]) == (seed != 8)
+    assert outside == expected
+
+
+def test_halves_share_no_modules_and_leave_none() -> None:
+    """Nor any of another run; a module that is imported within a function only is the half's own too."""
+    before = list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level
+    app = read_app(str(APPS / "odd_app"), {})
+    halves = [Half(app, name, 1) for name in ("server", "client", "client")]
+    seen = set()
+    for half in halves * 2:
+        with half.in_use():
+            import odd_app.task  # type: ignore[import-not-found]
+
+            seen.add(id(odd_app.task))
+            assert torch.get_num_threads() == 1
+            assert logging.getLogger("flwr").level == logging.WARNING
+            assert sys.path[0] == str(app.folder)
+    assert len(seen) == 3
+    assert (list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level) == before
+
+
+def test_a_fresh_process_with_two_workers_gives_the_same_run_as_this_one(tmp_path: Path) -> None:
+    """Both halves draw as they are loaded, and import torch within a function: unseeded, torch draws its seed from the system.
+
+    Two processes that load torch and Flower take seconds; nothing less tells.
+    """
+    sections = scenario("odd_app", 2, run_config={"server": "draws", "client": "draws"})
+    (tmp_path / "app.toml").write_text(fedsim.Scenario(**sections).to_toml())
+    command = ["run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--workers", "2", "--allow-code", "--quiet"]
+    subprocess.run([sys.executable, "-c", "from fedsim.cli import main; main()", *command], check=True)
+    fresh, here = json.loads((tmp_path / "run" / "summary.json").read_text()), execute(sections).summary
+    for name in ("events_sha256", "models_sha256"):
+        assert fresh[name] == here[name]

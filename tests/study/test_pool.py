@@ -1,0 +1,34 @@
+"""Workers: a process carries out run after run, unless it has had too much memory."""
+
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.study.pool import Ended, Order, Pool
+from fedsim.testing import quiet_world
+
+
+class Quiet:
+    def begin(self, orders: object, there: int) -> None: ...
+    def progress(self, place: int, share: float) -> None: ...
+    def note(self, place: int, text: str) -> None: ...
+    def ended(self, place: int, run: Ended) -> None: ...
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("most_bytes", "hired"), [(1 << 40, 1), (0, 2)])
+def test_a_worker_that_has_had_much_memory_is_replaced(most_bytes: int, hired: int, tmp_path: Path) -> None:
+    processes = []
+
+    class Counted(Pool):
+        def _hire(self) -> object:  # type: ignore[override]
+            processes.append(super()._hire())
+            return processes[-1]
+
+    text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
+    orders = [Order(str(number), text, tmp_path / str(number), "new") for number in range(2)]
+    pool = Counted(1, Quiet(), most_bytes=most_bytes)
+    assert [run.status for run in pool.run(orders)] == ["done", "done"]
+    pool.close()
+    assert len(processes) == hired
