@@ -2,10 +2,8 @@
 
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -303,13 +301,10 @@ def test_one_that_begins_something_else_when_it_is_restored_is_refused(tmp_path:
 def test_the_file_transfer_of_the_docs_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "howto" / "processes.md").read_text()
     (block,) = re.findall(r"```python\n(# transfer\.py\n.*?)```", page, re.DOTALL)
-    (tmp_path / "transfer.py").write_text(block)
+    (tmp_path / "transfer_of_docs.py").write_text(block)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "transfer", ModuleType("transfer"))  # so that it is forgotten afterwards
-    del sys.modules["transfer"]
     scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5}, rounds=8) | {"learning": "off", "drift": None}
-    scenario["world"] = {"processes": [{"kind": "./transfer.py:Transfer", "device": 2, "size": 2e6}]}
+    scenario["world"] = {"processes": [{"kind": "./transfer_of_docs.py:Transfer", "device": 2, "size": 2e6}]}
     events = run(scenario, tmp_path / "whole")["events"]
     told = [event for event in assert_sound(tmp_path / "whole").events if event["kind"] in ("message", "process:sent")]
     assert [event["outcome"] for event in told if event["kind"] == "message"][-2:] == ["lost", "done"]
