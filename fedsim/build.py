@@ -20,7 +20,7 @@ from fedsim.world.messages import Messages
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import World, WorldSpec
-from fedsim.world.processes.world import Processes
+from fedsim.world.processes.processes import Processes
 
 
 class _Sections(Spec):

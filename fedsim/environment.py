@@ -153,7 +153,7 @@ class Environment(simpy.Environment):
     def at(self, name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
         now = self.now
-        delay = when - now if now + (when - now) == when else _delay(now, when)
+        delay = when - now if now + (when - now) == when else _delay_until(now, when)
         return Alarm(self if priority is NORMAL else self._with_priority[priority], name, when, delay, ring)
 
     def call(self, ring: Callable[[], None], priority: EventPriority = NORMAL) -> None:
@@ -203,7 +203,7 @@ class _WithPriority:
         self._env.schedule(event, self._priority, delay)
 
 
-def _delay(now: float, when: float) -> float:
+def _delay_until(now: float, when: float) -> float:
     """The delay that leads SimPy, which schedules at now + delay, from ``now`` to exactly ``when``.
 
     On the clock's grid, up to 97 days, that is when - now. Later now + (when - now) may be the float beside ``when``; then a

@@ -135,6 +135,7 @@ LAYERS = {
     "streams": {"errors"},
     "training": {"errors"},
     "language": {"errors", "files"},
+    "environment": set(),
     "meters": _COMMON,
     "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
@@ -195,7 +196,7 @@ def test_types_make_no_other_circle_than_these() -> None:
     circles = [sorted(part) for part in networkx.strongly_connected_components(names) if len(part) > 1]
     assert sorted(circles) == [
         ["fedsim.running.assembly", "fedsim.scenario"],
-        ["fedsim.world.processes.base", "fedsim.world.processes.world"],
+        ["fedsim.world.processes.base", "fedsim.world.processes.processes", "fedsim.world.processes.world"],
     ]
 
 

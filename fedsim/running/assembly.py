@@ -34,7 +34,7 @@ from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
-from fedsim.world.processes.world import Processes
+from fedsim.world.processes.processes import Processes
 from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
