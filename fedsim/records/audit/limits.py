@@ -116,7 +116,7 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
                 one = f"{name}/{member}" if member else name
                 yield f"the layers of model {one!r} put out {list(found[:-1])}, those of {model['kind']!r} {list(widths)}"
     if "group" in wanted & models.keys():
-        there = {int(member) for member in _layers(models["group"])}
+        there = {int(name.partition("/")[0]) for name in models["group"]}
         groups = evidence.devices["group"]
         for group in sorted(set(groups[groups != NOTHING].tolist()) - there):
             yield f"devices are in group {group}, of which there is no model"
