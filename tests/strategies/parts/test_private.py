@@ -182,7 +182,7 @@ HALF_SWEPT = {"kind": "ifca", "groups": 1, "sweep": True, "local_epochs": 1}
         ({"selection": "least-available"}, 12, 0),
         ({"selection": {"kind": "fedcs", "time": "1 h"}}, 12, 0),
         ({"kind": "tifl", "tiers": 2}, 12, 0),
-        ({"kind": "refl", "selection": "random"}, 12, 0),
+        ({"kind": "refl", "selection": "random", "stale_weights": "equal"}, 12, 0),
         (HALF_SWEPT, 12, 3),
     ],
     ids=str,
