@@ -135,7 +135,6 @@ LAYERS = {
     "streams": {"errors"},
     "training": {"errors"},
     "language": {"errors", "files"},
-    "environment": set(),
     "meters": _COMMON,
     "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
