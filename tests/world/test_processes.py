@@ -287,6 +287,12 @@ class TestWhatIsRefused:
         with pytest.raises(ScenarioError, match=f"(?s){says}"):
             fedsim.Scenario(**world(process))
 
+    def test_uploads_have_one_queue(self) -> None:
+        sections = world({"kind": "upload-slots", "slots": 1})
+        sections["world"]["processes"] *= 2
+        with pytest.raises(ScenarioError, match="processes 0 and 1 are both 'upload-slots'"):
+            fedsim.Scenario(**sections)
+
     def test_an_unknown_link(self) -> None:
         outage = {"kind": "link-outage", "link": "servr up", "every": "1 s", "lasts": "1 s"}
         with pytest.raises(ScenarioError, match=r"world.processes.0.*no link 'servr up'.*did you mean 'server up'"):

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from functools import cache
 from inspect import isgeneratorfunction, signature
 from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny, create_model, model_validator
 
@@ -95,6 +95,14 @@ class WorldSpec(Spec):
     """
 
     processes: list[Annotated[SerializeAsAny[Process], PROCESSES.validator]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_queue(self) -> Self:
+        slots = [number for number, process in enumerate(self.processes) if process.kind == "upload-slots"]
+        if len(slots) > 1:
+            places = " and ".join(map(str, slots))
+            raise ValueError(f"processes {places} are both 'upload-slots'; uploads have one queue: give one of them")
+        return self
 
     @property
     def not_restorable(self) -> str | None:

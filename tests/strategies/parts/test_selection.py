@@ -37,10 +37,15 @@ REFUSED = {("local", "power-of-choice"): r"strategy\.selection is 'power-of-choi
 }
 
 
+def choosing(strategy: dict[str, Any]) -> dict[str, Any]:
+    """With fewer clients a round than there are: CFL asks all otherwise, and takes no selection then."""
+    return strategy | ({"clients_per_round": 6} if strategy["kind"] == "cfl" else {})
+
+
 @pytest.mark.parametrize("strategy", TAKERS, ids=lambda strategy: strategy["kind"].split(":")[-1])
 @pytest.mark.parametrize("selection", TALKATIVE)
 def test_with_every_strategy_that_takes_one(strategy: dict[str, Any], selection: str, tmp_path: Path) -> None:
-    sections = eventful_world(strategy | {"selection": TALKATIVE[selection]}, rounds=4)
+    sections = eventful_world(choosing(strategy) | {"selection": TALKATIVE[selection]}, rounds=4)
     if (strategy["kind"], selection) in REFUSED:
         with pytest.raises(fedsim.ScenarioError, match=REFUSED[strategy["kind"], selection]):
             run(sections)
@@ -52,7 +57,7 @@ def test_with_every_strategy_that_takes_one(strategy: dict[str, Any], selection:
 @pytest.mark.parametrize("kind", ["cfl", "ifca-mig"])  # which make something special of it
 def test_flanp_with_strategies_of_every_family(kind: str, tmp_path: Path) -> None:
     (strategy,) = (entry for entry in STRATEGIES if entry["kind"] == kind)
-    sections = eventful_world(strategy | {"selection": {"kind": "flanp", "accuracy": 100.0}}, rounds=3)
+    sections = eventful_world(choosing(strategy) | {"selection": {"kind": "flanp", "accuracy": 100.0}}, rounds=3)
     assert run(sections, tmp_path / "run")["rounds"] == 3
     assert_sound(tmp_path / "run")
 
