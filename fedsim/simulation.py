@@ -296,7 +296,7 @@ class Simulation:
                 async for _ in self._play():
                     yield
                 self._over = True  # no message is handled any more
-                for final in self._finals:
+                for final in (lambda: None, *self._finals):  # the first event is that of the end itself
                     final()
                     while self.env.peek() <= self.now:
                         self.env.step()

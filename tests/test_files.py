@@ -72,14 +72,14 @@ def test_json_nested_without_end(place: str, tmp_path: Path) -> None:
 def test_toml_nested_without_end(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(f"name = {DEEP}")
     assert "nested too deeply" in refused(tmp_path / "s.toml", tmp_path / "out")
-    (tmp_path / "s.toml").write_text("")
+    (tmp_path / "s.toml").write_text("seed = 1")
     assert "nested too deeply" in refused(tmp_path / "s.toml", tmp_path / "out", "--set", f"name={DEEP}")
 
 
 def test_whole_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(f"seed = {'9' * 5000}")
     assert "is not valid TOML" in refused(tmp_path / "s.toml", tmp_path / "out")
-    (tmp_path / "s.toml").write_text("")
+    (tmp_path / "s.toml").write_text('name = "whole"')
     assert "seed is '999" in refused(tmp_path / "s.toml", tmp_path / "out", "--set", f"seed={'9' * 5000}")
 
 

@@ -153,7 +153,10 @@ def run_as_change(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_a_story(page: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_a_story(
+    page: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())  # where the page's script lies, which Python searches
     files = [block for block in BLOCKS[page] if block.file]
     for block in files:
         assert block.file

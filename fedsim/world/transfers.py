@@ -56,7 +56,7 @@ class Transfers:
         """
         if direction in self.queues:
             raise SimulationError(
-                f"messages {direction} queue for {self.queues[direction].capacity} slots already; there is one queue a direction"
+                f"messages {direction} queue for {self.queues[direction].capacity} slots already; a direction has one queue"
             )
         self.queues[direction] = slots
         for task_id in self._queued.pop(direction, ()):

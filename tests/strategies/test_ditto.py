@@ -56,7 +56,7 @@ def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global
     models, asked = run.strategy.models(), {device for device in range(12) if run.tasks.times_selected[device]}
     assert set(models) == {"global", *(f"device/{device}" for device in asked)}
     assert models["global"][1] == [device for device in range(12) if device not in asked]
-    assert {device for device, state in run.dispatch._devices.states.items() if state} == asked
+    assert {device for device, state in run.dispatch.devices.states.items() if state} == asked
     folder = ran(sections, tmp_path / "run")
     accuracies = [row["accuracy"] for row in folder.devices if row["accuracy"] is not None]
     assert len(accuracies) == 12

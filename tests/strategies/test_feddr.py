@@ -23,7 +23,7 @@ def test_three_rounds_by_hand(start: str, tmp_path: Path) -> None:
         w += float((2 * x - y - reflected).mean())
         reflected = 2 * x - y
     assert weights(run, [run.strategy.state["model"]])[0][0] == pytest.approx(w, abs=1e-5)
-    own = weights(run, [run.dispatch._devices.states[device]["x"] for device in range(4)])
+    own = weights(run, [run.dispatch.devices.states[device]["x"] for device in range(4)])
     assert np.array(own)[:, 0] == pytest.approx(x, abs=1e-5)
 
 
@@ -40,4 +40,4 @@ def test_it_sends_what_fedavg_sends_and_who_is_cut_off_moves_nothing(tmp_path: P
     assert run.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 2 * 3 * 4)
     cut, _ = played(curved(tmp_path, {"kind": "feddr", "deadline": "100 ms"}, 1))
     assert weights(cut, [cut.strategy.state["model"]])[0][0] == 5.0
-    assert all(not state for state in cut.dispatch._devices.states.values())
+    assert all(not state for state in cut.dispatch.devices.states.values())

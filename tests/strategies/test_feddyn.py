@@ -65,5 +65,5 @@ def test_a_cut_off_answer_changes_neither_side() -> None:
     network = {"kind": "star", "device": {"up": "10 kbit/s"}}
     run, records = played(digits(network=network, strategy=digits()["strategy"] | {"deadline": "3 s"}))
     assert {record.fields["outcome"] for record in records if record.kind == "task-end"} == {"late"}
-    assert all(not state for state in run.dispatch._devices.states.values())
+    assert all(not state for state in run.dispatch.devices.states.values())
     assert not weights(run, [run.strategy.state["moved"]])[0].any()

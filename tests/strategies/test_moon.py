@@ -64,7 +64,7 @@ def test_three_rounds_by_hand(solver: str, tmp_path: Path) -> None:
         expected = torch.stack(last).mean(0)
     assert found == pytest.approx(expected.numpy(), abs=2e-5)
     assert np.abs(found - other).max() > 1e-3  # the term is felt
-    own: list[Weights] = weights(done, [done.dispatch._devices.states[device]["model"] for device in range(2)])
+    own: list[Weights] = weights(done, [done.dispatch.devices.states[device]["model"] for device in range(2)])
     assert np.array(own) == pytest.approx(np.array([model.numpy() for model in last]), abs=2e-5)
 
 
@@ -96,7 +96,7 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     lines = done.dispatch.population.rooflines
     assert lines is not None
     order = fedsim.federation.client.Order("train", {"model": done.strategy.state["model"]}, 0)
-    training = done.dispatch._client.training(done.dispatch._devices.of(0), order)
+    training = done.dispatch._client.training(done.dispatch.devices.of(0), order)
     plain = fedsim.training.Training(None, 3)
     more = 2 * (lines.testing_s(0, 6))
     assert lines.training_s(0, training, 6) - lines.training_s(0, plain, 6) == pytest.approx(more)

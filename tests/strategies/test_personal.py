@@ -127,8 +127,8 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
     k = round(0.1 * BODY)
     assert sent == {"model": 9 * 2 * BODY, "update": 9 * (4 * k + -(-BODY // 8))}
     run, _ = played(sections)
-    (device,) = list(run.dispatch._devices._kept)[:1]
-    (memory,) = weights(run, [run.dispatch._devices.kept(device)["update"]])
+    (device,) = list(run.dispatch.devices._kept)[:1]
+    (memory,) = weights(run, [run.dispatch.devices.kept(device)["update"]])
     assert len(memory) == BODY
     assert (memory != 0).sum() == pytest.approx(BODY - k, abs=BODY // 3)
 
@@ -136,7 +136,7 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
 def test_only_who_was_ever_asked_keeps_a_head_and_nothing_else(tmp_path: Path) -> None:
     run, _ = played(world(ROTATED, 12, {"kind": "fedper", "clients_per_round": 3}, 2) | MLP)
     asked = {device for device in range(12) if run.tasks.times_selected[device]}
-    states = {device: state for device, state in run.dispatch._devices.states.items() if state}
+    states = {device: state for device, state in run.dispatch.devices.states.items() if state}
     assert set(states) == asked
     assert {len(weights(run, [state["kept"]])[0]) for state in states.values()} == {HEAD}
     assert run.strategy.models()["global"][1] == [device for device in range(12) if device not in asked]

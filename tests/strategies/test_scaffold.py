@@ -32,7 +32,7 @@ def test_option_one_reaches_it_too_and_its_control_variates_are_the_gradients(tm
     run, _ = play(curved(tmp_path, scaffold, 100, 2, (1, 2, 3, 4)))
     (found,) = weights(run, [run.strategy.state["model"]])
     assert found[0] == pytest.approx(OPTIMUM, abs=1e-6)
-    own = weights(run, [run.dispatch._devices.states[device]["control"] for device in range(4)])
+    own = weights(run, [run.dispatch.devices.states[device]["control"] for device in range(4)])
     assert [value[0] for value in own] == pytest.approx(PULLS[:, 1] * (OPTIMUM - PULLS[:, 0]), abs=1e-5)
 
 
@@ -103,5 +103,5 @@ def test_a_cut_off_answer_changes_neither_side(tmp_path: Path) -> None:
     run, records = play(digits(network=network, strategy=digits()["strategy"] | {"deadline": "3 s"}))
     ends = [record.fields["outcome"] for record in records if record.kind == "task-end"]
     assert set(ends) == {"late"}
-    assert all(not state for state in run.dispatch._devices.states.values())
+    assert all(not state for state in run.dispatch.devices.states.values())
     assert not weights(run, [run.strategy.state["control"]])[0].any()

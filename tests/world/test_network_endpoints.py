@@ -54,7 +54,7 @@ class Course:
         self.world, self.simulation = world, Simulation()
         self.network = world.build(self.simulation)
         self.flows: dict[int, Flow] = {}
-        self.simulation.set_clock(now)
+        self.simulation.env.restart(now)
 
     def begin(self) -> "Course":
         for kind, things in (("send", self.world.sends), ("limit", self.world.limits), ("kill", self.world.sends)):

@@ -103,10 +103,12 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
     """Models are of the scenario's kind, and every file of the strategy's and every group of the devices' is there."""
     run, models = evidence.run, evidence.run.models()
     strategy, model = run.scenario["strategy"]["kind"], run.scenario.get("model", {"kind": "module"})
-    learns = run.scenario["learning"] == "on" and run.summary["status"] != "failed"
+    learns = run.scenario.get("learning") == "on" and run.summary["status"] != "failed"
     wanted = _FILES.get(strategy, set()) if learns else set()
-    if strategy == "lcfl" and "global" in models and "group" not in models:  # the run has ended in its warm-up
+    if strategy in ("lcfl", "fl-hc") and "global" in models and "group" not in models:  # the run has ended in its warm-up
         wanted = {"global"}
+    if not evidence.events.aggregations.tasks.size:  # nobody has a model of its own or of a group yet
+        wanted = wanted - {"device", "group"}
     for name in sorted(wanted - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"
     widths = tuple(model["hidden"]) if model["kind"] == "mlp" else _WIDTHS.get(model["kind"])

@@ -122,7 +122,7 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     assert set(read) == {True, False}
     own = []
     waiting = run.strategy.state.get("take_back", ())
-    for number, remembered in run.dispatch._devices.states.items():
+    for number, remembered in run.dispatch.devices.states.items():
         now = remembered["before_sum"] if number in waiting else remembered
         own += [now[state]] if state in now else []
     server, *devices = weights(run, [run.strategy.state[state], *own])

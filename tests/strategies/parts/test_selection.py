@@ -26,7 +26,8 @@ TALKATIVE: dict[str, dict[str, Any]] = {
     "fedcs": {"kind": "fedcs", "time": "30 s", "candidates": 9},
     "least-available": {"kind": "least-available"},
 }
-TAKERS = [entry for entry in STRATEGIES if ":" not in entry["kind"] and entry["kind"] not in ("fedat", "cata-fed")]
+_WITHOUT = ("fedat", "cata-fed", "d-psgd", "epidemic", "gossip")
+TAKERS = [entry for entry in STRATEGIES if ":" not in entry["kind"] and entry["kind"] not in _WITHOUT]
 REFUSED = {("local", "power-of-choice"): r"strategy\.selection is 'power-of-choice'.*local training has none"} | {
     (
         kind,
