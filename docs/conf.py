@@ -17,7 +17,10 @@ release = version = __version__
 HERE = Path(__file__).parent
 GALLERY = [*(HERE / "gallery").glob("plot_*.py")]
 
-suppress_warnings = ["sphinx_gallery.space_in_filename"]  # a clone may lie in a folder with a space
+suppress_warnings = [
+    "sphinx_gallery.space_in_filename",  # a clone may lie in a folder with a space
+    "ref.python",  # attributes of several classes have the same name, such as a task's number
+]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", *(["sphinx_gallery.gen_gallery"] if GALLERY else [])]
 exclude_patterns = ["gallery", "notebooks", "sg_execution_times.rst"]
 language = "en"

@@ -29,7 +29,8 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
         options: for ``subprocess.Popen``.
     """
     here, home = Path.cwd().resolve(), str(Path(__file__).absolute().parents[2])
-    path = [place for place in sys.path if Path(place).is_absolute() and Path(place).resolve() != here]
+    places_now = list(sys.path)  # at once: another thread may change it meanwhile, as a Flower app in use does
+    path = [place for place in places_now if Path(place).is_absolute() and Path(place).resolve() != here]
     code = _CODE.format(path=[*path, home], places=places(), module=module, name=name)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-P", "-c", code, *words]
