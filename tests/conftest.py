@@ -3,7 +3,8 @@
 import gc
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 
 import fedsim
+from fedsim.language import imports
 
 hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same-every-time")
@@ -82,3 +84,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], 
 def tiny_run(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
     """The folder of a finished run of ``small``."""
     return made(small, tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def _own_files_are_forgotten() -> Iterator[None]:
+    """A process takes one file of a name as code; each test may have its own."""
+    yield
+    for name in [name for name in imports._places.of if name.startswith(imports._PRIVATE)]:
+        del imports._places.of[name]
+        sys.modules.pop(name, None)
