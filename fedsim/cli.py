@@ -477,9 +477,9 @@ def calibrate_command(
 ) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
     from fedsim.calibrate import calibrate
-    from fedsim.calibrate.log import Said
+    from fedsim.calibrate.log import LogDefaults
 
-    known = Said(size, samples, epochs, lenient)
+    known = LogDefaults(size, samples, epochs, lenient)
     say(*calibrate(log, out, known, by_client=by_client, hold_out=hold_out, latency=latency, protocol=protocol))
 
 

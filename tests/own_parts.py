@@ -18,10 +18,10 @@ from fedsim.plugin import (
     Coded,
     Contents,
     Device,
-    Done,
     FedAvg,
-    Free,
-    Order,
+    Header,
+    Instruction,
+    LocalResult,
     Protocol,
     Raw,
     Ref,
@@ -116,13 +116,13 @@ class ProudParams(AggregatingParams):
 class ProudClient(SynchronousClient[ProudParams]):
     """Sends its update the bolder, the oftener it has been heard."""
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         assert done.update is not None
         times = device.state.get("times", 0)
         bold = device.mix([(done.update, 1 + self.params.boldness * times), (order["model"], -self.params.boldness * times)])
-        return {"update": bold, "times": times, "samples": Free(done.samples)}
+        return {"update": bold, "times": times, "samples": Header(done.samples)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         device.state["times"] = device.state.get("times", 0) + 1
 
 
@@ -205,7 +205,7 @@ class Timely(FedAvg[AggregatingParams]):
     """Has a client half whose answer takes its time."""
 
     class Client(SynchronousClient[AggregatingParams]):
-        async def reply(self, device: Device, order: Order, done: Done) -> Contents:  # type: ignore[override]
+        async def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:  # type: ignore[override]
             return {}
 
 

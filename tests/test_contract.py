@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedsim.strategies
-from fedsim.plugin import Client, Contents, Device, Done, Free, Order, Server, SynchronousClient, TaskEnd, pure
+from fedsim.plugin import Client, Contents, Device, Header, Instruction, LocalResult, Server, SynchronousClient, TaskEnd, pure
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.ifca import IFCA, IFCAParams
 from fedsim.strategies.synchronous import AggregatingParams
@@ -118,8 +118,8 @@ class Moody(FedAvg[AggregatingParams]):
 
 
 class SilentClient(SynchronousClient[AggregatingParams]):
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
-        return {"update": Free(done.update), "samples": Free(done.samples)}
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+        return {"update": Header(done.update), "samples": Header(done.samples)}
 
 
 class Silent(FedAvg[AggregatingParams]):
@@ -128,7 +128,7 @@ class Silent(FedAvg[AggregatingParams]):
     Client = SilentClient
 
     def contents(self, device: int) -> Contents:
-        return {name: Free(value) for name, value in super().contents(device).items()}
+        return {name: Header(value) for name, value in super().contents(device).items()}
 
 
 class Restless(FedAvg[AggregatingParams]):
@@ -199,9 +199,9 @@ class Gullible(FedAvg[AggregatingParams]):
 
 
 class WeighingClient(SynchronousClient[AggregatingParams]):
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         learning: Any = device._devices.learner
-        return {"update": done.update, "samples": Free(len(learning._tests._shard(device.number).test))}
+        return {"update": done.update, "samples": Header(len(learning._tests._shard(device.number).test))}
 
 
 class Weighing(FedAvg[AggregatingParams]):

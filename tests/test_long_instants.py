@@ -108,9 +108,7 @@ def interrupted(program: str, number: signal.Signals, sections: dict[str, Any], 
     """What a run says on stderr that gets a signal when it has begun something long."""
     (place / "s.toml").write_text(tomli_w.dumps(sections))
     command = [sys.executable, "-c", program, "run", str(place / "s.toml"), "--out", str(place / "out"), "--quiet", *options]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else children of a shell's background job ignore it
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(number)

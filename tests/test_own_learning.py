@@ -13,7 +13,7 @@ import fedsim
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.processes import Processes
 from fedsim.executors.threads import Threads
-from fedsim.plugin import Client, Device, Done, Order, Real, Sized, Strategy, StrategyParams, TaskEnd, Work
+from fedsim.plugin import Client, Device, Instruction, LocalResult, Opaque, Real, Strategy, StrategyParams, TaskEnd, Work
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.testing import FIGURES, assert_sound, run
@@ -38,14 +38,14 @@ def doubled(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
 
 
 class OwnClient(Client[OwnParams]):
-    def real(self, device: Device, order: Order) -> Real:
+    def real(self, device: Device, order: Instruction) -> Real:
         return Real(doubled, (order["values"],))
 
-    def work(self, device: Device, order: Order) -> list[Work]:
+    def work(self, device: Device, order: Instruction) -> list[Work]:
         return [Work(**self.params.work, what="doubling")]
 
-    def reply(self, device: Device, order: Order, done: Done) -> dict[str, Any]:
-        return {"answer": Sized(order.value[0], 500.0)}
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> dict[str, Any]:
+        return {"answer": Opaque(order.value[0], 500.0)}
 
 
 class Own(Strategy[OwnParams]):
@@ -62,7 +62,7 @@ class Own(Strategy[OwnParams]):
     def _ask(self) -> None:
         self.state["open"] = []
         for device in (0, 1):
-            contents = {"values": Sized(self.state["sum"], self.params.bytes)}
+            contents = {"values": Opaque(self.state["sum"], self.params.bytes)}
             self.state["open"].append(self.server.ask(device, contents, round=self.state["round"]))
         assert self.server.reachable() == [0, 1, 2]
         assert self.server.online() == [2]

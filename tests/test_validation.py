@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedsim.calibrate import calibrate
-from fedsim.calibrate.log import Said, read_log
+from fedsim.calibrate.log import LogDefaults, read_log
 
 STUDY = Path(__file__).resolve().parents[1] / "scenarios" / "validation"
 WORLDS: dict[str, dict[str, Any]] = tomllib.loads((STUDY / "worlds.toml").read_text())
@@ -56,7 +56,7 @@ def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Pat
     monkeypatch.setattr(testbed, "_PAUSE_S", 0.0)
     world = {"bytes": 200_000, "rounds": 4, "clients": [{"train": 0.02}, {"train": 0.05}]}
     played(testbed, world, tmp_path / "rounds.csv")
-    log = read_log(tmp_path / "rounds.csv", Said())
+    log = read_log(tmp_path / "rounds.csv", LogDefaults())
     assert log.synchronous
     assert log.tasks.round.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert (log.rounds.end - log.rounds.start >= 0.05).all()
@@ -64,14 +64,14 @@ def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Pat
     assert set(log.tasks.up.amount) == {200_000}
 
     played(testbed, world | {"buffer": 3}, tmp_path / "versions.csv")
-    log = read_log(tmp_path / "versions.csv", Said())
+    log = read_log(tmp_path / "versions.csv", LogDefaults())
     assert log.rounds.number.tolist() == [0, 1, 2, 3]
     assert 12 <= len(log.tasks.client) <= 13  # four versions of three, and who is at work at the end
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_kept_logs_are_of_their_worlds(name: str) -> None:
-    world, log = WORLDS[name], read_log(STUDY / "logs" / f"{name}.csv", Said())
+    world, log = WORLDS[name], read_log(STUDY / "logs" / f"{name}.csv", LogDefaults())
     assert (STUDY / "logs" / f"{name}.csv").stat().st_size < 20_000
     assert log.clients == tuple(str(number) for number in range(len(world["clients"])))
     assert len(log.rounds.number) == world["rounds"]
@@ -89,7 +89,7 @@ def test_kept_logs_are_of_their_worlds(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"])
 def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Path) -> None:
-    calibrate(STUDY / "logs" / f"{name}.csv", tmp_path / "out", Said())
+    calibrate(STUDY / "logs" / f"{name}.csv", tmp_path / "out", LogDefaults())
     with (tmp_path / "out" / "rounds.csv").open() as lines:
         held = [row for row in csv.DictReader(lines) if row["held_out"] == "1"]
     errors = [abs(float(row["predicted"]) / float(row["measured"]) - 1) for row in held]

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from fedsim.calibrate.files import Drawn, write
 from fedsim.calibrate.fitting import fit, presence
-from fedsim.calibrate.log import Said, read_log
+from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.calibrate.prediction import HoldOut, held_out, predict
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
@@ -25,7 +25,7 @@ _DRAWS = 20  # worlds, or jitters, that a prediction is the mean of
 def calibrate(
     path: Path,
     out: Path,
-    said: Said,
+    said: LogDefaults,
     *,
     by_client: bool = False,
     hold_out: HoldOut = "third",

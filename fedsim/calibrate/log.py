@@ -51,7 +51,7 @@ _MOSTLY = 0.9
 _TOGETHER_S = 1e-3  # clocks are read one after another: what overlaps by less does not
 
 
-class Said(NamedTuple):
+class LogDefaults(NamedTuple):
     """What is known of a log that it does not hold.
 
     Attributes:
@@ -202,7 +202,7 @@ class Row(NamedTuple):
     epochs: int
 
 
-def read_log(path: Path, said: Said) -> Log:
+def read_log(path: Path, said: LogDefaults) -> Log:
     """Read a log.
 
     Args:
@@ -221,7 +221,7 @@ def read_log(path: Path, said: Said) -> Log:
 # Rows of a file.
 
 
-def _of_file(path: Path, said: Said, notes: list[str]) -> list[Row]:
+def _of_file(path: Path, said: LogDefaults, notes: list[str]) -> list[Row]:
     import pandas as pd
     import pyarrow as pa
 
@@ -255,7 +255,7 @@ def _of_file(path: Path, said: Said, notes: list[str]) -> list[Row]:
 class _Cells:
     """The cells of a table as values, or an error that names the row."""
 
-    def __init__(self, where: str, table: Any, said: Said, notes: list[str]) -> None:
+    def __init__(self, where: str, table: Any, said: LogDefaults, notes: list[str]) -> None:
         self._where, self._table, self._lenient, self._notes = where, table, said.lenient, notes
         self._texts = {name: _texts(table[name]) for name in table.columns if name in _NEEDED + _MORE}
         self._words = [self._word(row, text) for row, text in enumerate(self._texts["what"])]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
-from fedsim.federation.client import Earlier, Order
-from fedsim.federation.contents import Free, Lazy, Partial, Sized
-from fedsim.federation.dispatch import Errand
+from fedsim.federation.client import Instruction, PreviousResult
+from fedsim.federation.contents import Header, Lazy, Opaque, Partial
+from fedsim.federation.dispatch import TaskContext
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
@@ -32,7 +32,7 @@ _CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
-        *(Errand, Earlier, Order, Free, Lazy, Partial, Sized, TaskEnd),
+        *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
         *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Contrast, Limit, Part),
         *(Flow, Message, Load, Place, Tier),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedsim.federation.messages import Strategy
     from fedsim.learning import Evaluation, Learner
 
-Served = Mapping[str, tuple[Ref, Sequence[int] | None]]
+ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]
 """A strategy's models by name, each with the devices that it serves (None: all)."""
 
 Row = dict[str, float | None]
@@ -123,7 +123,7 @@ class Evaluator:
             return f"accuracy {accuracy:.4f} reached"
         return f"{number + 1} rounds" if self.is_last(number) else None
 
-    def why_no_accuracy(self, rounds: int, models: Served) -> str:
+    def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
         """Why no test has told an accuracy, of a run that has made so many rounds and ends with these models."""
         if not rounds:
             return "not one round came to an aggregation; the timeline shows what became of the tasks"
@@ -140,7 +140,7 @@ class Evaluator:
             return "no device that has a model was there at the last test"
         return "no device that was tested has test samples"
 
-    async def measure(self, number: int, models: Served, updates: Sequence[Measured], strategy: "Strategy") -> Row:
+    async def measure(self, number: int, models: ModelAssignment, updates: Sequence[Measured], strategy: "Strategy") -> Row:
         """What is to be known after a round.
 
         Returns:
@@ -160,7 +160,7 @@ class Evaluator:
         spec = self._spec
         return self.is_last(number) or (number >= spec.from_round and (number + 1) % spec.every == 0)
 
-    async def _learn(self, row: Row, models: Served, updates: Sequence[Measured], usual_score: str) -> None:
+    async def _learn(self, row: Row, models: ModelAssignment, updates: Sequence[Measured], usual_score: str) -> None:
         learner = self._learner
         trained = [(entry.update, entry.weight) for entry in updates]
         if self._spec.train_loss == "first":  # before they are computed: how, is forgotten then
@@ -184,7 +184,7 @@ class Evaluator:
         """How an evaluation is counted."""
         return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score
 
-    def _here(self, models: Served) -> Served:
+    def _here(self, models: ModelAssignment) -> ModelAssignment:
         """The models with those of their devices that are there: who has left, or is yet to come, is not tested."""
         present = self._world.present()
         if present is None:
@@ -266,7 +266,7 @@ class Evaluator:
             "nmi": normalised_mutual_information(groups, truth),
         }
 
-    async def fine_tuned(self, models: Served, number: int, usual_score: str) -> float | None:
+    async def fine_tuned(self, models: ModelAssignment, number: int, usual_score: str) -> float | None:
         """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""
         epochs, version = self._spec.fine_tune_epochs, self._world.version()
         if not epochs:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Tensor
@@ -19,7 +19,7 @@ BEST = "best"
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class PreviousResult:
     """``Training.start`` or ``anchor``: a linear combination with the results of trainings before in the same task.
 
     Attributes:
@@ -30,7 +30,7 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunInfo:
     """What both halves know of a run before it begins.
 
     Attributes:
@@ -56,7 +56,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Order:
+class Instruction:
     """What the server has asked of a device.
 
     Attributes:
@@ -86,7 +86,7 @@ class Real(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Done(NamedTuple):
+class LocalResult(NamedTuple):
     """What a device has computed.
 
     Attributes:
@@ -120,11 +120,11 @@ class Client(Generic[P]):
 
     _plain, _steps = Training(None), (Train(Training(None)),)  # the last ones, which a whole cohort may share
 
-    def __init__(self, params: P, setting: Setting) -> None:
+    def __init__(self, params: P, setting: RunInfo) -> None:
         self.params = params
         self.setting = setting
 
-    def real(self, device: Device, order: Order) -> Real | None:
+    def real(self, device: Device, order: Instruction) -> Real | None:
         """What must really be computed before it is known what the device computes or answers; None for nothing.
 
         Its value is in ``order.value`` when ``work`` is called. Where there are several workers it may be begun as soon as the
@@ -132,33 +132,33 @@ class Client(Generic[P]):
         """
         return None
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """What the device computes when it has received the message; by default it trains."""
         training, limit = self.training(device, order), self.limit(device, order)
         if training is not self._steps[0].training or limit is not self._steps[0].limit:
             self._steps = (Train(training, limit),)
         return self._steps
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """How it trains."""
         model, epochs = order.contents["model"], getattr(self.params, "local_epochs", 1)
         if model is not self._plain.start or epochs != self._plain.epochs:
             self._plain = Training(model, epochs)
         return self._plain
 
-    def limit(self, device: Device, order: Order) -> Limit:
+    def limit(self, device: Device, order: Instruction) -> Limit:
         """How long it may train."""
         return NO_LIMIT
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """What the device makes of what it has computed, before it answers; by default it stays as it is."""
         return done
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """What the device answers when it has computed; None for nothing. By default its update and what that is made of."""
-        return {"update": done.update, "samples": Free(done.samples), "epochs": Free(done.epochs)}
+        return {"update": done.update, "samples": Header(done.samples), "epochs": Header(done.epochs)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The answer has arrived; one that is cut off has not, and the device knows."""
 
     def on_shift(self, device: Device) -> Contents | None:

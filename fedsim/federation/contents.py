@@ -6,8 +6,8 @@ A content is one of:
 - some tensors of a model (``Partial``), in the same form;
 - numbers: one, a sequence or an array of them, 4 bytes each;
 - numbers that are known only when somebody asks (``Lazy``), 4 bytes each;
-- ``Free``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them;
-- ``Sized``: anything else, with the bytes that it has.
+- ``Header``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them;
+- ``Opaque``: anything else, with the bytes that it has.
 
 A message without contents that have bytes is not sent: it takes no time.
 """
@@ -31,14 +31,14 @@ _NUMBER_BYTES = 4.0
 
 
 @dataclass(slots=True)
-class Free:
+class Header:
     """A content in the header of a message: counts of samples, a deadline, what is to be done. The receiver gets the value."""
 
     value: Any
 
 
 @dataclass(slots=True)
-class Sized:
+class Opaque:
     """A content that fedsim does not look into, with its bytes on the wire. The receiver gets the value itself."""
 
     value: Any
@@ -61,7 +61,7 @@ class Lazy:
     count: int = 1
 
 
-_WRAPPED = (Free, Sized)
+_WRAPPED = (Header, Opaque)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def payloads(contents: Contents, sizes: Sizes) -> tuple[Payload, ...]:
     parts = []
     for name, value in contents.items():
         kind = type(value)
-        if kind is not Free:
+        if kind is not Header:
             parts.append(_payload(name, sizes.model_bytes if kind is Ref else _bytes(name, value, sizes)))
     return tuple(parts)
 
@@ -122,7 +122,7 @@ def _bytes(name: str, value: Any, sizes: Sizes) -> float:
         return sizes.model_bytes
     if isinstance(value, Partial):
         return sizes.part_bytes(value.count)
-    if isinstance(value, Sized):
+    if isinstance(value, Opaque):
         return value.bytes
     if isinstance(value, Lazy):
         return value.count * _NUMBER_BYTES

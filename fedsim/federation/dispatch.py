@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.federation.client import BEST, Client, Done, Earlier, Order
+from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
 from fedsim.federation.contents import Contents, Partial, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import Devices
@@ -57,7 +57,7 @@ _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 
 
 @dataclass(slots=True)
-class Errand:
+class TaskContext:
     """What a running task is about.
 
     Attributes:
@@ -70,7 +70,7 @@ class Errand:
         real: its real work, as soon as that is begun.
     """
 
-    order: Order
+    order: Instruction
     begun: bool = False
     computed: bool = False
     reply: Contents | None = None
@@ -174,13 +174,13 @@ class Dispatch:
         edge = self.edges.of(device) if at_edge else None
         if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
-        errand = Errand(Order(job, received(contents), number))
+        errand = TaskContext(Instruction(job, received(contents), number))
         task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=errand)
         if self._is_real and self.simulation.executor.workers > 1:
             self._begin_real(device, errand)
         return task.id
 
-    def _begin_real(self, device: int, errand: Errand) -> None:
+    def _begin_real(self, device: int, errand: TaskContext) -> None:
         if real := self._client.real(self.devices.of(device), errand.order):
             errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
 
@@ -255,7 +255,7 @@ class Dispatch:
 
     def next_steps(self, task: Task) -> tuple[Step, ...]:
         """A device has carried out all steps that its task had: those that follow, none if that was all."""
-        errand: Errand = task.context
+        errand: TaskContext = task.context
         if errand.replied:
             return ()
         device = self.devices.of(task.device)
@@ -286,7 +286,7 @@ class Dispatch:
         return (*encoding, Upload(parts)) if parts else ()
 
     @staticmethod
-    def _report(done: Done, meant: Contents, arriving: Contents) -> None:
+    def _report(done: LocalResult, meant: Contents, arriving: Contents) -> None:
         """What arrives of an update reports the loss of the training that it comes from, whatever was made of it."""
         if done.trained is None or done.update is None:
             return
@@ -301,7 +301,7 @@ class Dispatch:
         models = step.limit.reserve_upload / self._up.model_bytes
         return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
 
-    def _done(self, task: Task) -> Done:
+    def _done(self, task: Task) -> LocalResult:
         """What a device has computed."""
         update: Ref | None = None
         start: Ref | None = None
@@ -314,7 +314,7 @@ class Dispatch:
             elif isinstance(step, Train) and (finished := next(epochs)):
                 start, training = tested if step.training.start == BEST else step.training.start, step.training
                 before = earlier if update is None else (*earlier, update)
-                if type(start) is Earlier or type(training.anchor) is Earlier:
+                if type(start) is PreviousResult or type(training.anchor) is PreviousResult:
                     start, anchor = self._found(start, before), self._found(training.anchor, before)
                 else:
                     anchor = training.anchor
@@ -323,16 +323,16 @@ class Dispatch:
                 number, earlier = task.round or 0, before
                 update = self.learner.train(training, task.device, key=task.count, round=number, version=task.version)
                 steps = training.sgd_steps(task.samples, self._batch_size)
-        return Done(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
+        return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 
     def _found(self, model: Any, earlier: "tuple[Ref, ...]") -> Any:
         """A model that a training starts from or is held to, where it follows from the trainings before."""
-        if not isinstance(model, Earlier):
+        if not isinstance(model, PreviousResult):
             return model
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
         return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
 
-    def _attacked(self, task: Task, attack: Attack, done: Done, reply: Contents) -> tuple[Done, Contents]:
+    def _attacked(self, task: Task, attack: Attack, done: LocalResult, reply: Contents) -> tuple[LocalResult, Contents]:
         """What a malicious device says that it has computed: every model in its reply is attacked, the update from its start.
 
         Any other model in a reply is a change of something (a control variate): it starts from 0.
@@ -356,7 +356,7 @@ class Dispatch:
 
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: put the message into the inbox."""
-        errand: Errand = task.context
+        errand: TaskContext = task.context
         outcome = task.outcome or "done"
         contents: Mapping[str, Any] = {}
         if outcome == "done":

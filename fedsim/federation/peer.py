@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
@@ -35,7 +35,7 @@ class Peer(Device):
 
     def train(self, model: Ref, number: int) -> None:
         """Train from ``model`` in the round ``number``, as a task that moves no bytes; ``on_trained`` tells its end."""
-        self._dispatch.ask(self.number, {"model": Free(model)}, "train", number, None, continues=False)
+        self._dispatch.ask(self.number, {"model": Header(model)}, "train", number, None, continues=False)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
         """Send contents to other devices, all at once; models in the form that ``messages.up`` says.

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, home_of, shown
-from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, Served
-from fedsim.federation.client import Setting
+from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
+from fedsim.federation.client import RunInfo
 from fedsim.federation.contents import Contents, Lazy
 from fedsim.federation.peer import Peer
 from fedsim.learning.functions import Function
@@ -51,7 +51,7 @@ class Server:
         setting: what both halves know; an attribute, as is the number of ``devices``.
     """
 
-    def __init__(self, dispatch: "Dispatch", setting: Setting) -> None:
+    def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
         self._dispatch = dispatch
         self.setting = setting
         self.devices = setting.devices
@@ -413,7 +413,9 @@ class Server:
         """End the run after this instant."""
         self._dispatch.simulation.stop(reason)
 
-    async def finish_round(self, number: int, models: Served, updates: Sequence[Measured] = (), **counts: float) -> bool:
+    async def finish_round(
+        self, number: int, models: ModelAssignment, updates: Sequence[Measured] = (), **counts: float
+    ) -> bool:
         """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
 
         Measuring takes no simulated time and moves no bytes.

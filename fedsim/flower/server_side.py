@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.federation.contents import Free, Sized
+from fedsim.federation.contents import Header, Opaque
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App
@@ -276,7 +276,7 @@ class Session:
                 self._continued.append(one)
             count = self._counts[device] = self._counts.get(device, -1) + 1
             seed = int(self._server.rng("client-app", device, count).integers(1 << 32))
-            contents = {kind: Sized(sent.message, float(sent.bytes)), "seeds": Free((self._client_seed, seed))}
+            contents = {kind: Opaque(sent.message, float(sent.bytes)), "seeds": Header((self._client_seed, seed))}
             number = None if one is None else one.number
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
             self._by_task[sent.task] = sent

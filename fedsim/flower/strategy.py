@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from numpy.typing import NDArray
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Client, Done, Order, Real, Setting
-from fedsim.federation.contents import Contents, Sized
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Client, Instruction, LocalResult, Real, RunInfo
+from fedsim.federation.contents import Contents, Opaque
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -29,7 +29,7 @@ _runs = itertools.count()
 class FlowerClient(Client[FlowerParams]):
     """Carries out what the ClientApp does; it alone knows what devices remember."""
 
-    def __init__(self, params: FlowerParams, setting: Setting) -> None:
+    def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._app = read_app(params.app, params.run_config)
         self._run = f"{os.getpid()}-{next(_runs)}"
@@ -37,7 +37,7 @@ class FlowerClient(Client[FlowerParams]):
         self._flops: dict[str, float] = {}  # of an example, by the kind of message
         self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
 
-    def real(self, device: Device, order: Order) -> Real:
+    def real(self, device: Device, order: Instruction) -> Real:
         """The ClientApp's work."""
         from flwr.app import RecordDict
 
@@ -60,7 +60,7 @@ class FlowerClient(Client[FlowerParams]):
         )
         return Real(carry_out, (job,))
 
-    def work(self, device: Device, order: Order) -> list[Work]:
+    def work(self, device: Device, order: Instruction) -> list[Work]:
         """How long that takes."""
         from fedsim.flower.client_side import config_of
 
@@ -72,9 +72,9 @@ class FlowerClient(Client[FlowerParams]):
         work = self.params.time.work(order.job, examples, self._flops.get(order.job), config)
         return [] if work is None else [work]
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """What the ClientApp has answered."""
-        return {f"{order.job}-reply": Sized(order.value, float(order.value.bytes))}
+        return {f"{order.job}-reply": Opaque(order.value, float(order.value.bytes))}
 
 
 class Flower(Strategy[FlowerParams]):
@@ -134,7 +134,7 @@ class Flower(Strategy[FlowerParams]):
         """A device for which a message waits can be reached."""
         self.session.on_return(device)
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """None that fedsim could test."""
         return {}
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import Evaluator, World
-from fedsim.federation.client import Setting
+from fedsim.federation.client import RunInfo
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.messages import Start
@@ -187,9 +187,9 @@ class Run:
         cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training)
         return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size)
 
-    def _setting(self) -> Setting:
+    def _setting(self) -> RunInfo:
         scenario = self.scenario
-        return Setting(
+        return RunInfo(
             devices=scenario.population.devices,
             parameters=int(self.learner.parameters),
             classes=len(self._label_counts(0, None)),

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Measured, Served
+from fedsim.evaluation.evaluator import Measured, ModelAssignment
 from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
@@ -163,6 +163,6 @@ class Asynchronous(Strategy[A]):
         state["version"] += 1
         server.begin_round(state["version"])
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """One model for all devices."""
         return {"global": (self.state["model"], None)}

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Client, Setting
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Client, RunInfo
 from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
@@ -89,7 +89,7 @@ class StrategyParams(Spec):
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        """The devices over which ``Setting.mean_epoch_s`` is the mean."""
+        """The devices over which ``RunInfo.mean_epoch_s`` is the mean."""
         return "unslowed"
 
     def check(self, devices: int) -> None:
@@ -140,7 +140,7 @@ class Strategy(Generic[P]):
     """How its accuracy is counted unless the scenario says otherwise."""
 
     @classmethod
-    def client_half(cls, params: P, setting: Setting) -> ClientHalf:
+    def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
         """What runs on the devices: its ``Client``, which also does what selection and secure aggregation want of it."""
         own, selection = cls.Client(params, setting), getattr(params, "selection", None)
         if isinstance(selection, Selection) and selection.talks:
@@ -188,7 +188,7 @@ class Strategy(Generic[P]):
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
         """A device whose data have changed says what its client half (``Client.on_shift``) has to say of it."""
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""
         raise NotImplementedError
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -193,7 +193,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     connected.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Begin again, with all data in one piece; or train."""
         if order.job == "connect":
             device.state.update(splits=0, selected=0)
@@ -201,13 +201,13 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         device.state["selected"] += 1
         return super().work(device, order)
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
         params, (splits, selected) = self.params, self._counts(device)
         part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
         return Training(order["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
 
-    def limit(self, device: Device, order: Order) -> Limit:
+    def limit(self, device: Device, order: Instruction) -> Limit:
         """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
         params = self.params
         reserve = device.upload_bytes({"update": order["model"], "control": 1}) if params.reserve_upload else 0.0
@@ -215,13 +215,13 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         lost = params.cut_epoch == "lost"
         return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """The size of the largest part on connection; update and flag; or the flag, and the size when the data were split."""
         params = self.params
         if order.job == "connect":
             return {"size-report": self._sizes(device)[0]}
         if done.update is not None:
-            return {"update": done.update, "control": 1, "samples": Free(done.samples)}
+            return {"update": done.update, "control": 1, "samples": Header(done.samples)}
         unchanged = {"unchanged-model": order["model"]} if params.straggler_upload == "model" else {}
         splits, _ = self._counts(device)
         if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
@@ -229,7 +229,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         device.state["splits"] = splits + 1
         sizes = self._sizes(device)
         report = sizes if params.size_reports == "all" else sizes[0]
-        return {**unchanged, "control": 0, "size-report": report, "parts": Free(sizes)}
+        return {**unchanged, "control": 0, "size-report": report, "parts": Header(sizes)}
 
     def _counts(self, device: Device) -> tuple[int, int]:
         return device.state["splits"], device.state["selected"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Done, Order
+from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
@@ -207,12 +207,12 @@ Pull = tuple[Ref, Ref]
 class CFLClient(SynchronousClient[CFLParams]):
     """Trains as FedAvg's, on the way down the tree too."""
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """From the model that was received."""
         (model,) = order.contents.values()
         return Training(model, self.params.local_epochs)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update."""
         return {"cold-start": done.update} if order.job == "cold-start" else super().reply(device, order, done)
 

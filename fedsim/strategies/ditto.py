@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
 from fedsim.strategies.personal import Personal
@@ -39,19 +39,19 @@ class DittoClient(SynchronousClient[DittoParams]):
     State: ``model``, its own; absent until it has first answered.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Both trainings, each from where it stands."""
         own = device.state["model"] if "model" in device.state else device.initial()
         epochs = self.params.personal_epochs or self.params.local_epochs
         return (Train(Training(own, epochs, mu=self.params.lam, anchor=order["model"])), *super().work(device, order))
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update; its own model is not sent, but seen by who evaluates."""
         before = device.state.get("model", device.initial())
         own = device.mix([(done.earlier[0], 1.0)], otherwise=before)  # not what has diverged
-        return {**(super().reply(device, order, done) or {}), "own": Free(own)}
+        return {**(super().reply(device, order, done) or {}), "own": Header(own)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The round counts for its own model too."""
         device.state["model"] = reply["own"].value
 

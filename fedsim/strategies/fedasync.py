@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from fedsim.federation.client import Client, Order
+from fedsim.federation.client import Client, Instruction
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import OnlyWith
@@ -56,7 +56,7 @@ class FedAsyncParams(AsynchronousParams):
 class FedAsyncClient(Client[FedAsyncParams]):
     """Trains with the proximal term."""
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD around the received model."""
         return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Client, Done, Order
+from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -64,18 +64,18 @@ class FedATParams(StrategyParams):
 class FedATClient(Client[FedATParams]):
     """Trains around the received model; to be profiled it does the same."""
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD with the proximal term."""
         model = order["profiling" if order.job == "profile" else "model"]
         return Training(model, self.params.local_epochs, mu=self.params.mu)
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """What the aggregation has clients do to their updates."""
         if done.update is None or done.start is None:
             return done
         return done._replace(update=self.params.aggregation.on_device(device, done.update, done.start))
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update."""
         return {"profiling": done.update} if order.job == "profile" else super().reply(device, order, done)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from fedsim.evaluation.evaluator import Served
+from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.contents import Contents
 from fedsim.learning.refs import Ref
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, S, Synchronous
@@ -63,6 +63,6 @@ class FedAvg(Synchronous[S]):
         """The global model."""
         return self.state["model"]  # type: ignore[no-any-return]
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """One model for all devices."""
         return {"global": (self.state["model"], None)}

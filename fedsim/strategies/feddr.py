@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
@@ -40,32 +40,32 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     three are the first model.
     """
 
-    def moved(self, device: Device, order: Order) -> Ref:
+    def moved(self, device: Device, order: Instruction) -> Ref:
         """y_i + alpha (received - x_i)."""
         start = device.initial()
         x, y = device.state.get("x", start), device.state.get("y", start)
         return device.mix([(y, 1.0), (order["model"], self.params.alpha), (x, -self.params.alpha)])
 
-    def work(self, device: Device, order: Order) -> Sequence[Train | Evaluate]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Train | Evaluate]:
         """Local SGD on f_i(x) + ||x - y_i||^2 / (2 eta)."""
         center, own = self.moved(device, order), device.state.get("x", device.initial())
         start = own if self.params.start == "own" else center
         training = Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
         return (Train(training, self.limit(device, order)),)
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """The update is the received model, and how far 2 x_i - y_i is from what the server has for it."""
         assert done.update is not None
         z = device.state.get("z", device.initial())
         parts = [(order["model"], 1.0), (done.update, 2.0), (self.moved(device, order), -1.0), (z, -1.0)]
         return super().computed(device, order, done._replace(update=device.mix(parts), start=order["model"]))
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update; y_i and x_i stay here."""
         assert done.trained is not None
-        return {**(super().reply(device, order, done) or {}), "own": Free([done.trained, self.moved(device, order)])}
+        return {**(super().reply(device, order, done) or {}), "own": Header([done.trained, self.moved(device, order)])}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The server has the move, as it arrived: it is made here too; one that is not finite on neither side."""
         x, y = reply["own"].value
         start = device.initial()

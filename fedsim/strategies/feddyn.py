@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Order
+from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
@@ -45,7 +45,7 @@ class FedDynClient(SynchronousClient[FedDynParams]):
     grad L_k(theta_k) is -alpha times that. Absent while it is 0.
     """
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2."""
         alpha = self.params.alpha
         if self.params.alpha_samples is not None:
@@ -53,7 +53,7 @@ class FedDynClient(SynchronousClient[FedDynParams]):
         linear = device.mix([(device.state["moved"], alpha)]) if "moved" in device.state else None
         return Training(order["model"], self.params.local_epochs, mu=alpha, linear=linear)
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The server has the update: both sides add how far it was."""
         before = device.state.get("moved", device.zero())
         parts = [(before, 1.0), (reply["update"], 1.0), (order["model"], -1.0)]

@@ -4,8 +4,8 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.learning.functions import weighted_sum
@@ -49,9 +49,9 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 class FedNovaClient(FedProxClient):
     """Says how many steps it took."""
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update, and its steps."""
-        return {**(super().reply(device, order, done) or {}), "steps": Free(done.steps)}
+        return {**(super().reply(device, order, done) or {}), "steps": Header(done.steps)}
 
 
 class FedNova(FedProx):

@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
@@ -29,11 +29,11 @@ class FedProxParams(AggregatingParams):
 class FedProxClient(SynchronousClient[FedProxParams]):
     """Trains with the proximal term, up to the deadline."""
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD around the received model."""
         return Training(order["model"], self.params.local_epochs, mu=self.params.mu)
 
-    def limit(self, device: Device, order: Order) -> Limit:
+    def limit(self, device: Device, order: Instruction) -> Limit:
         """As many epochs as fit, or all of them."""
         if not self.params.partial_work:
             return super().limit(device, order)
@@ -59,4 +59,4 @@ class FedProx(FedAvg[FedProxParams]):
     def contents(self, device: int) -> Contents:
         """The global model, and when the round ends."""
         stop_at = None if self.round_limit is None else self.server.now + self.round_limit
-        return {"model": self.state["model"], "stop_at": Free(stop_at)}
+        return {"model": self.state["model"], "stop_at": Header(stop_at)}

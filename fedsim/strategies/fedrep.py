@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from fedsim.federation.client import Earlier, Order
+from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
 from fedsim.strategies.fedper import HeadParams
@@ -38,14 +38,14 @@ class FedRepParams(HeadParams):
 class FedRepClient(KeepingClient[FedRepParams]):
     """Trains its head with the layers below held, then these with the head held."""
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Both trainings."""
         head = Training(self.begin(device, order), self.params.head_epochs, held=self.sent_places)
         return (Train(head), *super().work(device, order))
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD of the layers below, from what the first training has made of the head."""
-        return Training(Earlier(((0, 1.0),)), self.params.local_epochs, held=self.kept_places)
+        return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self.kept_places)
 
 
 class FedRep(Keeping[FedRepParams]):

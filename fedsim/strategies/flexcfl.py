@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -136,14 +136,14 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Remember what was received, and train."""
         found = {"initial": order.contents.get("initial-model") or order.contents.get("pre-training")}
         found["directions"] = order.contents.get("directions")
         device.state.update({name: value for name, value in found.items() if value is not None})
         return super().work(device, order)
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """A little from the initial model, for the direction that it takes; else from the group's.
 
         Who has been pre-trained in the same round trains one epoch less, if the parameters say so: that was the first.
@@ -155,12 +155,12 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
             return Training(device.state["initial"], steps=params.pretrain_iterations)
         return Training(order["model"], self._epochs(order))
 
-    def _epochs(self, order: Order) -> int:
+    def _epochs(self, order: Instruction) -> int:
         params = self.params
         one_less = "pre-trained" in order.contents and params.epochs_after_cold_start != "full"
         return max(1, params.local_epochs - one_less)
 
-    def limit(self, device: Device, order: Order) -> Limit:
+    def limit(self, device: Device, order: Instruction) -> Limit:
         """All of it before the deadline that counts from the download; beside the rounds there is none."""
         params = self.params
         if order.job == "train":
@@ -169,7 +169,7 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         aside = order.job == "find-group" and order.round is None
         return Limit(budget=None if aside else self.training_limit, at_least=epochs)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update; or the group whose direction is most like the change by the pre-training."""
         match order.job:
             case "pre-train":
@@ -180,7 +180,7 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
                 return {"id": device.numbers(nearest_direction, models)}
         return super().reply(device, order, done)
 
-    def settles(self, device: Device, order: Order) -> bool:
+    def settles(self, device: Device, order: Instruction) -> bool:
         """Pre-training says which group it is."""
         return order.job != "train"
 
@@ -333,7 +333,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def contents_after_preparation(self, device: int) -> Contents:
         """The group's model, and that the device was pre-trained in this round."""
-        return {**self.contents(device), "pre-trained": Free(True)}
+        return {**self.contents(device), "pre-trained": Header(True)}
 
     def contents(self, device: int) -> Contents:
         """The group's model; who was pre-trained for the groups receives the directions with its first one."""

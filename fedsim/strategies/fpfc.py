@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Order
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -49,12 +49,12 @@ class FPFCClient(SynchronousClient[FPFCParams]):
     State: ``model``, its own; absent until it has first answered.
     """
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD on its loss + rho / 2 ||w - received||^2."""
         own = device.state.get("model", order["model"])
         return Training(own, self.params.local_epochs, mu=self.params.rho, anchor=order["model"])
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The server has it as it arrived; one that is not finite on neither side."""
         device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=device.state.get("model", order["model"]))
 
@@ -157,7 +157,7 @@ class FPFC(Synchronous[FPFCParams]):
         """The model of its device's group."""
         return self.state["models"][self.state["group"][entry["device"]]]  # type: ignore[no-any-return]
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """A model a group, and the first one for those who have never answered."""
         group = self.state["group"]
         others = [device for device in range(self.server.devices) if device not in group]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from fedsim.evaluation.evaluator import Served
+from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.contents import Contents
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -93,7 +93,7 @@ class Grouped(Synchronous[G]):
         found: list[int] = self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
         return found
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """A model a group, for the devices that are in it now."""
         served: list[list[int]] = [[] for _ in self.state["models"]]
         for device, group in enumerate(self.state["group"]):

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Order
+from fedsim.federation.client import Instruction
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.strategies.fedavg import FedAvg
@@ -65,7 +65,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
     """Trains for kappa1 steps, or ``local_epochs``."""
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD."""
         return Training(order["model"], self.params.local_epochs, steps=self.params.kappa1)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import BEST, Done, Order
-from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.client import BEST, Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
@@ -57,14 +57,14 @@ class IFCAParams(MigratingParams):
 class IFCAClient(MigratingClient[IFCAParams]):
     """Tests all models, trains the best, and says which that was."""
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Test, and train if that is asked."""
         if order.job == "choose":
             return (Evaluate(tuple(order["migration"]), self.testing_limit(order)),)
         training = Training(BEST, full_batch=True) if self._steps_once else Training(BEST, self.params.local_epochs)
         return (Evaluate(tuple(order["model"]), self.testing_limit(order)), Train(training, self.limit(device, order)))
 
-    def limit(self, device: Device, order: Order) -> Limit:
+    def limit(self, device: Device, order: Instruction) -> Limit:
         """The one step, or all epochs."""
         return Limit(budget=self.training_limit) if self._steps_once else super().limit(device, order)
 
@@ -72,15 +72,15 @@ class IFCAClient(MigratingClient[IFCAParams]):
     def _steps_once(self) -> bool:
         return self.params.averaging == "gradients"
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The choice, and the update."""
         assert done.tested is not None
         choice = {"id": Lazy("choice", done.tested)}
         if order.job == "choose":
             return choice
-        return {"update": done.update, **choice, "samples": Free(done.samples)}
+        return {"update": done.update, **choice, "samples": Header(done.samples)}
 
-    def settles(self, device: Device, order: Order) -> bool:
+    def settles(self, device: Device, order: Instruction) -> bool:
         """A choice after a shift, or the first one."""
         return order.job == "choose" or "reference" not in device.state
 

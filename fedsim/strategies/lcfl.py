@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -187,7 +187,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Test models, or train."""
         match order.job:
             case "exchange":
@@ -202,7 +202,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return (Train(self._warming_up(device, order)),)
         return super().work(device, order)
 
-    def _warming_up(self, device: Device, order: Order) -> Training:
+    def _warming_up(self, device: Device, order: Instruction) -> Training:
         """From the model that was received, or a draw of its own."""
         params = self.params
         start = order.contents.get("warm-up") or device.initial(1 + device.number)
@@ -212,7 +212,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             return Training(start, params.warmup_epochs)
         return Training(start, steps=params.warmup_iterations)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The losses, the choice or the model."""
         match order.job:
             case "exchange":
@@ -225,10 +225,10 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 assert done.tested is not None
                 return {"id": Lazy("choice", done.tested)}
             case "warm-up":
-                return {"warm-up": done.update, "start": Free(done.start)}
+                return {"warm-up": done.update, "start": Header(done.start)}
         return super().reply(device, order, done)
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The server has the model: it will be compared with others."""
         if order.job == self.params.second_campaign:
             device.state.pop("own", None)
@@ -314,7 +314,7 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         """The model of the device's cluster; in the warm-up the global one, and that what comes of it will be compared."""
         if self.state["clustered"]:
             return super().contents(device)
-        return {"model": self.state["global"], "compared": Free(True)}
+        return {"model": self.state["global"], "compared": Header(True)}
 
     async def aggregate(self) -> None:
         """Each cluster's updates become its model; in the warm-up there is one, and the server keeps what each has sent."""
@@ -335,7 +335,7 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         """The model that the update went into."""
         return super().center(entry) if self.state["clustered"] else self.state["global"]
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """The global model until there are clusters, then one a cluster, for its members."""
         return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
 
@@ -424,7 +424,7 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
             return {}
         if state["campaign"] == "exchange":
             others = [state["own"][other] for other in state["exchanged"] if other != device]
-            return {"exchange": others, "place": Free(state["exchanged"].index(device))}
+            return {"exchange": others, "place": Header(state["exchanged"].index(device))}
         if params.warmup == "local" and params.local_start == "own":
             return {}
         return {"warm-up": state["global"]}

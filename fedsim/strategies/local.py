@@ -3,9 +3,9 @@
 from typing import Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.refs import Ref
@@ -36,16 +36,16 @@ class LocalParams(SelectingParams):
 class LocalClient(SynchronousClient[LocalParams]):
     """Trains its own model and keeps it."""
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """From the model that it has."""
         start = device.state["model"] if "model" in device.state else device.initial()
         return Training(start, self.params.local_epochs)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """Nothing that is sent: the model is seen by who evaluates."""
         assert done.update is not None
         device.state["model"] = device.mix([(done.update, 1.0)], otherwise=done.start)  # not what has diverged
-        return {"update": Free(done.update), "samples": Free(done.samples)}
+        return {"update": Header(done.update), "samples": Header(done.samples)}
 
 
 class Local(Synchronous[LocalParams]):
@@ -93,6 +93,6 @@ class Local(Synchronous[LocalParams]):
     def center(self, entry: dict[str, Any]) -> None:
         """None: there is no common model."""
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """A model a device."""
         return {f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])}

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.federation.client import Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.grouped import Grouped, GroupedParams
@@ -63,11 +63,11 @@ class MigratingClient(SynchronousClient[M]):
     first data.
     """
 
-    def settles(self, device: Device, order: Order) -> bool:
+    def settles(self, device: Device, order: Instruction) -> bool:
         """Whether this task says which group the device belongs to."""
         raise NotImplementedError
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The label counts of the data that say which group it is become the reference."""
         if self.settles(device, order):
             device.state["reference"] = device.used_label_counts.tolist()
@@ -80,7 +80,7 @@ class MigratingClient(SynchronousClient[M]):
         first = device.first_label_counts
         reference = np.array(device.state["reference"]) if "reference" in device.state else first
         far, limit = distance(device.label_counts, reference, params.shift_metric), threshold(first, params.shift_threshold)
-        return {"distance": Free(far), "threshold": Free(limit)}
+        return {"distance": Header(far), "threshold": Header(limit)}
 
 
 class Migrating(Grouped[M]):

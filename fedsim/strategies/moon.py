@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Done, Order, Setting
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult, RunInfo
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
@@ -32,7 +32,7 @@ class MOONClient(SynchronousClient[MOONParams]):
     State: ``model``, what it trained last; absent until it has first answered, when the first model stands for it.
     """
 
-    def __init__(self, params: MOONParams, setting: Setting) -> None:
+    def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         layers = list({tensor.name.rpartition(".")[0]: tensor.layer for tensor in setting.tensors()}.values())
         if params.mu and layers and "Linear" not in layers[1:]:
@@ -42,19 +42,19 @@ class MOONClient(SynchronousClient[MOONParams]):
                 "their first layer, such as model.kind = 'mlp'"
             )
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD from the received model, which is the one to stay near."""
         contrast = Contrast(device.state.get("model", device.initial()), self.params.mu, self.params.temperature)
         return Training(order["model"], self.params.local_epochs, contrast=contrast if self.params.mu else None)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update; the model stays here, too, to get away from."""
         assert done.trained is not None
         before = device.state.get("model", device.initial())
         own = device.mix([(done.trained, 1.0)], otherwise=before)  # not what has diverged
-        return {**(super().reply(device, order, done) or {}), "own": Free(own)}
+        return {**(super().reply(device, order, done) or {}), "own": Header(own)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The round counts for its own model too."""
         device.state["model"] = reply["own"].value
 

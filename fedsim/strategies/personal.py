@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeVar
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Done, Order, Setting
-from fedsim.federation.contents import Contents, Free, Partial
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction, LocalResult, RunInfo
+from fedsim.federation.contents import Contents, Header, Partial
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.learning.architecture import Tensor
@@ -37,7 +37,7 @@ class Personal(FedAvg[S]):
         self.state["own"] |= {entry["device"]: entry["contents"]["own"] for entry in self.state["received"]}
         await super().aggregate()
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """A model a device, and the global one for the others."""
         own = self.state["own"]
         others = [device for device in range(self.server.devices) if device not in own] if own else None
@@ -45,7 +45,7 @@ class Personal(FedAvg[S]):
             f"device/{device}": (own[device], [device]) for device in sorted(own)
         }
 
-    def shared_models(self) -> Served:
+    def shared_models(self) -> ModelAssignment:
         """The global one."""
         return {"global": (self.state["model"], None)}
 
@@ -57,7 +57,7 @@ class KeepingParams(AggregatingParams):
         """Which tensors never leave a device."""
         raise NotImplementedError
 
-    def split(self, setting: Setting) -> tuple[Places, Places]:
+    def split(self, setting: RunInfo) -> tuple[Places, Places]:
         """Where in a flat model that stands which is sent, and that which stays.
 
         Raises:
@@ -100,26 +100,26 @@ class KeepingClient(SynchronousClient[K]):
     State: ``kept``, the numbers of its own tensors alone; absent until it has first answered.
     """
 
-    def __init__(self, params: K, setting: Setting) -> None:
+    def __init__(self, params: K, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self.sent_places, self.kept_places = params.split(setting)
 
-    def begin(self, device: Device, order: Order) -> Ref:
+    def begin(self, device: Device, order: Instruction) -> Ref:
         """The model that it has: what it received, and its own tensors."""
         model: Ref = order["model"]
         return device.splice(model, device.state["kept"], self.kept_places) if "kept" in device.state else model
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD of all tensors."""
         return Training(self.begin(device, order), self.params.local_epochs)
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """What the aggregation has clients do, to what they send alone."""
         assert done.update is not None
         update = device.splice(order["model"], done.update, self.sent_places)
         return super().computed(device, order, done._replace(update=update, start=order["model"]))
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """What is to be averaged; what it keeps is not sent, but seen by who evaluates."""
         assert done.update is not None
         assert done.trained is not None
@@ -127,9 +127,9 @@ class KeepingClient(SynchronousClient[K]):
         size = sum(end - begin for begin, end in self.kept_places)
         kept = device.apply(taken, models, places=self.kept_places, size=size)
         update = Partial(done.update, order["model"], self.sent_places)
-        return {**(super().reply(device, order, done) or {}), "update": update, "own": Free(kept)}
+        return {**(super().reply(device, order, done) or {}), "update": update, "own": Header(kept)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The round counts for its own tensors too."""
         device.state["kept"] = reply["own"].value
 

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Done, Earlier, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.client import Instruction, LocalResult, PreviousResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec
@@ -48,19 +48,19 @@ class PFedMeParams(AggregatingParams):
 class PFedMeClient(SynchronousClient[PFedMeParams]):
     """Finds its personal model R times, and moves its local model towards it each time."""
 
-    def local(self, received: Ref, rounds: int) -> Earlier:
+    def local(self, received: Ref, rounds: int) -> PreviousResult:
         """w_r after so many local rounds: w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), from what it received on."""
         step = self.params.eta * self.params.lam
         parts = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
-        return Earlier(((received, (1.0 - step) ** rounds), *enumerate(parts)))
+        return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(parts)))
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """K steps of each batch on its loss + lambda / 2 ||theta - w_r||^2, from the personal model before."""
         params, received = self.params, order["model"]
         return [
             Train(
                 Training(
-                    Earlier(((number - 1, 1.0),)) if number else received,
+                    PreviousResult(((number - 1, 1.0),)) if number else received,
                     steps=params.steps,
                     mu=params.lam,
                     anchor=self.local(received, number) if number else None,
@@ -70,7 +70,7 @@ class PFedMeClient(SynchronousClient[PFedMeParams]):
             for number in range(params.local_rounds)
         ]
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """The update is the local model."""
         assert done.update is not None
         thetas = (*done.earlier, done.update)
@@ -78,13 +78,13 @@ class PFedMeClient(SynchronousClient[PFedMeParams]):
         update = device.mix([(thetas[part] if isinstance(part, int) else part, factor) for part, factor in parts])
         return super().computed(device, order, done._replace(update=update, start=order["model"]))
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update; its personal model is not sent, but seen by who evaluates."""
         assert done.trained is not None
         own = device.mix([(done.trained, 1.0)], otherwise=device.state.get("model", order["model"]))  # not what has diverged
-        return {**(super().reply(device, order, done) or {}), "own": Free(own)}
+        return {**(super().reply(device, order, done) or {}), "own": Header(own)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """What stands in for a personal model that diverges."""
         device.state["model"] = reply["own"].value
 

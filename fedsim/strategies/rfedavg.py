@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -157,15 +157,15 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     State: ``total``, D as it was told last.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Train, or only report the size."""
         return () if order.job == "report" else super().work(device, order)
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Gradient steps on all samples."""
         return Training(order["model"], self.params.local_epochs, full_batch=True)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """Update, D_k, I_k and F_k; class counts where they are asked for."""
         params = self.params
         if order.job == "report":
@@ -182,7 +182,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         labels: list[int] = device.label_counts.tolist()
         counts = {"class-counts": labels} if params.weights == "optimal" else {}
         # The labels go along for the record of how balanced the classes are: nobody acts on them.
-        return {"update": done.update, "control": control} | counts | {"labels": Free(labels)}
+        return {"update": done.update, "control": control} | counts | {"labels": Header(labels)}
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from fedsim.federation.client import Done, Order
+from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
@@ -48,18 +48,18 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     State: ``control``, c_i; absent while it is 0.
     """
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
         gradient = Train(Training(order["model"], steps=1, full_batch=True, lr=1.0))
         return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)
 
-    def training(self, device: Device, order: Order) -> Training:
+    def training(self, device: Device, order: Instruction) -> Training:
         """Local SGD with the correction."""
         own = [(device.state["control"], -1.0)] if "control" in device.state else []
         linear = device.mix([(order["control-variate"], 1.0), *own])
         return Training(order["model"], self.params.local_epochs, linear=linear)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
         assert done.update is not None
         if done.earlier:
@@ -70,7 +70,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
             parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
         return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The server has the change: it is made here too."""
         before = device.state.get("control", device.zero())
         device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Measured, Served
-from fedsim.federation.client import Client, Done, Order, Setting
+from fedsim.evaluation.evaluator import Measured, ModelAssignment
+from fedsim.federation.client import Client, Instruction, LocalResult, RunInfo
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -244,20 +244,20 @@ class SynchronousClient(Client[S]):
     Derived from the parameters: ``training_limit``, how long a client may train after its download (s), or None.
     """
 
-    def __init__(self, params: S, setting: Setting) -> None:
+    def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self.training_limit = self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
         self._limit = Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
-    def limit(self, device: Device, order: Order) -> Limit:
+    def limit(self, device: Device, order: Instruction) -> Limit:
         """All epochs or none."""
         return self._limit
 
-    def testing_limit(self, order: Order) -> Limit:
+    def testing_limit(self, order: Instruction) -> Limit:
         """What is tested in a round must fit before the same deadline."""
         return NO_LIMIT if order.round is None else Limit(budget=self.training_limit)
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """What the aggregation has clients do to their updates."""
         aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
         if aggregation is None or done.update is None or done.start is None:
@@ -382,7 +382,7 @@ class Synchronous(Strategy[S]):
         await selection.closed(self.server, state, self.state["received"], self.shared_models())
         await selection.learn(self.server, state)
 
-    def shared_models(self) -> Served:
+    def shared_models(self) -> ModelAssignment:
         """The models that the server has to send, with the devices that each is for; by default all (``models``)."""
         return self.models()
 

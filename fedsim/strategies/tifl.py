@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Done, Order
+from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -131,7 +131,7 @@ class TiFLParams(AggregatingParams):
 class TiFLClient(SynchronousClient[TiFLParams]):
     """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """What is asked."""
         match order.job:
             case "report":
@@ -142,7 +142,7 @@ class TiFLClient(SynchronousClient[TiFLParams]):
                 return (Evaluate((order["model"],)),)
         return super().work(device, order)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """What it has found."""
         match order.job:
             case "report":

@@ -253,7 +253,7 @@ Space = Annotated[
 
 
 @dataclass(frozen=True)
-class Told:
+class TrialResult:
     """A trial that is over, as who proposes is told of it.
 
     Attributes:
@@ -308,7 +308,7 @@ class Search(Spec):
             ScenarioError: it says what to install.
         """
 
-    def ask(self, line: str, space: Space, told: Sequence[Told], count: int) -> list[dict[str, Any]]:
+    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
         """The values of the next ``count`` trials, the same whenever it is asked.
 
         Args:
@@ -325,7 +325,7 @@ class RandomSearch(Search):
 
     kind: Literal["random"] = "random"
 
-    def ask(self, line: str, space: Space, told: Sequence[Told], count: int) -> list[dict[str, Any]]:
+    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
         """The values of the next trials."""
         draw = Streams(self.seed).uniform
         numbers = range(len(told), len(told) + count)
@@ -361,7 +361,7 @@ class OptunaSearch(Search):
                 "and search.kind = 'random' needs nothing"
             ) from None
 
-    def ask(self, line: str, space: Space, told: Sequence[Told], count: int) -> list[dict[str, Any]]:
+    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
         """The values of the next trials: by a sampler of their own, which has seen those before."""
         import warnings
 

@@ -20,7 +20,7 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
 from fedsim.study.plan import Draft, PlannedRun, Study, Variant, searched
-from fedsim.study.search import METRICS, Search, Told
+from fedsim.study.search import METRICS, Search, TrialResult
 from fedsim.study.spec import TRIAL
 
 State = Literal["open", "done", "pruned", "failed", "refused"]
@@ -170,7 +170,8 @@ class Trials:
         for line in self.lines:
             ranks = [trial.rank(self._metric.most) for trial in line.trials]
             told = [
-                Told(trial.values, sum(other < rank for other in ranks)) for trial, rank in zip(line.trials, ranks, strict=True)
+                TrialResult(trial.values, sum(other < rank for other in ranks))
+                for trial, rank in zip(line.trials, ranks, strict=True)
             ]
             count = min(self.search.batch, self.search.trials - len(told))
             space = self.search.space_of(line.variant.name)

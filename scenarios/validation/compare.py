@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.analysis.style import GREY, PALE, SERIES, save, styled
-from fedsim.calibrate.log import Log, Said, read_log
+from fedsim.calibrate.log import Log, LogDefaults, read_log
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained
 
@@ -93,7 +93,7 @@ def told(name: str, world: dict[str, Any], log: Log, protocol: str) -> dict[str,
 
 def compared(name: str, world: dict[str, Any], out: Path) -> Iterator[Compared]:
     """One world by each protocol."""
-    log = read_log(HERE / "logs" / f"{name}.csv", Said())
+    log = read_log(HERE / "logs" / f"{name}.csv", LogDefaults())
     for protocol in PROTOCOLS:
         path = out / f"{name}-{protocol}.toml"
         path.write_text(tomli_w.dumps(told(name, world, log, protocol)))

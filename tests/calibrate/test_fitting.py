@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from fedsim.calibrate.fitting import fit, presence
-from fedsim.calibrate.log import Log, Said, read_log
+from fedsim.calibrate.log import Log, LogDefaults, read_log
 from fedsim.world.network.protocol import Tcp
 from tests.calibrate.logs import DEVICES, SIZE, rounds, task, written
 
 
 def fitted_to(text: str, folder: Path, latency: float | None = None):  # type: ignore[no-untyped-def]
-    log = read_log(written(folder / "log.csv", text), Said())
+    log = read_log(written(folder / "log.csv", text), LogDefaults())
     return fit(log.tasks, len(log.clients), latency)
 
 
@@ -47,7 +47,7 @@ def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
                 rounds = math.ceil(math.log2(rate * 0.04 / 15140)) if rate * 0.04 > 15140 else 0
                 took.append(0.02 + rounds * 0.04 + (wire - 15140 * (2**rounds - 1)) / rate)
             text += task(str(name), number, begin, (speed, size / took[0], size / took[1]), size=size)
-    log = read_log(written(tmp_path / "log.csv", text), Said())
+    log = read_log(written(tmp_path / "log.csv", text), LogDefaults())
     links = fit(log.tasks, 3, None, tcp).world.links
     np.testing.assert_allclose(links.latency, 0.02, rtol=1e-6)
     np.testing.assert_allclose(links.down, [device[1] for device in DEVICES], rtol=1e-6)
@@ -119,7 +119,7 @@ def test_a_limit_at_the_server_is_told_from_the_clients_own_links(tmp_path: Path
 def test_presence_of_those_who_miss_a_round(tmp_path: Path) -> None:
     lines = [task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(10) for one in range(5)
              if not (one == 1 and number in (4, 5)) and not (one == 3 and number == 8)]  # fmt: skip
-    log = read_log(written(tmp_path / "log.csv", "".join(lines)), Said())
+    log = read_log(written(tmp_path / "log.csv", "".join(lines)), LogDefaults())
     there = presence(log)
     assert there is not None
     whole = 905.0  # from the first round to the end of the last
@@ -133,7 +133,7 @@ def test_presence_that_the_log_says(tmp_path: Path) -> None:
         rounds(3)
         + "phone 0,,on,1000,1040,,\nphone 0,,on,1100,1211.25,,\nphone 1,,on,1000,1211.25,,\nphone 2,,on,1000,1211.25,,\n"
     )
-    there = presence(read_log(written(tmp_path / "log.csv", text), Said()))
+    there = presence(read_log(written(tmp_path / "log.csv", text), LogDefaults()))
     assert there is not None
     assert there.mean_off == pytest.approx(60.0)
     assert there.share[0] == pytest.approx(1 - 60 / 211.25)
@@ -141,7 +141,7 @@ def test_presence_that_the_log_says(tmp_path: Path) -> None:
 
 def test_cohorts_tell_nothing_of_presence(tmp_path: Path) -> None:
     def of(lines: str) -> Log:
-        return read_log(written(tmp_path / "log.csv", lines), Said())
+        return read_log(written(tmp_path / "log.csv", lines), LogDefaults())
 
     assert presence(of(rounds(3))) is None  # nobody is ever away
     chosen = (

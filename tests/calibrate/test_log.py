@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.calibrate.log import Said, read_log
+from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
@@ -19,7 +19,7 @@ GOOD = rounds(3)
 def test_tasks_and_rounds_are_found_whatever_the_order_of_rows(tmp_path: Path) -> None:
     lines = GOOD.splitlines(keepends=True)
     for number, order in enumerate((lines, lines[::-1], lines[1::2] + lines[::2])):
-        log = read_log(written(tmp_path / f"{number}.csv", "".join(order)), Said())
+        log = read_log(written(tmp_path / f"{number}.csv", "".join(order)), LogDefaults())
         assert log.clients == ("phone 0", "phone 1", "phone 2")
         assert log.synchronous
         assert log.tasks.round.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -42,7 +42,7 @@ def test_parquet_dates_and_servers_rows(tmp_path: Path) -> None:
     table.to_parquet(tmp_path / "a.parquet")
     table.assign(start=table["start"].astype(str), end=table["end"].astype(str)).to_csv(tmp_path / "dates.csv", index=False)
     for name in ("a.csv", "a.parquet", "dates.csv"):
-        log = read_log(tmp_path / name, Said())
+        log = read_log(tmp_path / name, LogDefaults())
         np.testing.assert_allclose(log.rounds.end - log.rounds.start, [12, 11.5])
         np.testing.assert_allclose(log.aggregate_s, [0.5])
         np.testing.assert_allclose(log.tasks.end.max(), 211.25)
@@ -53,7 +53,7 @@ def test_what_is_the_same_in_all_rows_can_be_said_beside_the_log(tmp_path: Path)
     path = written(
         tmp_path / "a.csv", "".join(f"{','.join(line)},7\n" for line in lines), "client,round,what,start,end,retrans"
     )
-    log = read_log(path, Said(bytes=5e5, samples=40, epochs=2))
+    log = read_log(path, LogDefaults(bytes=5e5, samples=40, epochs=2))
     assert set(log.tasks.up.amount) == {5e5}
     assert set(log.tasks.train.amount) == {40}
     assert set(log.tasks.epochs) == {2}
@@ -62,9 +62,9 @@ def test_what_is_the_same_in_all_rows_can_be_said_beside_the_log(tmp_path: Path)
 
 def test_versions_that_overlap_are_of_an_asynchronous_server(tmp_path: Path) -> None:
     text = "".join(task(str(one), number, 10.0 * one + 30.0 * number, DEVICES[2]) for number in range(5) for one in range(2))
-    assert read_log(written(tmp_path / "a.csv", text), Said()).synchronous
+    assert read_log(written(tmp_path / "a.csv", text), LogDefaults()).synchronous
     text = "".join(task(str(one), number, 10.0 * one + 12.0 * number, DEVICES[2]) for number in range(5) for one in range(2))
-    assert not read_log(written(tmp_path / "b.csv", text), Said()).synchronous
+    assert not read_log(written(tmp_path / "b.csv", text), LogDefaults()).synchronous
 
 
 def test_what_a_run_asks_before_its_rounds_is_left_out(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_a_run_asks_before_its_rounds_is_left_out(tmp_path: Path) -> None:
     asked = [(event["device"], event["round"]) for event in RunFolder(tmp_path / "run").events if event["kind"] == "task-start"]
     often = Counter(device for device, number in asked if number is not None)
     assert len(asked) > often.total()
-    log = read_log(tmp_path / "run", Said(lenient=True))
+    log = read_log(tmp_path / "run", LogDefaults(lenient=True))
     assert len(log.tasks.round) == sum(count for count in often.values() if count > 1)  # who was asked once is left out, too
     assert set(log.tasks.round.tolist()) <= set(range(9))
 
@@ -111,7 +111,7 @@ def test_wrong_logs(case: str, tmp_path: Path) -> None:
     if content is not None:
         written(path, content[1], content[0])
     with pytest.raises(DataError, match=message.replace("(did", r"\(did")) as caught:
-        read_log(path, Said())
+        read_log(path, LogDefaults())
     assert str(path) in str(caught.value)
     assert caught.value.exit_status == 2
 
@@ -122,7 +122,7 @@ def test_wrong_logs(case: str, tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_left_out_if_that_is_asked(case: str, tmp_path: Path) -> None:
     content = WRONG[case][0]
     assert content is not None
-    log = read_log(written(tmp_path / "log.csv", content[1]), Said(lenient=True))
+    log = read_log(written(tmp_path / "log.csv", content[1]), LogDefaults(lenient=True))
     assert any(note.startswith("left out") for note in log.notes)
     assert log.clients == ("phone 0", "phone 1", "phone 2")
     assert 7 <= len(log.tasks.client) <= 9

@@ -16,7 +16,7 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.wire import Wire
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Logistic
-from fedsim.plugin import Contents, Done, Order, Part, Setting, Train
+from fedsim.plugin import Contents, Instruction, LocalResult, Part, RunInfo, Train
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
@@ -219,14 +219,16 @@ class Straggler:
         learner = Learner(Logistic(), (4,), 2)
         self.model = learner.initial()
         self.device = Devices(population, learner, lambda device, version: np.array([samples]), Wire(Plain(), learner)).of(0)
-        self.client = CataFedClient(params, Setting(1, 10, 2, 1.0, lambda number: 0.1, None))
-        self.order = Order("train", {"model": self.model, "control": 5.0}, 0)
+        self.client = CataFedClient(params, RunInfo(1, 10, 2, 1.0, lambda number: 0.1, None))
+        self.order = Instruction("train", {"model": self.model, "control": 5.0}, 0)
         self.connect()
 
     def connect(self) -> int:
-        order = Order("connect", {}, None)
+        order = Instruction("connect", {}, None)
         assert self.client.work(self.device, order) == ()
-        reported: int = self.client.reply(self.device, order, Done(self.device.samples, 0, 0, None, None, None))["size-report"]
+        reported: int = self.client.reply(self.device, order, LocalResult(self.device.samples, 0, 0, None, None, None))[
+            "size-report"
+        ]
         return reported
 
     def train(self) -> Part | None:
@@ -236,7 +238,7 @@ class Straggler:
 
     def answer(self, epochs: int) -> Contents:
         update = self.model if epochs else None
-        return self.client.reply(self.device, self.order, Done(self.device.samples, epochs, epochs, update, None, None))
+        return self.client.reply(self.device, self.order, LocalResult(self.device.samples, epochs, epochs, update, None, None))
 
     def fail(self) -> list[int] | None:
         self.train()

@@ -95,7 +95,7 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     done, _ = played(sections)
     lines = done.dispatch.population.rooflines
     assert lines is not None
-    order = fedsim.federation.client.Order("train", {"model": done.strategy.state["model"]}, 0)
+    order = fedsim.federation.client.Instruction("train", {"model": done.strategy.state["model"]}, 0)
     training = done.dispatch._client.training(done.dispatch.devices.of(0), order)
     plain = fedsim.training.Training(None, 3)
     more = 2 * (lines.testing_s(0, 6))

@@ -21,7 +21,7 @@ from fedsim.records.study_folder import is_done
 from fedsim.study.conduct import try_to_build
 from fedsim.study.folder import write_study
 from fedsim.study.plan import read_study
-from fedsim.study.search import Choice, OptunaSearch, RandomSearch, Range, Search, Told
+from fedsim.study.search import Choice, OptunaSearch, RandomSearch, Range, Search, TrialResult
 from fedsim.study.trials import Trials
 from fedsim.study.worker import Worker
 from tests.study.conftest import write
@@ -67,7 +67,7 @@ def test_whole_numbers_and_choices_are_all_as_likely() -> None:
 def test_random_values_do_not_depend_on_how_many_are_asked_for_at_a_time() -> None:
     search = RandomSearch(trials=6, metric="best_accuracy", space={"training.lr": LR, "model.kind": ["mlp", "logistic"]})
     together = search.ask("fedavg", search.space, [], 6)
-    alone = [search.ask("fedavg", search.space, [Told({}, 0)] * number, 1)[0] for number in range(6)]
+    alone = [search.ask("fedavg", search.space, [TrialResult({}, 0)] * number, 1)[0] for number in range(6)]
     assert together == alone
     assert len({values["training.lr"] for values in together}) == 6
     assert together != search.ask("fedprox", search.space, [], 6)
@@ -78,7 +78,7 @@ def squares(search: Search) -> list[tuple[float, Mapping[str, Any]]]:
     """Search for the least value of a bowl with its bottom at 0.1, 12 and "b"."""
     made: list[tuple[float, Mapping[str, Any]]] = []
     while len(made) < search.trials:
-        told = [Told(values, sum(other < value for other, _ in made)) for value, values in made]
+        told = [TrialResult(values, sum(other < value for other, _ in made)) for value, values in made]
         for one in search.ask("bowl", search.space, told, min(search.batch, search.trials - len(made))):
             far = math.log10(one["lr"]) + 1, (one["whole"] - 12) / 10, 0.0 if one["name"] == "b" else 1.0
             made.append((sum(part * part for part in far), one))

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Client, Done, Order
-from fedsim.federation.contents import Contents, Free, Sized, payloads
+from fedsim.federation.client import Client, Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Opaque, payloads
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -127,12 +127,12 @@ class SecureAggregation(Spec):
             "secure-shares": 2 * neighbours * self.share,
             "secure-unmask": neighbours * self.share,
         }[phase]
-        return {phase: Sized(None, size) if size else Free(None)}
+        return {phase: Opaque(None, size) if size else Header(None)}
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
         """What reaches it: of its neighbours' keys or shares, 2 of each."""
         size = 2 * neighbours * {"secure-keys": self.key, "secure-shares": self.share}[phase]
-        return {phase: Sized(None, size) if size else Free(None)}
+        return {phase: Opaque(None, size) if size else Header(None)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class SecurePhases:
                 state["phase_there"].append(device)
                 continue
             contents = self._costs.receives("secure-keys", near) if phase == "secure-shares" else {}
-            told = {"take-back": Free(True)} if device in state.get("take_back", ()) else {}
-            state["phase_open"][server.ask(device, {**contents, **told, "neighbours": Free(near)}, phase)] = device
+            told = {"take-back": Header(True)} if device in state.get("take_back", ()) else {}
+            state["phase_open"][server.ask(device, {**contents, **told, "neighbours": Header(near)}, phase)] = device
         server.timer("phase", server.now + (self._costs.patience if state["phase_open"] else 0.0))
 
     def _near(self, device: int, phase: Phase) -> int:
@@ -244,7 +244,7 @@ class SecureClient(Client[Any]):
         self._own = own
         self._secure = secure
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """What the strategy says."""
         if order.job not in PHASES:
             return self._own.work(device, order)
@@ -254,21 +254,21 @@ class SecureClient(Client[Any]):
             device.state.update(before)
         return ()
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """What the strategy makes of an update."""
         return done if order.job in PHASES else self._own.computed(device, order, done)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """What belongs to the phase, or what the strategy says."""
         if order.job not in PHASES:
             reply = self._own.reply(device, order, done)
             if reply is None or "update" not in reply:
                 return reply
             numbers = sum(part.bytes for part in payloads(reply, _Float32(self.setting.parameters))) / 4
-            return {**reply, "masked-numbers": Free(numbers)}
+            return {**reply, "masked-numbers": Header(numbers)}
         return self._secure.sends(order.job, order["neighbours"])
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The strategy's answers concern the strategy."""
         if order.job in PHASES:
             return

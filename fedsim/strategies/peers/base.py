@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Measured, Served
-from fedsim.federation.client import Client, Done, Order, Setting
-from fedsim.federation.contents import Contents, Free
+from fedsim.evaluation.evaluator import Measured, ModelAssignment
+from fedsim.federation.client import Client, Instruction, LocalResult, RunInfo
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import PeerMessage, TaskEnd
 from fedsim.federation.peer import Peer
@@ -60,7 +60,7 @@ class PeerHalf(Generic[P]):
     while the device can be reached.
     """
 
-    def __init__(self, params: P, setting: Setting) -> None:
+    def __init__(self, params: P, setting: RunInfo) -> None:
         self.params, self.setting = params, setting
 
     def on_start(self, device: Peer) -> None:
@@ -96,8 +96,8 @@ class PeerHalf(Generic[P]):
 class _Trainer(Client[PeerParams]):
     """Trains, and keeps what comes of it: no byte moves."""
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
-        return {"update": Free(done.update), "samples": Free(done.samples), "start": Free(done.start)}
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+        return {"update": Header(done.update), "samples": Header(done.samples), "start": Header(done.start)}
 
 
 class Peers(Strategy[P]):
@@ -212,6 +212,6 @@ class Peers(Strategy[P]):
         if not state["over"]:
             server.begin_round(number + 1)
 
-    def models(self) -> Served:
+    def models(self) -> ModelAssignment:
         """A model a device."""
         return {f"device/{device}": (model, [device]) for device, model in sorted(self.state["own"].items())}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from fedsim.federation.client import Setting
+from fedsim.federation.client import RunInfo
 from fedsim.federation.peer import Peer
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
@@ -36,7 +36,7 @@ class DPSGDHalf(RoundHalf[DPSGDParams]):
 
     sends_first = True
 
-    def __init__(self, params: DPSGDParams, setting: Setting) -> None:
+    def __init__(self, params: DPSGDParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._graphs = Graphs(params.topology, setting.devices)
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Setting
+from fedsim.federation.client import RunInfo
 from fedsim.federation.peer import Peer
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
@@ -35,7 +35,7 @@ class EpidemicParams(PeerParams):
 class EpidemicHalf(RoundHalf[EpidemicParams]):
     """Trains, sends to s others, and takes the mean of what it has and receives."""
 
-    def __init__(self, params: EpidemicParams, setting: Setting) -> None:
+    def __init__(self, params: EpidemicParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._drawn: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
 

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from fedsim.federation.client import Setting
+from fedsim.federation.client import RunInfo
 from fedsim.federation.contents import Contents
 from fedsim.federation.peer import Peer
 from fedsim.learning.refs import Ref
@@ -28,7 +28,7 @@ class GossipHalf(PeerHalf[GossipParams]):
     who waits for it, and their models.
     """
 
-    def __init__(self, params: GossipParams, setting: Setting) -> None:
+    def __init__(self, params: GossipParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._graphs = Graphs(params.topology, setting.devices)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
-from fedsim.federation.contents import Contents, Free
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.peer import Peer
 from fedsim.learning.refs import Ref
 from fedsim.strategies.peers.base import PeerHalf, PeerParams
@@ -68,7 +68,7 @@ class RoundHalf(PeerHalf[R]):
 
     def _send(self, device: Peer) -> None:
         number = device.state["round"]
-        device.send(self.receivers(device, number), {"model": device.state["sent"], "round": Free(number)}, number)
+        device.send(self.receivers(device, number), {"model": device.state["sent"], "round": Header(number)}, number)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
         """Keep a model until its round; whoever is in a later round sends none for this one."""

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import SerializeAsAny
 
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Client, Done, Order
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -109,7 +109,9 @@ class Selection(Spec):
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         """A task of the round has ended, in whatever way; called before its update is used."""
 
-    async def closed(self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: Served) -> None:
+    async def closed(
+        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
+    ) -> None:
         """A round has been closed, before ``learn``; never called where there are no rounds.
 
         Args:
@@ -143,15 +145,15 @@ class Selection(Spec):
 
     # On the devices.
 
-    def look(self, device: Device, order: Order) -> Sequence[Computation]:
+    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """What a candidate computes to answer the question; by default nothing."""
         return ()
 
-    def answer(self, device: Device, order: Order, done: Done, params: Spec) -> Contents:
+    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         """What a candidate answers; ``params`` are the strategy's."""
         raise NotImplementedError
 
-    def report(self, device: Device, order: Order, done: Done) -> Contents:
+    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """What a client that sends an update says besides; by default nothing."""
         return {}
 
@@ -169,22 +171,22 @@ class SelectionClient(Client[Any]):
         self._own = own
         self._selection = selection
 
-    def work(self, device: Device, order: Order) -> Sequence[Computation]:
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """What the question takes, or what the strategy says."""
         return (self._selection.look if order.job == QUESTION else self._own.work)(device, order)
 
-    def computed(self, device: Device, order: Order, done: Done) -> Done:
+    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
         """What the strategy makes of an update; a question is about none."""
         return done if order.job == QUESTION else self._own.computed(device, order, done)
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents | None:
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
         """The answer to the question, or what the strategy says and, with an update, the report."""
         if order.job == QUESTION:
             return self._selection.answer(device, order, done, self.params)
         reply = self._own.reply(device, order, done)
         return reply if reply is None or "update" not in reply else {**reply, **self._selection.report(device, order, done)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
         """The strategy's answers concern the strategy."""
         if order.job != QUESTION:
             self._own.sent(device, order, reply)

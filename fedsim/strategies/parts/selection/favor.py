@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
@@ -130,13 +130,13 @@ class FAVOR(Selection):
         """The present model; of several the first."""
         return {"profile": models[0]}
 
-    def look(self, device: Device, order: Order) -> Sequence[Computation]:
+    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Train it for an epoch."""
         return (Train(Training(order["profile"])),)
 
-    def answer(self, device: Device, order: Order, done: Done, params: Spec) -> Contents:
+    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         """What that gave."""
-        return {"local-model": done.update, "profiled-from": Free(order["profile"])}
+        return {"local-model": done.update, "profiled-from": Header(order["profile"])}
 
     async def choose(
         self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
@@ -180,7 +180,9 @@ class FAVOR(Selection):
         found = await server.value(server.apply(told, seen, size=actions, hidden=self.hidden, actions=actions))
         state["values"] = found.tolist()
 
-    async def closed(self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: Served) -> None:
+    async def closed(
+        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
+    ) -> None:
         """The reward of the round; the agent sees what has become of the models, and learns."""
         if "axes" not in state or not received:
             return
@@ -194,7 +196,7 @@ class FAVOR(Selection):
         self._learn(server, state)
         await self._ask_agent(server, state)
 
-    async def _reward(self, server: Server, state: dict[str, Any], models: Served) -> float:
+    async def _reward(self, server: Server, state: dict[str, Any], models: ModelAssignment) -> float:
         """What the models now are worth, by the accuracy of the devices that they are for; they become the present one."""
         sizes = [server.devices if devices is None else len(devices) for _, devices in models.values()]
         served = [(*entry, size) for entry, size in zip(models.values(), sizes, strict=True) if size]

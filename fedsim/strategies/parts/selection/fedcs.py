@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Done, Order
+from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
@@ -75,7 +75,7 @@ class FedCS(Selection):
                 chosen.append(best)
         return chosen
 
-    def answer(self, device: Device, order: Order, done: Done, params: Spec) -> Contents:
+    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         """What it knows of itself."""
         return {"resources": resources(device, params)}
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.evaluation.evaluator import Served
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
@@ -76,7 +76,7 @@ class FLANP(Selection):
         """Nothing that has bytes."""
         return {}
 
-    def answer(self, device: Device, order: Order, done: Done, params: Spec) -> Contents:
+    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         """What it knows of itself."""
         return {"resources": resources(device, params)}
 
@@ -87,11 +87,13 @@ class FLANP(Selection):
         state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
         return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
 
-    def report(self, device: Device, order: Order, done: Done) -> Contents:
+    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """How many steps its update is made of."""
-        return {"steps": Free(done.steps)}
+        return {"steps": Header(done.steps)}
 
-    async def closed(self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: Served) -> None:
+    async def closed(
+        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
+    ) -> None:
         """The next stage, if this one is over."""
         if not received or "stage" not in state:  # a strategy has chosen by itself (in a sweep)
             return

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -154,6 +154,6 @@ class Oort(Selection):
         poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(history[self.window :])
         return preferred + self.pacer_step if poorer else preferred
 
-    def report(self, device: Device, order: Order, done: Done) -> Contents:
+    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """The loss of its last epoch, and how many samples that is of."""
-        return {} if done.trained is None else {"trained-on": Free(done.samples), "training-loss": Lazy("loss", done.trained)}
+        return {} if done.trained is None else {"trained-on": Header(done.samples), "training-loss": Lazy("loss", done.trained)}

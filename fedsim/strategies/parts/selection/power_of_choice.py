@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.federation.client import Done, Order
-from fedsim.federation.contents import Contents, Free, Lazy
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
@@ -99,19 +99,19 @@ class PowerOfChoice(Selection):
         losses = dict(zip(candidates, (_known(numbers) for numbers in found), strict=True))
         return sorted(candidates, key=lambda device: -losses[device])[:count]
 
-    def look(self, device: Device, order: Order) -> Sequence[Computation]:
+    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
         """Test the model."""
         return (Evaluate(tuple(order["loss-query"])),)
 
-    def answer(self, device: Device, order: Order, done: Done, params: Spec) -> Contents:
+    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         """The loss."""
         assert done.tested is not None
         return {"loss": Lazy("losses", done.tested)}
 
-    def report(self, device: Device, order: Order, done: Done) -> Contents:
+    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """How many samples it has trained on, and the loss in the last epoch if nobody asks."""
         loss = {} if self.asks or done.trained is None else {"training-loss": Lazy("loss", done.trained)}
-        return {"trained-on": Free(done.samples), **loss}
+        return {"trained-on": Header(done.samples), **loss}
 
 
 def _known(losses: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
