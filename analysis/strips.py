@@ -8,12 +8,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from fedsim.analysis import style
 from fedsim.analysis.activity import Activity
 from fedsim.analysis.presence import Presence
 from fedsim.analysis.view import View
+from fedsim.arrays import Floats
 from fedsim.records.link_load import link_load, means, summed
 from fedsim.records.reading import RunFolder
 
@@ -21,8 +21,6 @@ _BINS = 625  # over a timeline's width: two pixels each
 _FAR_MORE = 10  # times as many devices as work would flatten those that work
 _RATES = (style.Unit(125e6, "Gbit/s"), style.Unit(125e3, "Mbit/s"), style.Unit(125.0, "kbit/s"), style.Unit(0.125, "bit/s"))
 _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
-
-Floats = NDArray[np.float64]
 
 
 def capacity(run: RunFolder) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeAlias
+from typing import Any, NamedTuple, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from numpy.typing import ArrayLike, NDArray
 
+from fedsim.arrays import Floats
 from fedsim.errors import FedsimError
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
@@ -62,7 +63,6 @@ _RC: dict[Any, Any] = {
 }
 
 P = ParamSpec("P")
-Floats: TypeAlias = NDArray[np.float64]
 
 
 class PictureError(FedsimError):

@@ -12,6 +12,7 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from fedsim.arrays import Floats
 from fedsim.calibrate.fitting import Fitted, Presence
 from fedsim.calibrate.log import Log, Tasks
 from fedsim.calibrate.prediction import Prediction
@@ -23,8 +24,6 @@ from fedsim.scenario import Scenario
 from fedsim.streams import Streams
 from fedsim.world.distributions import RateDistribution, SpeedDistribution, TimeDistribution
 from fedsim.world.network.protocol import Fluid
-
-Floats = NDArray[np.float64]
 
 SCENARIO, CLIENTS, ROUNDS = "scenario.toml", "clients.csv", "rounds.csv"
 _ALIKE = 1.02  # a spread that is none

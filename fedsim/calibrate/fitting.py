@@ -8,13 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.calibrate.log import Log, Steps, Tasks
 from fedsim.calibrate.replay import Links, World, transfers
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _WAYS: tuple[Direction, ...] = ("down", "up")
 _SIGMA = 1.4826  # standard deviations in the median distance from the median, of a normal distribution

@@ -26,12 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import DataError, nearest, shown
 from fedsim.files import regular
 from fedsim.language.units import CLOCK_END_S
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 WAYS = ("down", "up")
 _ORDER, _OF_SERVER = {"down": 0, "train": 1, "up": 2}, ("round", "aggregate")

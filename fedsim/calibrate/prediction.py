@@ -4,14 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Floats
 from fedsim.calibrate.log import Log
 from fedsim.calibrate.replay import World, rounds, updates_per_s
 from fedsim.errors import DataError
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 HoldOut = Literal["third", "last", "none"]
 
 _LEAST_ROUNDS = 3

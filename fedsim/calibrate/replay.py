@@ -9,13 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats
 from fedsim.calibrate.log import Steps, Tasks
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
-
-Floats = NDArray[np.float64]
 
 
 class Links(NamedTuple):

@@ -3,12 +3,10 @@
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats
 from fedsim.records.folder import DEVICES, TRANSFERS
 from fedsim.records.reading import RunFolder
-
-Floats = NDArray[np.float64]
 
 
 class Curve(NamedTuple):

@@ -5,38 +5,39 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.arrays import Floats32
 from fedsim.federation.codecs.buckets import count_of, in_buckets, joined
-from fedsim.federation.codecs.lossy import Floats, Lossy
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.learning.functions import Function, pure
 
 _MOST = 127
 
 
-def encode_float16(array: Floats) -> bytes:
+def encode_float16(array: Floats32) -> bytes:
     """Every number in 2 bytes, rounded to the nearest; beyond 65,504 it becomes infinite."""
     with np.errstate(over="ignore"):
         written: bytes = array.astype("<f2").tobytes()
     return written
 
 
-def decode_float16(written: bytes) -> Floats:
+def decode_float16(written: bytes) -> Floats32:
     """The array that ``encode_float16`` has written."""
     return np.frombuffer(written, "<f2").astype(np.float32)
 
 
-def encode_bfloat16(array: Floats) -> bytes:
+def encode_bfloat16(array: Floats32) -> bytes:
     """The upper 16 bits of every float32, rounded to the nearest, of equals the even one."""
     bits = array.astype("<f4").view("<u4")
     written: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return written
 
 
-def decode_bfloat16(written: bytes) -> Floats:
+def decode_bfloat16(written: bytes) -> Floats32:
     """The array that ``encode_bfloat16`` has written."""
     return (np.frombuffer(written, "<u2").astype("<u4") << 16).view("<f4").astype(np.float32)
 
 
-def encode_int8(array: Floats, bucket: int | None) -> bytes:
+def encode_int8(array: Floats32, bucket: int | None) -> bytes:
     """Each bucket's scale, the largest magnitude in it over 127 (4 bytes), and every number over it, rounded to the nearest."""
     values = in_buckets(array, bucket)
     scales = (np.abs(values).max(axis=1, keepdims=True) / _MOST).astype("<f4")
@@ -46,7 +47,7 @@ def encode_int8(array: Floats, bucket: int | None) -> bytes:
     return written
 
 
-def decode_int8(written: bytes, size: int, bucket: int | None) -> Floats:
+def decode_int8(written: bytes, size: int, bucket: int | None) -> Floats32:
     """The array [size] that ``encode_int8`` has written."""
     levels = in_buckets(np.frombuffer(written[-size:], np.int8), bucket)
     scales = np.frombuffer(written[:-size], "<f4")
@@ -54,19 +55,19 @@ def decode_int8(written: bytes, size: int, bucket: int | None) -> Floats:
 
 
 @pure
-def through_float16(models: list[Floats]) -> Floats:
+def through_float16(models: list[Floats32]) -> Floats32:
     """What arrives of an array."""
     return decode_float16(encode_float16(models[0]))
 
 
 @pure
-def through_bfloat16(models: list[Floats]) -> Floats:
+def through_bfloat16(models: list[Floats32]) -> Floats32:
     """What arrives of an array."""
     return decode_bfloat16(encode_bfloat16(models[0]))
 
 
 @pure
-def through_int8(models: list[Floats], bucket: int | None) -> Floats:
+def through_int8(models: list[Floats32], bucket: int | None) -> Floats32:
     """What arrives of an array."""
     return decode_int8(encode_int8(models[0], bucket), len(models[0]), bucket)
 

@@ -6,15 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
+from fedsim.arrays import Floats32
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
 from fedsim.learning.functions import Function, pure
 from fedsim.learning.refs import Ref
 
-Floats = NDArray[np.float32]
-
 
 @pure
-def added(models: list[Floats]) -> NDArray[np.floating]:
+def added(models: list[Floats32]) -> NDArray[np.floating]:
     """The sum of two arrays."""
     return models[0] + models[1]
 

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.arrays import Floats32
 from fedsim.federation.codecs.buckets import count_of, in_buckets, joined, pack, unpack
-from fedsim.federation.codecs.lossy import Floats, Lossy
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.learning.functions import Function, pure
 
 
@@ -16,7 +17,7 @@ def bits_of(levels: int) -> int:
     return (2 * levels).bit_length()
 
 
-def encode(array: Floats, levels: int, bucket: int | None, rng: np.random.Generator) -> bytes:
+def encode(array: Floats32, levels: int, bucket: int | None, rng: np.random.Generator) -> bytes:
     """Each bucket's norm (4 bytes), and every number's sign and level: |v_i| s / ||v||, rounded up or down at random."""
     values = in_buckets(array, bucket)
     exact = np.linalg.norm(values, axis=1)
@@ -30,7 +31,7 @@ def encode(array: Floats, levels: int, bucket: int | None, rng: np.random.Genera
     return head + pack(joined(np.sign(values) * level, len(array)) + levels, bits_of(levels))
 
 
-def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats:
+def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats32:
     """The array [size] that ``encode`` has written."""
     head = 4 * count_of(size, bucket)
     level = in_buckets(unpack(written[head:], size, bits_of(levels)) - levels, bucket)
@@ -39,7 +40,9 @@ def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats
 
 
 @pure
-def through_the_wire(models: list[Floats], levels: int, bucket: int | None, scale: float, rng: np.random.Generator) -> Floats:
+def through_the_wire(
+    models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
+) -> Floats32:
     """What arrives of an array, scaled by its receiver."""
     return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket) * np.float32(scale)
 

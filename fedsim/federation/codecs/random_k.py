@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats32
 from fedsim.federation.codecs import sparse
-from fedsim.federation.codecs.lossy import Floats
 from fedsim.federation.codecs.top_k import Sparse
 from fedsim.learning.functions import Function, pure
 
@@ -21,7 +21,7 @@ def positions_of(seed: int, size: int, k: int) -> NDArray[np.int64]:
     return found
 
 
-def encode(array: Floats, k: int, seed: int, seeded: bool) -> bytes:
+def encode(array: Floats32, k: int, seed: int, seeded: bool) -> bytes:
     """The entries at the positions of a seed, and after them the seed, or the positions themselves."""
     positions = positions_of(seed, len(array), k)
     if seeded:
@@ -29,7 +29,7 @@ def encode(array: Floats, k: int, seed: int, seeded: bool) -> bytes:
     return sparse.write(array, positions)
 
 
-def decode(written: bytes, size: int, k: int, seeded: bool) -> Floats:
+def decode(written: bytes, size: int, k: int, seeded: bool) -> Floats32:
     """The array [size] that ``encode`` has written, 0 where nothing was sent."""
     if not seeded:
         return sparse.read(written, size, k)
@@ -40,7 +40,7 @@ def decode(written: bytes, size: int, k: int, seeded: bool) -> Floats:
 
 
 @pure
-def through_the_wire(models: list[Floats], k: int, seeded: bool, scale: float, rng: np.random.Generator) -> Floats:
+def through_the_wire(models: list[Floats32], k: int, seeded: bool, scale: float, rng: np.random.Generator) -> Floats32:
     """What arrives of an array, scaled by its receiver."""
     size = len(models[0])
     arrived = decode(encode(models[0], k, int(rng.integers(2**63)), seeded), size, k, seeded)

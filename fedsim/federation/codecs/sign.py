@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.arrays import Floats32
 from fedsim.federation.codecs.buckets import count_of, in_buckets, joined
-from fedsim.federation.codecs.lossy import Floats, Lossy
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.learning.functions import Function, pure
 
 
-def encode(array: Floats, bucket: int | None) -> bytes:
+def encode(array: Floats32, bucket: int | None) -> bytes:
     """Each bucket's mean magnitude (4 bytes), and a bit for every number: whether it is below 0."""
     sums = np.abs(in_buckets(array, bucket)).sum(axis=1)
     counts = in_buckets(np.ones(len(array)), bucket).sum(axis=1)
@@ -21,7 +22,7 @@ def encode(array: Floats, bucket: int | None) -> bytes:
     return head + np.packbits(array < 0).tobytes()
 
 
-def decode(written: bytes, size: int, bucket: int | None) -> Floats:
+def decode(written: bytes, size: int, bucket: int | None) -> Floats32:
     """The array [size] that ``encode`` has written."""
     head = 4 * count_of(size, bucket)
     signs = 1.0 - 2.0 * np.unpackbits(np.frombuffer(written[head:], np.uint8), count=size)
@@ -30,7 +31,7 @@ def decode(written: bytes, size: int, bucket: int | None) -> Floats:
 
 
 @pure
-def through_the_wire(models: list[Floats], bucket: int | None) -> Floats:
+def through_the_wire(models: list[Floats32], bucket: int | None) -> Floats32:
     """What arrives of an array."""
     return decode(encode(models[0], bucket), len(models[0]), bucket)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from fedsim.arrays import Floats32
 
 
 def size(parameters: int, k: int) -> int:
@@ -11,7 +11,7 @@ def size(parameters: int, k: int) -> int:
     return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 
 
-def write(array: Floats, positions: NDArray[np.integer]) -> bytes:
+def write(array: Floats32, positions: NDArray[np.integer]) -> bytes:
     """The entries at ``positions``, which ascend: 4 bytes each.
 
     Positions are written as a bitmap of d bits or as k numbers of 4 bytes, whatever is shorter; not at all where k = d.
@@ -26,7 +26,7 @@ def write(array: Floats, positions: NDArray[np.integer]) -> bytes:
     return values + np.packbits(taken).tobytes()
 
 
-def read(written: bytes, parameters: int, k: int) -> Floats:
+def read(written: bytes, parameters: int, k: int) -> Floats32:
     """The array [parameters] of which ``write`` has written k entries, 0 elsewhere."""
     array = np.zeros(parameters, dtype=np.float32)
     values = np.frombuffer(written, "<f4", k)

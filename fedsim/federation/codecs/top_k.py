@@ -6,19 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats32
 from fedsim.federation.codecs import sparse
-from fedsim.federation.codecs.lossy import Floats, Lossy
+from fedsim.federation.codecs.lossy import Lossy
 from fedsim.learning.functions import Function, pure
 
 _APART = 16  # of so many entries one is in the sample
 
 
-def encode(array: Floats, k: int) -> bytes:
+def encode(array: Floats32, k: int) -> bytes:
     """The k entries of largest magnitude, of equals the first: their values, and where they are."""
     return sparse.write(array, _largest(array, k))
 
 
-def _largest(array: Floats, k: int) -> NDArray[np.int64]:
+def _largest(array: Floats32, k: int) -> NDArray[np.int64]:
     """Where the k entries of largest magnitude are, of equals the first; ascending."""
     sizes = -np.abs(array)
     nearby, about = np.arange(len(array)), k // _APART * 3 // 2 + _APART
@@ -33,13 +34,13 @@ def _largest(array: Floats, k: int) -> NDArray[np.int64]:
     return found
 
 
-def decode(written: bytes, size: int, k: int) -> Floats:
+def decode(written: bytes, size: int, k: int) -> Floats32:
     """The array [size] that ``encode`` has written, 0 where nothing was sent."""
     return sparse.read(written, size, k)
 
 
 @pure
-def through_the_wire(models: list[Floats], k: int) -> Floats:
+def through_the_wire(models: list[Floats32], k: int) -> Floats32:
     """What arrives of an array."""
     return decode(encode(models[0], k), len(models[0]), k)
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.records.audit.columns import NOTHING, Ints, Mask, Sequences
+from fedsim.arrays import Ints
+from fedsim.records.audit.columns import NOTHING, Mask, Sequences
 from fedsim.records.audit.events import Events
 from fedsim.records.audit.evidence import Evidence
 

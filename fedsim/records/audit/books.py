@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.records.audit.columns import NOTHING, Floats, Sequences, shown
+from fedsim.arrays import Floats
+from fedsim.records.audit.columns import NOTHING, Sequences, shown
 from fedsim.records.audit.events import FLOWS
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.ledger import Ledger

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.records.audit.columns import Floats, grain_s
+from fedsim.arrays import Floats
+from fedsim.records.audit.columns import grain_s
 
 SLACK = 1 + 1e-9  # what rounding may add to a rate
 

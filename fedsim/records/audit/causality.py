@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.records.audit.columns import Ints, Mask, Sequences, grain_s
+from fedsim.arrays import Ints
+from fedsim.records.audit.columns import Mask, Sequences, grain_s
 from fedsim.records.audit.evidence import Evidence
 
 _OF_TASKS = ("task-start", "step-start", "step-end", "task-end")

@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
 from fedsim.language.units import TICK_S
 from fedsim.records.reading import RunFolder
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Numbers = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 

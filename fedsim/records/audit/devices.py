@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedsim.records.audit.columns import NOTHING, Ints, Numbers
+from fedsim.arrays import Ints
+from fedsim.records.audit.columns import NOTHING, Numbers
 from fedsim.records.audit.evidence import Evidence
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedsim.arrays import Floats, Ints
 from fedsim.language.units import TICK_S
 from fedsim.meters.energy import COMPUTING, DAY_S, PHASES, PLACES, TABLE
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import NO_WORD, Columns, Floats, Ints, Mask, Sequences
+from fedsim.records.audit.columns import NO_WORD, Columns, Mask, Sequences
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.schema import DEVICES, OF_METERS, ROUNDS
 

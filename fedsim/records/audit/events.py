@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
 from fedsim.meters.base import ends_of
-from fedsim.records.audit.columns import NO_WORD, Columns, Floats, Ints, Mask, Numbers, Words
+from fedsim.records.audit.columns import NO_WORD, Columns, Mask, Numbers, Words
 from fedsim.records.audit.texts import Data, Texts, Unreadable
 from fedsim.records.audit.transfers import PayloadKinds, number
 from fedsim.records.folder import EVENTS

@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Ints
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import Bytes
 from fedsim.meters.energy import SETTING
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import Columns, Ints, Words
+from fedsim.records.audit.columns import Columns, Words
 from fedsim.records.audit.events import Events
 from fedsim.records.audit.transfers import PayloadKinds, Transfers
 from fedsim.records.reading import RunFolder

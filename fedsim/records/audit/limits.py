@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.arrays import Ints
 from fedsim.language.stop import StopSpec
-from fedsim.records.audit.columns import NOTHING, Ints
+from fedsim.records.audit.columns import NOTHING
 from fedsim.records.audit.evidence import Evidence
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
 from fedsim.language.units import BytesPerSecond
 from fedsim.records import folder as files
 from fedsim.records.audit.capacity import SLACK, Rate, overfull, slack_s
-from fedsim.records.audit.columns import NOTHING, Floats, Ints
+from fedsim.records.audit.columns import NOTHING
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.audit.transfers import numbered
 

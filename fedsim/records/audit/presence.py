@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedsim.records.audit.columns import NOTHING, Columns, Floats, Ints, Mask, Numbers, Sequences
+from fedsim.arrays import Floats, Ints
+from fedsim.records.audit.columns import NOTHING, Columns, Mask, Numbers, Sequences
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.audit.transfers import numbered
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Ints
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import NOTHING, Ints, Mask, Sequences
+from fedsim.records.audit.columns import NOTHING, Mask, Sequences
 from fedsim.records.audit.events import Events
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.schema import ROUNDS

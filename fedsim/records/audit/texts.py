@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.records.audit.columns import Ints
+from fedsim.arrays import Ints
 
 T = TypeVar("T")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedsim.arrays import Floats, Ints
 from fedsim.language.units import TICK_S
-from fedsim.records.audit.columns import Floats, Ints, Mask, Sequences
+from fedsim.records.audit.columns import Mask, Sequences
 from fedsim.records.audit.evidence import Evidence
 from fedsim.streams import Streams
 

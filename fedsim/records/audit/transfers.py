@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats
 from fedsim.errors import RunFolderError
-from fedsim.records.audit.columns import NO_WORD, NOTHING, Columns, Floats, Numbers, Words
+from fedsim.records.audit.columns import NO_WORD, NOTHING, Columns, Numbers, Words
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import TRANSFERS as SCHEMA

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from fedsim.arrays import Floats
 from fedsim.language import units
 from fedsim.language.sizes import Sizes
 from fedsim.meters.energy import DAY_S, SETTING, TABLE
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import Columns, Floats
+from fedsim.records.audit.columns import Columns
 from fedsim.records.audit.evidence import Evidence
 from fedsim.records.schema import DEVICES, OF_METERS
 from fedsim.streams import Streams

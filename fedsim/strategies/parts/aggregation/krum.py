@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.aggregation.robust import Comparing, Robust
 
-Floats = NDArray[np.float64]
 Models = list[NDArray[np.float32]]
 
 

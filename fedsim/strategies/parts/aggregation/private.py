@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 Models = list[NDArray[np.float32]]
-Floats = NDArray[np.float64]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:

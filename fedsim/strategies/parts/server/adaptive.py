@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
 from fedsim.strategies.parts.server import ServerOptimiser
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
-
-Floats = NDArray[np.float64]
 
 
 def delta_and_square(models: list[NDArray[np.float32]], at_first: float) -> tuple[Floats, NDArray[np.float32] | float]:

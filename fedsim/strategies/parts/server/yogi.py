@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.learning.functions import Function, pure
-from fedsim.strategies.parts.server.adaptive import Adaptive, Floats, bounded, delta_and_square
+from fedsim.strategies.parts.server.adaptive import Adaptive, bounded, delta_and_square
 
 
 @pure
