@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
+from fedsim.arrays import Floats
 from fedsim.records.folder import DEVICES, EVENTS
 from fedsim.records.reading import RunFolder, as_list
 
@@ -173,7 +174,7 @@ def _counted(count: int, word: str) -> str:
 # Sizes.
 
 
-def _bar_edges(*groupings: Grouping) -> style.Floats:
+def _bar_edges(*groupings: Grouping) -> Floats:
     """Borders of the histogram's bars (samples): every cluster of the first grouping begins and ends with a bar."""
     first = groupings[0]
     least = min(float(grouping.sizes.min()) for grouping in groupings)
@@ -188,7 +189,7 @@ def _bar_edges(*groupings: Grouping) -> style.Floats:
     return np.asarray(first.low + width * np.arange(-below, above + 1), dtype=np.float64)
 
 
-def _count(grouping: Grouping, bars: style.Floats, chosen: Any = True) -> style.Floats:
+def _count(grouping: Grouping, bars: Floats, chosen: Any = True) -> Floats:
     """How many of the chosen sizes each bar has; the largest that is no outlier stands before its border, not behind it."""
     last = grouping.high - 0.5 * (grouping.high > grouping.low)
     inside = np.where(grouping.sizes == grouping.high, last, grouping.sizes)
@@ -196,7 +197,7 @@ def _count(grouping: Grouping, bars: style.Floats, chosen: Any = True) -> style.
     return counts.astype(np.float64)
 
 
-def _draw_sizes(panel: Axes, grouping: Grouping, samples: Mapping[int, int], bars: style.Floats, top: float) -> None:
+def _draw_sizes(panel: Axes, grouping: Grouping, samples: Mapping[int, int], bars: Floats, top: float) -> None:
     """Bars stacked by cluster, those who have split their data on top; ``top`` is the axis's end."""
     base = np.zeros(len(bars) - 1)
     split = grouping.are_split(samples)
@@ -239,7 +240,7 @@ def _name_groups(panel: Axes, grouping: Grouping) -> None:
     panel.annotate(f"{grouping.word}\ndevices", (0, 1), (-6, 2.5), fontsize=9, **where)
 
 
-def _draw_before(panel: Axes, first: Grouping, bars: style.Floats) -> None:
+def _draw_before(panel: Axes, first: Grouping, bars: Floats) -> None:
     """The outline of the sizes as they were at first."""
     panel.stairs(_count(first, bars), bars, gid="before", **_BEFORE)
 

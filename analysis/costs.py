@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import style
 from fedsim.analysis.accuracy import read_curve
 from fedsim.analysis.series import Series, group_by_scenario
+from fedsim.arrays import Floats
 from fedsim.records.reading import RunFolder
 
 _POINTS = 400  # of a band: more than pixels are of no use
@@ -38,10 +39,10 @@ class Band:
         mean, low, high: mean, minimum and maximum over the runs, in 0..1.
     """
 
-    at: style.Floats
-    mean: style.Floats
-    low: style.Floats
-    high: style.Floats
+    at: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
 
 
 @style.styled
@@ -78,7 +79,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     return figure
 
 
-def band(curves: Sequence[dict[str, style.Floats]], column: str) -> Band:
+def band(curves: Sequence[dict[str, Floats]], column: str) -> Band:
     """Mean and range of several curves along one of their columns, where all of them are known.
 
     Args:
@@ -93,13 +94,13 @@ def band(curves: Sequence[dict[str, style.Floats]], column: str) -> Band:
     return Band(at, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 
-def _curve(run: RunFolder) -> dict[str, style.Floats]:
+def _curve(run: RunFolder) -> dict[str, Floats]:
     """``accuracy.read_curve`` as arrays [m]."""
     return {str(name): column.to_numpy(float) for name, column in read_curve(run).items()}
 
 
 def _one_by_one(
-    series: Sequence[Series], curves: Sequence[Sequence[dict[str, style.Floats]]], axes: Sequence[tuple[str, float, str]]
+    series: Sequence[Series], curves: Sequence[Sequence[dict[str, Floats]]], axes: Sequence[tuple[str, float, str]]
 ) -> Figure:
     """A small panel for each series, in its colour over those of all others; a block of them for each axis."""
     rows = math.ceil(len(series) / _COLUMNS)
@@ -149,7 +150,7 @@ def _draw_band(panel: Axes, drawn: Band, number: int, unit: float, several: bool
 
 def _plot(
     panel: Axes,
-    curves: Sequence[Sequence[dict[str, style.Floats]]],
+    curves: Sequence[Sequence[dict[str, Floats]]],
     looks: Sequence[int],
     column: str,
     unit: float,

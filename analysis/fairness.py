@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedsim.analysis import style
 from fedsim.analysis.series import Series, each_alone
+from fedsim.arrays import Floats
 from fedsim.records.fairness import jain_over_time, outcomes_by_device, outcomes_by_group
 from fedsim.records.folder import DEVICES, EVENTS
 from fedsim.records.reading import RunFolder, as_list
@@ -34,10 +35,10 @@ class Waiting:
             are there: who has left for good, or is yet to come, does not wait.
     """
 
-    at: style.Floats
-    mean: style.Floats
-    tenth: style.Floats
-    longest: style.Floats
+    at: Floats
+    mean: Floats
+    tenth: Floats
+    longest: Floats
 
 
 def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
@@ -68,7 +69,7 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
     return Waiting(*np.array(moments, dtype=float).reshape(-1, 4).T)
 
 
-def read_jain(run: RunFolder, clock: Clock) -> tuple[style.Floats, style.Floats]:
+def read_jain(run: RunFolder, clock: Clock) -> tuple[Floats, Floats]:
     """Jain's index of selections so far, over rounds that had ended or over time; [m] and [m]."""
     moments = jain_over_time(run)
     at = [place + 1.0 if clock == "round" else moment.time for place, moment in enumerate(moments)]

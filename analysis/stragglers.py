@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
+from fedsim.arrays import Floats
 from fedsim.errors import nearest
 from fedsim.records.folder import DEVICES, EVENTS
 from fedsim.records.reading import RunFolder
@@ -253,7 +254,7 @@ def _draw_many(panel: Axes, lanes: pd.DataFrame, unit: float, end: float) -> Non
     panel.set_ylim(0, len(lanes))
 
 
-def _doings(lanes: pd.DataFrame) -> list[tuple[str, str, style.Floats, style.Floats]]:
+def _doings(lanes: pd.DataFrame) -> list[tuple[str, str, Floats, Floats]]:
     """What devices do: in words, a colour, and when each begins and ends it (s; NaN where it does not); arrays [n]."""
     nothing = np.full(len(lanes), np.nan)
     ended, begun = lanes["ended"].to_numpy(float), lanes["begun"].to_numpy(float)

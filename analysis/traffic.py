@@ -22,6 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import style
 from fedsim.analysis.activity import read_activity
 from fedsim.analysis.series import Series
+from fedsim.arrays import Floats
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
@@ -178,7 +179,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _moved_by(grid: style.Floats, parts: pd.DataFrame) -> style.Floats:
+def _moved_by(grid: Floats, parts: pd.DataFrame) -> Floats:
     """Bytes of messages that had ended by each time of the grid."""
     ordered = parts.sort_values("end", kind="stable")
     sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
