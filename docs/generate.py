@@ -18,7 +18,7 @@ from fedsim.catalogue import Key, catalogue, keys_of, specs_titled
 from fedsim.cli import main
 from fedsim.federation import client
 from fedsim.language import units
-from fedsim.language.families import specs_of
+from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.records import schema
 from fedsim.scenario import Scenario

@@ -5,12 +5,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from fedsim.data.spec import DataSpec
+from fedsim.data.partitions import PARTITIONS
+from fedsim.data.shifts import SHIFTS
+from fedsim.data.sources import SOURCES
 from fedsim.errors import ScenarioError, nearest
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
-from fedsim.language.families import Family, specs_of
+from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
+from fedsim.learning.models import MODELS
 from fedsim.meters.spec import METERS
 from fedsim.running.runner import EXECUTORS
 from fedsim.scenario import Scenario
@@ -21,12 +24,19 @@ from fedsim.strategies.parts.deadline import DEADLINES
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.study.references import REFERENCES
+from fedsim.study.search import SEARCHES
 from fedsim.study.spec import StudySpec
+from fedsim.world.arrivals import ARRIVALS
+from fedsim.world.availability import AVAILABILITIES
+from fedsim.world.capacity import CAPACITIES
+from fedsim.world.departures import DEPARTURES
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
-from fedsim.world.energy.batteries import BatterySpec
+from fedsim.world.distributions import SPEEDS
+from fedsim.world.energy.charging import CHARGINGS
 from fedsim.world.energy.presets import TITLES
 from fedsim.world.network.protocol import PROTOCOLS
-from fedsim.world.population import PopulationSpec
+from fedsim.world.network.spec import NETWORKS
+from fedsim.world.population import SAMPLE_COUNTS
 from fedsim.world.processes import PROCESSES
 
 Entries = list[tuple[str, str]]
@@ -50,7 +60,7 @@ class Key(NamedTuple):
     told: str
 
 
-_FAMILIES = {
+_REGISTRIES = {
     "strategies": STRATEGIES,
     "client selections": SELECTIONS,
     "aggregations": AGGREGATIONS,
@@ -61,21 +71,19 @@ _FAMILIES = {
     "protocols": PROTOCOLS,
     "processes of the world": PROCESSES,
     "meters": METERS,
-}
-_UNIONS: dict[str, tuple[type[Spec], str]] = {
-    "data sources": (DataSpec, "source"),
-    "partitions": (DataSpec, "partition"),
-    "models": (Scenario, "model"),
-    "networks": (Scenario, "network"),
-    "data shifts": (Scenario, "drift"),
-    "arrivals": (PopulationSpec, "arrivals"),
-    "departures": (PopulationSpec, "departures"),
-    "availabilities": (PopulationSpec, "availability"),
-    "speed distributions": (PopulationSpec, "speed"),
-    "capacities": (PopulationSpec, "capacity"),
-    "numbers of samples": (PopulationSpec, "samples"),
-    "chargings of batteries": (BatterySpec, "charging"),
-    "searches of studies": (StudySpec, "search"),
+    "data sources": SOURCES,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "networks": NETWORKS,
+    "data shifts": SHIFTS,
+    "arrivals": ARRIVALS,
+    "departures": DEPARTURES,
+    "availabilities": AVAILABILITIES,
+    "speed distributions": SPEEDS,
+    "capacities": CAPACITIES,
+    "numbers of samples": SAMPLE_COUNTS,
+    "chargings of batteries": CHARGINGS,
+    "searches of studies": SEARCHES,
 }
 _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 
@@ -84,26 +92,19 @@ _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 def catalogue() -> dict[str, Entries]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
-        **{title: [(name, about) for name, (_, about) in family.kinds.items()] for title, family in _FAMILIES.items()},
-        **{title: [(name, told_of(spec)[""]) for name, spec in specs_titled(title).items()] for title in _UNIONS},
-        "kinds of devices": list(kinds_of_devices().items()),
-        "energy presets": list(TITLES.items()),
+        **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items()},
+        "kinds of devices": [*kinds_of_devices().items()],
+        "energy presets": [*TITLES.items()],
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
-        "executors": list(EXECUTORS.items()),
+        "executors": [*EXECUTORS.items()],
         "references of studies": [(name, (make.__doc__ or "").partition("\n")[0]) for name, make in REFERENCES.items()],
     }
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """The tables of the kinds under a title of the catalogue, by kind; none for a title of mere names."""
-    family: Family | None = _FAMILIES.get(title)
-    if family is not None:
-        return {kind: family.spec(kind) for kind in family}
-    if title not in _UNIONS:
-        return {}
-    owner, field = _UNIONS[title]
-    return specs_of(owner.model_fields[field])
+    """The tables of the kinds under a title of the catalogue, by kind; empty for a title of mere names."""
+    return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 
 
 def about(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
@@ -82,12 +82,12 @@ class Scenario(Spec):
     world: WorldSpec = WorldSpec()
     energy: EnergySpec | None = None
     costs: CostsSpec | None = None
-    meters: list[Annotated[SerializeAsAny[MeterSpec], METERS.validator]] = Field(default_factory=list)
+    meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
     drift: ShiftSpec | None = None
     malicious: MaliciousSpec | None = None
     messages: MessagesSpec = MessagesSpec()
     server: ServerSpec = ServerSpec()
-    strategy: Annotated[SerializeAsAny[StrategyParams], STRATEGIES.validator] = FedAvgParams()
+    strategy: Annotated[StrategyParams, STRATEGIES] = FedAvgParams()
     evaluation: EvaluationSpec = EvaluationSpec()
     stop: StopSpec = StopSpec(rounds=100)
     checkpoint: CheckpointSpec = CheckpointSpec()

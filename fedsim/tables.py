@@ -16,7 +16,7 @@ from typing import Any
 from fedsim import files
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import flat
-from fedsim.language.families import spec_of
+from fedsim.language.registry import spec_of
 from fedsim.language.spec import Spec
 from fedsim.strategies import STRATEGIES, params_class
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.cli import main
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from tests.test_public import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,9 +111,9 @@ def test_a_command_leaves_the_search_for_garbage_as_it_was(scenario: Path) -> No
 
 def test_list_names_everything() -> None:
     listed = set(re.findall(r"^  (\S+) +\S", call("list").output, re.MULTILINE))
-    written = [name for name, path in MODULES.items() if re.search(r"= (?:Family|_\w+)\(\n", path.read_text())]
+    written = [name for name, path in MODULES.items() if re.search(r"= (?:Registry|_\w+)\(\n", path.read_text())]
     values = [value for name in written for value in vars(import_module(name)).values()]
-    families = [value for value in values if isinstance(value, Family)]
+    families = [value for value in values if isinstance(value, Registry)]
     assert len(families) >= 7
     assert {name for family in families for name in family} | _kinds(fedsim.Scenario) <= listed
 

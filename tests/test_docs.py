@@ -13,7 +13,7 @@ import fedsim
 from fedsim import plugin
 from fedsim.catalogue import catalogue, keys_of, specs_titled
 from fedsim.cli import main
-from fedsim.language.families import specs_of
+from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec
 from fedsim.records import schema
 from fedsim.scenario import Scenario

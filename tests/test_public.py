@@ -23,13 +23,13 @@ EXPORTS = {
         build_world load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
-        BEST SERVER Activity AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability
-        AvailabilityModel Change Client Codec Coded Column Contents Deadline Device DeviceFacts Distribution Done
-        Earlier Evaluate FedAvg Flow Free Grouped GroupedParams Hold Lazy Limit Measured Meter MeterContext Network
-        NetworkModel Order Part Partial Partition Peer PeerHalf PeerParams Peers Process Protocol Raw Real Ref
-        Selection Server ServerOptimiser Setting Sharing Shift Sized Source Span Spec Step Strategy StrategyParams
-        Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transfer Transport Work World
-        federated pure
+        Activity AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel
+        BEST Change Client Codec Coded Column Contents Deadline Device DeviceFacts Distribution Evaluate FedAvg Flow
+        Grouped GroupedParams Header Hold Instruction Lazy Limit LocalResult Measured Meter MeterContext Network
+        NetworkModel Opaque Part Partial Partition Peer PeerHalf PeerParams Peers PreviousResult Process Protocol Raw
+        Real Ref RunInfo SERVER Selection Server ServerOptimiser Sharing Shift Source Span Spec Step Strategy
+        StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transfer
+        Transport Work World federated pure
     """,
 }
 """All that users and authors of parts may rely on."""
@@ -121,10 +121,11 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = {"environment", "errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
+_COMMON = {"arrays", "environment", "errors", "files", "durable", "language", "model_cost", "simulation", "streams", "training"}
 _ENGINE = {"data", "evaluation", "federation", "learning", "strategies", "world"}
 LAYERS = {
     "version": set(),
+    "arrays": set(),
     "errors": set(),
     "durable": set(),
     "shipped": {"errors", "files"},
@@ -153,7 +154,7 @@ LAYERS = {
     "scenario": _COMMON | _ENGINE | {"checkpoint", "meters", "output", "running", "shipped", "tables"},
     "build": _COMMON | {"scenario", "world"},
     "compare": {"errors", "language", "output", "records", "scenario", "tables"},
-    "analysis": {"compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
+    "analysis": {"arrays", "compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
     | {"strategies", "tables", "version"},
     "loading": _COMMON | {"analysis", "compare", "meters", "output", "records", "running", "scenario"},
     "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "study", "version"},
@@ -163,7 +164,18 @@ LAYERS = {
     | {"compare", "executors", "loading", "output", "records", "running", "scenario", "shipped", "strategies", "tables"}
     | {"world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
-    "catalogue": {"data", "errors", "federation", "language", "meters", "running", "scenario", "shipped", "strategies"}
+    "catalogue": {
+        "data",
+        "errors",
+        "federation",
+        "language",
+        "learning",
+        "meters",
+        "running",
+        "scenario",
+        "shipped",
+        "strategies",
+    }
     | {"study", "world"},
     "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}

@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedsim.data.dataset import Dataset, Normalise, pooled
 from fedsim.data.federated import FederatedData
-from fedsim.data.partitions import Known, PartitionSpec
+from fedsim.data.partitions import PARTITIONS, PartitionSpec
 from fedsim.data.partitions.base import Partition
 from fedsim.data.partitions.even import Iid
 from fedsim.data.partitions.published import SyntheticSizes
@@ -142,5 +142,4 @@ def _kind(value: Any) -> Any:
 
 def _recipe(kind: Any) -> type[Partition]:
     """The partition of that kind; an unknown one, or the user's own, has what is usual for ``iid``."""
-    recipes: tuple[type[Partition], ...] = get_args(Known)
-    return next((recipe for recipe in recipes if recipe.model_fields["kind"].default == kind), Iid)
+    return PARTITIONS.find(kind) if kind in PARTITIONS.known else Iid

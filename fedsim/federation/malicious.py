@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.codecs import Arithmetic
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure, weighted_sum
 from fedsim.learning.refs import Ref
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HERE = "fedsim.federation.malicious"
-ATTACKS = Family(
+ATTACKS = Registry(
     "attack",
     f"{_HERE}:Attack",
     {
@@ -31,6 +31,7 @@ ATTACKS = Family(
         "gaussian": (f"{_HERE}:Gaussian", "noise instead of a change"),
         "scaled": (f"{_HERE}:Scaled", "the change is many times as long"),
     },
+    usual="label-flip",
 )
 
 
@@ -132,7 +133,7 @@ class MaliciousSpec(Spec):
         devices: these instead.
     """
 
-    attack: Annotated[SerializeAsAny[Attack], ATTACKS.validator]
+    attack: Annotated[Attack, ATTACKS]
     share: float | None = Field(default=None, ge=0.0, le=1.0)
     devices: list[int] | None = None
 

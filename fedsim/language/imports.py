@@ -15,9 +15,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import distributions
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType
@@ -78,7 +80,7 @@ def refuse_code(place: str, key: str) -> None:
         raise ScenarioError(f"{key} is {place!r}, {_RUNS}")
 
 
-def find(path: str, key: str, base: type, called: str, *, or_function: bool = False) -> Any:
+def find(path: str, key: str, base: type, called: str, *, or_function: bool = False, permitted: bool = False) -> Any:
     """The class at an import path.
 
     Args:
@@ -87,11 +89,12 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
         base: what it must be a subclass of.
         called: how users know the base.
         or_function: whether a function that says that it returns one will do too.
+        permitted: whether the path is an entry point of an installed package, and not the text of a file.
 
     Raises:
         ScenarioError: it may not be imported here, cannot be, or is something else; nothing but its module was run.
     """
-    found = named(path, key)
+    found = at(path, key) if permitted else named(path, key)
     if isinstance(found, type):
         if issubclass(found, base):
             return found
@@ -132,6 +135,14 @@ def at(path: str, key: str) -> Any:
         hint = nearest(name, (known for known in vars(module) if not known.startswith("_")))
         raise ScenarioError(f"{key} is {path!r}, but {file!r} has no attribute {name!r}{hint}")
     return getattr(module, name)
+
+
+@cache
+def entry_points_of(group: str) -> dict[str, str]:
+    """The entry points of a group: name -> import path. What lies in the working directory is not installed and not read."""
+    elsewhere = [path for path in sys.path if Path(path).is_absolute() and Path(path).resolve() != Path.cwd().resolve()]
+    points = [point for found in distributions(path=elsewhere) for point in found.entry_points.select(group=group)]
+    return {point.name: point.value for point in reversed(points) if _is_installed(point.module.partition(".")[0])}
 
 
 def _returns(function: FunctionType, base: type) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))  # share of devices, least, most
@@ -51,4 +51,4 @@ class LongTailSizes(Spec):
         return np.asarray(generator.integers(lows[tier], highs[tier], endpoint=True))
 
 
-Sizes = Annotated[UniformSizes | LongTailSizes, Field(discriminator="kind"), Kinds(usual="uniform")]
+Sizes = Annotated[UniformSizes | LongTailSizes, Registry.of("sample count", UniformSizes, LongTailSizes, usual="uniform")]

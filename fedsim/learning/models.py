@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from fedsim.language.families import Kinds
 from fedsim.language.imports import refuse_unless_allowed
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import (
@@ -304,6 +304,22 @@ class SizeOnly(Spec):
         return self.flops_per_sample
 
 
+MODELS = Registry.of(
+    "model",
+    Logistic,
+    Perceptron,
+    MnistCNN,
+    FemnistPerceptron,
+    FemnistCNN,
+    FashionCNN,
+    LcflCNN,
+    LcflCifarCNN,
+    CflCNN,
+    CataCNN,
+    CNN5,
+    ModuleModel,
+    SizeOnly,
+)
 ModelSpec = Annotated[
     Logistic
     | Perceptron
@@ -318,6 +334,5 @@ ModelSpec = Annotated[
     | CNN5
     | ModuleModel
     | SizeOnly,
-    Field(discriminator="kind"),
-    Kinds(),
+    MODELS,
 ]

@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import create_model
 
 from fedsim.errors import FedsimError, ScenarioError, place_of, told
-from fedsim.language.families import Family, keys_of
+from fedsim.language.registry import Registry, keys_of
 from fedsim.language.spec import Spec
 from fedsim.meters.base import Meter, MeterContext
 
@@ -42,7 +42,7 @@ def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
     return create_model(found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys)
 
 
-class _Meters(Family):
+class _Meters(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         return _of_class(self.find(kind, key), kind)
 
@@ -51,4 +51,5 @@ METERS = _Meters(
     "meter",
     "fedsim.meters.base:Meter",
     {"traffic": ("fedsim.meters.traffic:Traffic", "the bytes that each device sent and received")},
+    usual="traffic",
 )

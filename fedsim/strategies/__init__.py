@@ -7,13 +7,13 @@ before it is asked for. One of the user's own is named by its import path, ``pac
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.language.families import Family, with_any_kind
+from fedsim.language.registry import Registry, with_any_kind
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams
 
 
-class _Strategies(Family):
+class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
         """The parameters that a strategy takes, which are what a scenario says of it."""
         return params_class(kind, key)
@@ -80,9 +80,9 @@ def params_class(kind: str, key: str = "strategy.kind") -> "type[StrategyParams]
     A class of the user's own may inherit those of one of ours, whose ``kind`` is that one's name; here it may be the path.
     """
     found = strategy_class(kind, key).Params
-    return found if kind in STRATEGIES.kinds else with_any_kind(found)
+    return found if kind in STRATEGIES.known else with_any_kind(found)
 
 
 def strategy_name(kind: str) -> str | None:
     """What reports call a registered strategy; None for the user's own."""
-    return STRATEGIES.kinds[kind][1].partition(":")[0] if kind in STRATEGIES.kinds else None
+    return STRATEGIES.known[kind][1].partition(":")[0] if kind in STRATEGIES.known else None

@@ -29,7 +29,7 @@ from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag
 
 from fedsim.compare import measures
 from fedsim.errors import ScenarioError, nearest
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
@@ -389,4 +389,5 @@ class OptunaSearch(Search):
         return asked
 
 
-AnySearch = Annotated[RandomSearch | OptunaSearch, Field(discriminator="kind"), Kinds()]
+SEARCHES = Registry.of("search", RandomSearch, OptunaSearch)
+AnySearch = Annotated[RandomSearch | OptunaSearch, SEARCHES]

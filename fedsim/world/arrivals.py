@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PerSecond
 from fedsim.simulation import TICK_S
@@ -84,6 +84,5 @@ class ArrivalsFromFile(TimesFromFile):
         return self.by_device("population.arrivals", devices, root, 0.0)
 
 
-ArrivalsSpec = Annotated[
-    PoissonArrivals | ScheduledArrivals | ArrivalsFromFile, Field(discriminator="kind"), Kinds(by_device=True)
-]
+ARRIVALS = Registry.of("arrival", PoissonArrivals, ScheduledArrivals, ArrivalsFromFile, by_device=True)
+ArrivalsSpec = Annotated[PoissonArrivals | ScheduledArrivals | ArrivalsFromFile, ARRIVALS]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import DataError, shown
 from fedsim.files import SOUGHT, regular, sought
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 from fedsim.world.device_kinds import DeviceKind
@@ -82,6 +83,9 @@ class FedScaleCapacity(Spec):
         rows = generator.choice(len(table), devices, replace=devices > len(table))
         milliseconds, down_kbps, up_kbps = table[rows].T
         return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+
+
+CAPACITIES = Registry.of("capacity", FedScaleCapacity)
 
 
 def read_capacities(path: Path) -> NDArray[np.float64]:

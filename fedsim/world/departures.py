@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S
@@ -106,6 +106,5 @@ def _after(arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> NDAr
     return departure
 
 
-DeparturesSpec = Annotated[
-    ExponentialStays | ScheduledDepartures | DeparturesFromFile, Field(discriminator="kind"), Kinds(by_device=True)
-]
+DEPARTURES = Registry.of("departure", ExponentialStays, ScheduledDepartures, DeparturesFromFile, by_device=True)
+DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFromFile, DEPARTURES]

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.files import sought
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond, SamplesPerSecond, Seconds
 from fedsim.world.columns import alike
@@ -163,50 +163,18 @@ Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
 Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # below, times overflow
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
-BY_DEVICE = Kinds(usual="constant", bare="value", by_device=True)
-"""How a quantity may be written short: a bare value for a constant, a list for one a device, a file."""
 
-SpeedDistribution = Annotated[
-    SerializeAsAny[
-        Annotated[
-            Constant[SamplesPerSecond]
-            | Uniform[SamplesPerSecond]
-            | LogNormal[SamplesPerSecond]
-            | Choice[SamplesPerSecond]
-            | Listed[SamplesPerSecond]
-            | FromFile[SamplesPerSecond],
-            Field(discriminator="kind"),
-        ]
-    ],
-    Kinds("fedsim.world.distributions:Distribution", usual="constant", bare="value", by_device=True),
-]
-RateDistribution = Annotated[
-    Constant[BytesPerSecond]
-    | Uniform[BytesPerSecond]
-    | LogNormal[BytesPerSecond]
-    | Choice[BytesPerSecond]
-    | Listed[BytesPerSecond]
-    | FromFile[LinkRate],
-    Field(discriminator="kind"),
-    BY_DEVICE,
-]
-TimeDistribution = Annotated[
-    Constant[Seconds] | Uniform[Seconds] | LogNormal[Seconds] | Choice[Seconds] | Listed[Seconds] | FromFile[Seconds],
-    Field(discriminator="kind"),
-    BY_DEVICE,
-]
-JitterDistribution = Annotated[
-    Constant[Jitter] | Uniform[Jitter] | LogNormal[Jitter] | Choice[Jitter] | Listed[Jitter] | FromFile[Jitter],
-    Field(discriminator="kind"),
-    BY_DEVICE,
-]
-FactorDistribution = Annotated[
-    Constant[Factor] | Uniform[Factor] | Choice[Factor] | Listed[Factor] | FromFile[Factor],
-    Field(discriminator="kind"),
-    BY_DEVICE,
-]
-NameDistribution = Annotated[
-    Constant[str] | Choice[str] | Listed[str] | FromFile[str],
-    Field(discriminator="kind"),
-    BY_DEVICE,
-]
+def by_device(quantity: Any, *drawn: type[Distribution], base: str = "", in_files: Any = None) -> Registry:
+    """The distributions of a quantity. Short forms: a bare value for a constant, a list with one value per device, a file."""
+    specs: Any = [form[quantity] for form in (*drawn, Listed)] + [FromFile[in_files or quantity]]  # type: ignore[index, misc]
+    return Registry.of("distribution", *specs, base=base, usual="constant", bare="value", by_device=True)
+
+
+_BASE = "fedsim.world.distributions:Distribution"
+SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE)
+SpeedDistribution = Annotated[Distribution, SPEEDS]
+RateDistribution = Annotated[Distribution, by_device(BytesPerSecond, Constant, Uniform, LogNormal, Choice, in_files=LinkRate)]
+TimeDistribution = Annotated[Distribution, by_device(Seconds, Constant, Uniform, LogNormal, Choice)]
+JitterDistribution = Annotated[Distribution, by_device(Jitter, Constant, Uniform, LogNormal, Choice)]
+FactorDistribution = Annotated[Distribution, by_device(Factor, Constant, Uniform, Choice)]
+NameDistribution = Annotated[Distribution, by_device(str, Constant, Choice)]

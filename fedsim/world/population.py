@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
@@ -18,7 +18,7 @@ from fedsim.training import Training
 from fedsim.world.arrivals import ArrivalsSpec
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
-from fedsim.world.capacity import Capacity, FedScaleCapacity
+from fedsim.world.capacity import CAPACITIES, Capacity, FedScaleCapacity
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import SlowPhases
 from fedsim.world.departures import DeparturesSpec
@@ -170,11 +170,10 @@ class Stragglers(Spec):
         return slowness
 
 
-SamplesByDevice = Annotated[
-    UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count],
-    Field(discriminator="kind"),
-    Kinds(usual="uniform", by_device=True),
-]
+SAMPLE_COUNTS = Registry.of(
+    "sample count", UniformSizes, LongTailSizes, Listed[Count], FromFile[Count], usual="uniform", by_device=True
+)
+SamplesByDevice = Annotated[UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count], SAMPLE_COUNTS]
 
 
 class PopulationSpec(Spec):
@@ -203,7 +202,7 @@ class PopulationSpec(Spec):
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
     speed: SpeedDistribution | None = None
-    capacity: FedScaleCapacity | None = None
+    capacity: Annotated[FedScaleCapacity, CAPACITIES] | None = None
     device: NameDistribution | None = None
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
     samples: SamplesByDevice | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from fedsim.language.families import FamilyValidator
+from fedsim.language.registry import Registry
 from fedsim.language.units import Quantity
 from tests.fuzzing import values
 
@@ -63,11 +63,11 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return shapes_of(inner, (*notes, *more))
+    registry = next((note for note in notes if isinstance(note, Registry)), None)
+    if registry is not None:
+        return [Shape(registry.spec(kind)) for kind in registry if kind != "flower"]  # an app of the user's is not invented
     if get_origin(annotation) in (Union, UnionType):
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
-    family = next((note.family for note in notes if isinstance(note, FamilyValidator)), None)
-    if family is not None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [Shape(family.spec(kind)) for kind in family if kind != "flower"]  # an app of the user's is not invented
     return [Shape(annotation, notes)]
 
 

@@ -191,3 +191,28 @@ def test_leave_reaches_the_workers_of_a_study_and_the_working_directory(small: S
     done = subprocess.run([*command, *words], cwd="code", capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, marker.exists()) == (0, True), done.stderr
     assert fedsim.load_study("out").run("a").summary["strategy"] == "theirs:Mine"
+
+
+def test_an_installed_package_registers_a_kind_and_what_lies_in_the_working_directory_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from fedsim.plugin import Codec\n\n\nclass Halves(Codec):\n    'Half of the numbers.'\n    kind: str = 'halves'\n"
+    for place in ("installed", "here"):
+        (tmp_path / place / "halves-1.dist-info").mkdir(parents=True)
+        (tmp_path / place / "halves-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: halves\nVersion: 1\n")
+        points = f"[fedsim.codec]\n{place} = {place}_codec:Halves\n"
+        (tmp_path / place / "halves-1.dist-info" / "entry_points.txt").write_text(points)
+        (tmp_path / place / f"{place}_codec.py").write_text(source)
+    code = (
+        "import sys; sys.path[:0] = ['', '../installed']; sys.path[1] = __import__('os').path.abspath(sys.path[1])\n"
+        "import fedsim; from fedsim.catalogue import about, catalogue\n"
+        "from fedsim.language.imports import from_file\n"
+        "print(*(name for name, _ in catalogue()['codecs'])); print(about('installed')[0])\n"
+        "with from_file(False): print(fedsim.Scenario(messages={'up': 'installed'}).messages.up.kind)\n"
+        "print([name for name in sys.modules if name == 'here_codec'])"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    names, said, kind, imported = done.stdout.splitlines() or [done.stderr] * 4
+    assert ("installed" in names.split(), "here" in names.split()) == (True, False), names
+    assert (said, kind, imported) == ("installed, one of the codecs: Half of the numbers.", "installed", "[]")

@@ -18,8 +18,8 @@ from fedsim.cli import main
 from fedsim.errors import FedsimError
 from fedsim.executors.processes import Processes
 from fedsim.language import imports
-from fedsim.language.families import FamilyValidator, Kinds, specs_of
 from fedsim.language.imports import from_file
+from fedsim.language.registry import Registry, specs_of
 from fedsim.language.spec import Spec
 from fedsim.scenario import Scenario
 
@@ -61,17 +61,14 @@ def places() -> dict[str, tuple[Any, ...]]:
 
 def _places(spec: type[Spec], at: tuple[Any, ...] = (), seen: tuple[type[Spec], ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, field in spec.model_fields.items() if spec not in seen else ():
-        if any(
-            isinstance(note, FamilyValidator) or getattr(note, "base", None)
-            for note in _notes(field.annotation, field.metadata)
-        ):
+        if any(note.base for note in _notes(field.annotation, field.metadata)):
             yield (*at, (key, "parts" if str(field.annotation).startswith("list") else "part"))
         for kind, inner in specs_of(field).items():
             yield from _places(inner, (*at, (key, kind)), (*seen, spec))
 
 
 def _notes(annotation: Any, notes: Any) -> Iterator[Any]:
-    yield from (note for note in notes if isinstance(note, FamilyValidator | Kinds))
+    yield from (note for note in notes if isinstance(note, Registry))
     for part in get_args(annotation):
         yield from _notes(part, getattr(part, "__metadata__", ()))
 

@@ -24,6 +24,7 @@ class Partition(Spec):
         pools_test: whether devices draw from training and test samples alike; each then holds back a tenth of its own.
     """
 
+    kind: str
     usual_normalise: ClassVar[Normalise] = "pixel"
     usually_augmented: ClassVar[bool] = False
     pools_test: ClassVar[bool] = False

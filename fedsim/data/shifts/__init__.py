@@ -2,13 +2,11 @@
 
 from typing import Annotated
 
-from pydantic import Field, SerializeAsAny
-
 from fedsim.data.shifts.alone import Incremental, LabelPermutation, Rotation
+from fedsim.data.shifts.base import Shift
 from fedsim.data.shifts.swaps import SwapAll, SwapPart
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 
-ShiftSpec = Annotated[
-    SerializeAsAny[Annotated[SwapAll | SwapPart | Incremental | LabelPermutation | Rotation, Field(discriminator="kind")]],
-    Kinds("fedsim.data.shifts.base:Shift"),
-]
+_BASE = "fedsim.data.shifts.base:Shift"
+SHIFTS = Registry.of("shift", SwapAll, SwapPart, Incremental, LabelPermutation, Rotation, base=_BASE)
+ShiftSpec = Annotated[Shift, SHIFTS]

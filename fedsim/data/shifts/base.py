@@ -84,6 +84,7 @@ class Shift(Spec):
             published experiments of FlexCFL do it for strategies with groups).
     """
 
+    kind: str
     at: Occasions = EVERY_ROUND
     among: Literal["all", "selected"] = "all"
 

@@ -17,6 +17,7 @@ from fedsim.language.spec import Spec
 class Source(Spec):
     """A data set that is as it is, whatever the population."""
 
+    kind: str
     published: ClassVar[bool] = True
     """Whether it is a published data set, whose folder lies in ``data.root`` or ``$FEDSIM_DATA``, and no file of the user's."""
 

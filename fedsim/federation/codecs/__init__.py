@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
-from pydantic import AfterValidator, SerializeAsAny
+from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond
 from fedsim.learning.functions import Function
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HERE = "fedsim.federation.codecs"
-CODECS = Family(
+CODECS = Registry(
     "codec",
     f"{_HERE}:Codec",
     {
@@ -28,6 +28,7 @@ CODECS = Family(
         "random-k": (f"{_HERE}.random_k:RandomK", "changes at random positions alone"),
         "sign": (f"{_HERE}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
     },
+    usual="plain",
 )
 
 
@@ -98,4 +99,4 @@ class Codec(Spec):
         raise NotImplementedError
 
 
-CodecSpec = Annotated[SerializeAsAny[Codec], CODECS.validator]
+CodecSpec = Annotated[Codec, CODECS]

@@ -3,14 +3,14 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 
 _HERE = "fedsim.strategies.parts.deadline"
-DEADLINES = Family(
+DEADLINES = Registry(
     "deadline",
     f"{_HERE}:Deadline",
     {
@@ -18,6 +18,7 @@ DEADLINES = Family(
         "quantile": (f"{_HERE}:Quantile", "a share of the clients of the last rounds would have been in time"),
     },
     bare="time",
+    usual="fixed",
 )
 
 
@@ -88,4 +89,4 @@ class Quantile(Deadline):
         del took[: -self.over]
 
 
-DeadlineSpec = Annotated[SerializeAsAny[Deadline], DEADLINES.validator]
+DeadlineSpec = Annotated[Deadline, DEADLINES]

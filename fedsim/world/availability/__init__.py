@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, SerializeAsAny
-
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.world.availability.always import AlwaysOn
 from fedsim.world.availability.base import Availability, AvailabilityModel
 from fedsim.world.availability.diurnal import Diurnal
@@ -14,7 +12,6 @@ from fedsim.world.availability.renewal import Renewal
 
 __all__ = ["AlwaysOn", "Availability", "AvailabilityModel", "AvailabilitySpec", "Diurnal", "Flash", "Intervals", "Renewal"]
 
-AvailabilitySpec = Annotated[
-    SerializeAsAny[Annotated[AlwaysOn | Renewal | Diurnal | Intervals | Flash, Field(discriminator="kind")]],
-    Kinds("fedsim.world.availability:AvailabilityModel"),
-]
+_BASE = "fedsim.world.availability:AvailabilityModel"
+AVAILABILITIES = Registry.of("availability", AlwaysOn, Renewal, Diurnal, Intervals, Flash, base=_BASE)
+AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]

@@ -39,6 +39,8 @@ class Availability(Protocol):
 class AvailabilityModel(Spec):
     """The base of every availability: when devices can be reached. It has ``build``, or ``build_on`` if it knows days."""
 
+    kind: str
+
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
         """The paths of so many devices; draws from streams ``world/...``, files are sought under ``root``."""
         raise NotImplementedError

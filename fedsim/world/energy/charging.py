@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S, on_grid
@@ -135,4 +135,5 @@ class _Days:
         return Span(False, start + lasts, start + DAY_S)
 
 
-ChargingSpec = Annotated[Never | Always | WhenReached | Renewal | Daily, Field(discriminator="kind"), Kinds()]
+CHARGINGS = Registry.of("charging", Never, Always, WhenReached, Renewal, Daily)
+ChargingSpec = Annotated[Never | Always | WhenReached | Renewal | Daily, CHARGINGS]

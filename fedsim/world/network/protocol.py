@@ -11,9 +11,9 @@ from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, Field
 
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, Seconds
 from fedsim.streams import Streams
@@ -21,13 +21,14 @@ from fedsim.streams import Streams
 Floats = TypeVar("Floats", float, NDArray[np.float64])
 
 _HERE = "fedsim.world.network.protocol"
-PROTOCOLS = Family(
+PROTOCOLS = Registry(
     "protocol",
     f"{_HERE}:Protocol",
     {
         "fluid": (f"{_HERE}:Fluid", "payload alone, at full rate from the first byte, shared alike"),
         "tcp": (f"{_HERE}:Tcp", "headers, slow start, and shares that differ by chance"),
     },
+    usual="fluid",
 )
 _QUEUE_S = 1e-3  # what of a connection is in its machine's queue
 _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
@@ -130,7 +131,7 @@ class Tcp(Protocol):
     turns: bool = True
 
 
-ProtocolSpec = Annotated[SerializeAsAny[Protocol], PROTOCOLS.validator]
+ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 
 @dataclass(frozen=True)

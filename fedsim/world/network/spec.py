@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import read_json, sought
-from fedsim.language.families import Kinds
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import Simulation
@@ -114,6 +114,7 @@ class NetworkModel(Spec):
     A network of your own is built with ``Transport(self.protocol, streams)``; without, it is fluid whatever a scenario says.
     """
 
+    kind: str
     device: DeviceLinks = DeviceLinks()
     protocol: ProtocolSpec = Fluid()
 
@@ -315,7 +316,5 @@ def _capacity(text: object, edge: str) -> float:
         raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
 
 
-NetworkSpec = Annotated[
-    SerializeAsAny[Annotated[StarSpec | TreeSpec | GraphSpec, Field(discriminator="kind")]],
-    Kinds("fedsim.world.network.spec:NetworkModel"),
-]
+NETWORKS = Registry.of("network", StarSpec, TreeSpec, GraphSpec, base="fedsim.world.network.spec:NetworkModel")
+NetworkSpec = Annotated[NetworkModel, NETWORKS]

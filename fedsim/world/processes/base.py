@@ -6,11 +6,11 @@ from inspect import isgeneratorfunction, signature
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, SerializeAsAny, create_model, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.language.families import Family, keys_of
 from fedsim.language.imports import named
+from fedsim.language.registry import Registry, keys_of
 from fedsim.language.spec import Spec
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _of_function(function: FunctionType, path: str) -> type[Process]:
     return create_model(function.__name__, __base__=base, __module__=function.__module__, **fields)
 
 
-class _Processes(Family):
+class _Processes(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         """The class of a kind, one made for it where its path leads to a function."""
         found = named(kind, key) if ":" in kind else None
@@ -84,6 +84,7 @@ PROCESSES = _Processes(
         "upload-slots": (f"{_HERE}.upload_slots:UploadSlots", "the server takes so many uploads at a time, the others queue"),
         "edge-outage": (f"{_HERE}.edge_outage:EdgeOutage", "an edge server fails from time to time, or is cut off"),
     },
+    usual="link-outage",
 )
 
 
@@ -94,7 +95,7 @@ class WorldSpec(Spec):
         processes: each a kind, a table with a kind and its parameters, or one's own by import path.
     """
 
-    processes: list[Annotated[SerializeAsAny[Process], PROCESSES.validator]] = Field(default_factory=list)
+    processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _one_queue(self) -> Self:

@@ -3,18 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import SerializeAsAny
-
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 _HERE = "fedsim.strategies.parts.aggregation"
-AGGREGATIONS = Family(
+AGGREGATIONS = Registry(
     "aggregation",
     f"{_HERE}:Aggregation",
     {
@@ -28,6 +26,7 @@ AGGREGATIONS = Family(
         "bulyan": (f"{_HERE}.krum:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
         "private": (f"{_HERE}.private:Private", "the mean of clipped changes with noise (DP-FedAvg), and its epsilon"),
     },
+    usual="weighted",
 )
 
 Entry = dict[str, Any]
@@ -127,4 +126,4 @@ class Aggregation(Spec):
         return {}
 
 
-AggregationSpec = Annotated[SerializeAsAny[Aggregation], AGGREGATIONS.validator]
+AggregationSpec = Annotated[Aggregation, AGGREGATIONS]

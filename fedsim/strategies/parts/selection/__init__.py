@@ -3,21 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import SerializeAsAny
-
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 from fedsim.world.task import Computation
 
 _HERE = "fedsim.strategies.parts.selection"
-SELECTIONS = Family(
+SELECTIONS = Registry(
     "selection",
     f"{_HERE}:Selection",
     {
@@ -33,6 +31,7 @@ SELECTIONS = Family(
         "flanp": (f"{_HERE}.flanp:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
         "least-available": (f"{_HERE}.least_available:LeastAvailable", "clients that were there least often first (REFL)"),
     },
+    usual="random",
 )
 
 QUESTION = "question"
@@ -196,4 +195,4 @@ class SelectionClient(Client[Any]):
         return self._own.on_shift(device)
 
 
-SelectionSpec = Annotated[SerializeAsAny[Selection], SELECTIONS.validator]
+SelectionSpec = Annotated[Selection, SELECTIONS]

@@ -2,17 +2,15 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import SerializeAsAny
-
 from fedsim.federation.server import Server
-from fedsim.language.families import Family
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.learning import Ref
 
 _HERE = "fedsim.strategies.parts.server"
-OPTIMISERS = Family(
+OPTIMISERS = Registry(
     "server optimiser",
     f"{_HERE}:ServerOptimiser",
     {
@@ -21,6 +19,7 @@ OPTIMISERS = Family(
         "adam": (f"{_HERE}.adam:Adam", "steps scaled by both moments of the pseudo-gradient (FedAdam)"),
         "yogi": (f"{_HERE}.yogi:Yogi", "as adam, with a second moment that changes in small steps alone (FedYogi)"),
     },
+    usual="sgd",
 )
 
 
@@ -34,4 +33,4 @@ class ServerOptimiser(Spec):
         raise NotImplementedError
 
 
-ServerOptimiserSpec = Annotated[SerializeAsAny[ServerOptimiser], OPTIMISERS.validator]
+ServerOptimiserSpec = Annotated[ServerOptimiser, OPTIMISERS]

@@ -1,0 +1,185 @@
+"""The kinds that a part of a scenario can be of: found by name, by entry point, or by import path.
+
+A kind is a ``Spec``: its parameters and its rule in one class. A scenario names it (``selection = "random"``), with parameters
+as a table (``server = { kind = "adam", lr = 0.01 }``); a class of the user's own is ``kind = "package.module:Class"``, or the
+name under which an installed package registers it as an entry point.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from inspect import Parameter, signature
+from typing import Any, TypeVar, get_args
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.language.hooks import refuse_wrong_hooks
+from fedsim.language.imports import at, entry_points_of, find
+from fedsim.language.spec import Spec, json_schema, told_of
+
+S = TypeVar("S", bound=Spec)
+
+
+@dataclass(frozen=True, eq=False)
+class Registry:
+    """The kinds of one part. As an annotation it validates a key that holds such a part: a name, a table, or a made ``Spec``.
+
+    Attributes:
+        called: the part, for people. Packages register kinds in the entry point group ``fedsim.<called>``, with dashes.
+        base: import path of the class that all kinds inherit; empty where users cannot add a kind.
+        known: name -> import path or class, and the title that ``fedsim list`` shows.
+        usual: the kind of a table that names none; None: the table must name one.
+        bare: the key of the usual kind whose value alone stands for the part (``deadline = "90 s"``); None: there is none.
+        by_device: whether a list stands for kind ``list``, and a table with the key ``file`` for kind ``file``.
+    """
+
+    called: str
+    base: str
+    known: Mapping[str, tuple[str | type[Spec], str]] = field(repr=False)
+    usual: str | None = None
+    bare: str | None = None
+    by_device: bool = False
+
+    @classmethod
+    def of(cls, called: str, *specs: type[Spec], base: str = "", **options: Any) -> "Registry":
+        """A registry of classes, each under the default of its ``kind`` and with the first sentence of its docstring."""
+        return cls(called, base, {spec.model_fields["kind"].default: (spec, told_of(spec)[""]) for spec in specs}, **options)
+
+    @cached_property
+    def kinds(self) -> Mapping[str, str | type[Spec]]:
+        """Name -> class or its import path, of fedsim's kinds and of those that installed packages register."""
+        own = entry_points_of(f"fedsim.{self.called.replace(' ', '-')}") if self.base else {}
+        return own | {name: found for name, (found, _) in self.known.items()}
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Name -> title of all kinds."""
+        said = {name: title for name, (_, title) in self.known.items()}
+        return {name: said[name] if name in said else told_of(self.find(name))[""] for name in self.kinds}
+
+    def find(self, kind: str, key: str = "kind") -> Any:
+        """The class of a kind.
+
+        Raises:
+            ScenarioError: there is no such kind, or the path does not lead to one.
+        """
+        if kind in self.known:
+            found = self.known[kind][0]
+            return at(found, key) if isinstance(found, str) else found
+        path = kind if ":" in kind and self.base else self.kinds.get(kind)
+        if path is None:
+            own = ", or your own as 'package.module:Class'" if self.base else ""
+            allowed = f"{', '.join(self.kinds)}{own}{nearest(kind, self.kinds)}"
+            raise ScenarioError(f"{key} is {shown(kind)}; allowed are {allowed}")
+        public = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
+        found = find(str(path), key, at(self.base, self.called), public, permitted=path is not kind)
+        refuse_wrong_hooks(found, key)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def spec(self, kind: str, key: str = "kind") -> type[Spec]:
+        """The class that validates a table of this kind; the ``kind`` of a user's own class may be any name or path."""
+        found = self.find(kind, key)
+        return found if kind in self.known else with_any_kind(found)
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, Spec):
+            kind = getattr(value, "kind", "")
+            if kind in self.kinds or (self.base and ":" in kind):
+                return value
+        if self.by_device and isinstance(value, list):
+            value = {"kind": "list", "values": value}
+        elif self.by_device and isinstance(value, Mapping) and "file" in value:
+            value = {"kind": "file", **value}
+        elif isinstance(value, str) and (self.bare is None or value in self.known or (self.base and ":" in value)):
+            value = {"kind": value}
+        elif not isinstance(value, Mapping):
+            if self.bare is None:
+                raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
+            value = {self.bare: value}
+        kind = value.get("kind", self.usual)
+        if kind is None:
+            raise PydanticCustomError("part_kind", "kind is missing; allowed are {kinds}", {"kinds": ", ".join(self.kinds)})
+        if not isinstance(kind, str):
+            raise PydanticCustomError("part_kind", "kind is {kind}; it must be a name", {"kind": shown(kind)})
+        try:
+            return self.spec(kind).model_validate({**value, "kind": kind})
+        except ScenarioError as error:
+            raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._made, core_schema.any_schema())
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        tables = {kind: json_schema(self.spec(kind), handler) for kind in self.kinds}
+        short = {kind: handler.resolve_ref_schema(tables[kind]) for kind in (self.usual, "list", "file") if kind in tables}
+        bare = [] if self.bare is None else [short[str(self.usual)]["properties"][self.bare]]
+        listed = [short["list"]["properties"]["values"]] if self.by_device and "list" in short else []
+        kindless = [_without_kind(table) for kind, table in short.items() if kind == self.usual or self.by_device]
+        return {"anyOf": [*bare, *listed, {"enum": [*self]}, *tables.values(), *kindless, *(_OWN if self.base else ())]}
+
+
+_PATH = {"type": "string", "pattern": ":", "description": "one of your own, as 'package.module:Class'"}
+_OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
+
+
+def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """The schema of a table that does not name its kind."""
+    required = [key for key in schema.get("required", ()) if key != "kind"]
+    return schema | {"properties": schema["properties"] | {"kind": False}, "required": required}
+
+
+def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
+    """The tables that a key may hold, by kind; a table without kinds has the empty name."""
+    return _specs(field.annotation, field.metadata)
+
+
+def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
+    """The table of a kind that a key may hold; None if the key holds no such kind.
+
+    Raises:
+        ScenarioError: the kind is an import path that leads to no such class, or may not be followed.
+    """
+    if ":" in kind:
+        return next((note.spec(kind) for note in field.metadata if isinstance(note, Registry) and note.base), None)
+    return specs_of(field).get(kind)
+
+
+def _specs(annotation: Any, notes: Any) -> dict[str, type[Spec]]:
+    for note in notes:
+        if isinstance(note, Registry):
+            return {kind: note.spec(kind) for kind in note}
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        kind = annotation.model_fields.get("kind")
+        return {"" if kind is None else str(kind.default): annotation}
+    parts = [_specs(part, getattr(annotation, "__metadata__", ())) for part in get_args(annotation)]
+    return {kind: spec for part in parts for kind, spec in part.items()}
+
+
+def keys_of(call: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """The parameters of a callable after the first, as fields for ``create_model``; and whether it takes ``**``."""
+    parameters = list(signature(call, eval_str=True).parameters.values())
+    is_open = bool(parameters) and parameters[-1].kind is Parameter.VAR_KEYWORD
+    fields = {
+        parameter.name: (
+            Any if parameter.annotation is Parameter.empty else parameter.annotation,
+            ... if parameter.default is Parameter.empty else parameter.default,
+        )
+        for parameter in (parameters[1:-1] if is_open else parameters[1:])
+    }
+    return fields, is_open
+
+
+@cache
+def with_any_kind(found: type[S]) -> type[S]:
+    """A class with the same keys whose ``kind`` may be any text."""
+    return create_model(found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...))
