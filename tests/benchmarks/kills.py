@@ -31,6 +31,7 @@ _MAIN = "from fedsim.cli import main; main()"
 _COMPARED = ("events_sha256", "models_sha256")
 _MOST_KILLS = 3
 _SECURE = ("fedavg", "fedprox", "fednova")
+_SERVERLESS = ("d-psgd", "gossip", "epidemic")  # what they draw is not counted
 
 
 def main() -> int:
@@ -57,7 +58,7 @@ def kill_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
     if strategy["kind"] in _SECURE and draw.random() < 2 / 3:
         strategy = strategy | {"secure_aggregation": {}}
     sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds)
-    if draw.random() < 2 / 3:
+    if draw.random() < 2 / 3 and strategy["kind"] not in _SERVERLESS:
         sections["energy"] = ENERGY | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
     if draw.random() < 2 / 3:
         sections["network"]["protocol"] = "tcp"
