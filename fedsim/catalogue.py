@@ -1,4 +1,4 @@
-"""What a scenario can say: its names with a line about each, its keys, and a JSON schema; all read off the code itself."""
+"""The language of scenarios, read off the code: all names with a title each, the keys of each table, the JSON schema."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -43,14 +43,14 @@ Entries = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """What a table takes under one name.
+    """A key of a table.
 
     Attributes:
         name: the key.
-        default: as TOML says it; empty for none.
+        default: as TOML; empty for none.
         required: whether it must be given.
         allowed: its type, unit and bounds, in words.
-        told: what it means; empty where nothing is said.
+        told: its meaning; may be empty.
     """
 
     name: str
@@ -121,7 +121,7 @@ def about(name: str) -> list[str]:
             if kind == name:
                 lines += [f"{name}, one of the {title}: {line}"]
                 lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
-    paths = _scenario_paths()
+    paths = [*_paths(Scenario)]
     for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
         if "" in (specs := specs_of(owner.model_fields[key])):
             tables[path] = specs[""]
@@ -138,19 +138,14 @@ def about(name: str) -> list[str]:
     return lines
 
 
-@cache
-def _scenario_paths() -> list[tuple[str, type[Spec], str]]:
-    return [*_paths(Scenario)]
-
-
 def entry_lines(title: str, entries: Entries) -> list[str]:
-    """Names and what each is, for people."""
+    """Names and titles, for people."""
     width = max(len(name) for name, _ in entries)
     return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]
 
 
 def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec], str]]:
-    """Every key under a spec: with dots, whose it is, and its name there."""
+    """Every key under a spec: the dotted path, the owning spec, and the key there."""
     for key in spec.model_fields:
         if key in spec.takes():
             yield above + key, spec, key
@@ -179,7 +174,7 @@ def keys_of(spec: type[Spec]) -> list[Key]:
 
 
 def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
-    """Two lines a key: its default and what may be said, and what it means."""
+    """Two lines per key: default and allowed values, and the meaning."""
     lines = []
     for key in keys_of(spec):
         if key.name == only or (not only and key.name != "kind"):
@@ -189,7 +184,7 @@ def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
 
 
 def _in_words(said: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    """What a value may be, told from its JSON schema."""
+    """The allowed values of a JSON schema, in words."""
     ways = said.get("anyOf", [said])
     kinds = [str(name) for way in ways for name in way.get("enum", [way["const"]] if "const" in way else ())]
     others = []
@@ -221,7 +216,7 @@ def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value on one line; a table that only says its kind as that name."""
+    """A value on one line; a table with a kind alone as that name."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items())
         return _toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
@@ -229,14 +224,11 @@ def _toml(value: Any) -> str:
 
 
 def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
-    """The JSON schema of a file.
-
-    A study changes scenarios: there keys may have dots, and none is missing. A file that extends another is not checked at all.
-    """
+    """The JSON schema of a file. In a study, keys may have dots and none is required; one with ``extends`` is not checked."""
     whole = _FILES[file].model_json_schema()
     whole = _loosened(whole) | {"required": ["base"]} if file == "study" else whole
     for table in (whole, whole["$defs"].get("Part", whole)):
-        table["properties"]["extends"] = {"type": "string", "description": "what this one changes: a file, for a part a part"}
+        table["properties"]["extends"] = {"type": "string", "description": "the file that this one changes; for a part, a part"}
     return {"$schema": _DRAFT, "$defs": whole.pop("$defs"), "anyOf": [whole, {"required": ["extends"]}]}
 
 
@@ -244,7 +236,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _loosened(schema: Any) -> Any:
-    """A schema of parts: nothing is required, and a key may have dots."""
+    """A schema in which nothing is required and keys may have dots."""
     if isinstance(schema, list):
         return [_loosened(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,6 +1,6 @@
-"""The command line. It parses, calls, and prints; nothing is decided here.
+"""The command line: each verb parses its options, calls the library, and prints.
 
-Exit status: 0 done; 2 the scenario or the command line is wrong; 1 anything else; 130 interrupted, with what there was kept.
+Exit status: 0 done; 1 failed; 2 a mistake in the scenario or on the command line; 130 interrupted, and what there was is kept.
 """
 
 import asyncio
@@ -20,21 +20,17 @@ import click
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
-from fedsim.running.interruption import let_go, signals
+from fedsim.running.interruption import InterruptOnce, let_go, signals
 from fedsim.version import __version__
-
-_Handler = Callable[..., object]
-
 
 _explained = explained("fedsim")
 _WATCHED_S = 2.0  # of real time, between two pictures of a run that is watched
 
 
 class _Group(click.Group):
-    """Verbs whose mistakes in the command line, too, are printed harmless."""
+    """Verbs with sanitised messages for mistakes on the command line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the verb."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -77,6 +73,9 @@ _address = click.option(
 _watch = click.option("--watch", is_flag=True, help="Serve the report on this machine alone, and renew it while runs go on.")
 _port = click.option("--port", type=click.IntRange(0, 65535), default=0, help="For --watch; by default any that is free.")
 _run_folder = click.argument("run", type=click.Path(path_type=Path))
+_runs = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+_workers = click.option("--workers", type=int, help="Threads or processes; by default one per core. No influence on results.")
+_quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -97,16 +96,14 @@ def main() -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run folder to make.")
 @_seed
 @_changes
-@click.option(
-    "--executor", default="threads", show_default=True, help="Where the learning is computed: inline, threads or ray."
-)
-@click.option("--workers", type=int, help="Threads or processes; by default one a core. No influence on the result.")
+@click.option("--executor", default="threads", show_default=True, help="Where learning is computed: inline, threads, ray.")
+@_workers
 @_address
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
 @_allow_code
 @_watch
 @_port
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_quiet
 @_explained
 def run_command(
     scenario: str,
@@ -139,7 +136,7 @@ def run_command(
             progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, progress.close, kinds=("round", "task-end"))
             job.on_saved(progress.saved)
-        with _watched(out, port) if watch else nullcontext(), _InterruptOnce(partial(end_soon, job), again=end_at_once):
+        with _watched(out, port) if watch else nullcontext(), InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
@@ -163,32 +160,6 @@ def _watched(out: Path, port: int) -> AbstractContextManager[None]:
 def _end(number: int, frame: Any) -> None:
     let_go(number)
     signal.default_int_handler(number, frame)
-
-
-class _InterruptOnce:
-    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to end after its running instant; a second one ends it at once.
-
-    Args:
-        interrupt: asks it, and is told which signal it was.
-        again: what a second one calls.
-    """
-
-    def __init__(self, interrupt: Callable[[int], None], again: _Handler = signal.default_int_handler) -> None:
-        self._interrupt, self._again = interrupt, again
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._on_signal) for number in signals()}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, *_: object) -> None:
-        let_go(number)
-        for each in self._before:
-            signal.signal(each, self._again)
-        say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
-        self._interrupt(number)
 
 
 @main.command("check")
@@ -274,7 +245,7 @@ def data_fetch_command(name: str, root: Path) -> None:
 @click.option(
     "--executor", default="processes", show_default=True, help="Where the runs are done: processes or ray. No influence either."
 )
-@click.option("--workers", type=int, help="Runs at a time; by default one a core. No influence on the results.")
+@_workers
 @_address
 @_changes
 @click.option("--size", help="The size in which the study is run, of those that it has; by default the first.")
@@ -287,7 +258,7 @@ def data_fetch_command(name: str, root: Path) -> None:
 )
 @_allow_code
 @click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing, read no data.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_quiet
 @_explained
 def study_command(
     study: str,
@@ -319,7 +290,7 @@ def study_command(
         if conductor.trials is not None and not conductor.trials.is_over:
             say("more trials follow from what these come to")
         return 0
-    with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, _InterruptOnce(conductor.interrupt):
+    with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, InterruptOnce(conductor.interrupt):
         outcome = conductor.run(progress)
     for failure in outcome.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
@@ -341,14 +312,8 @@ def study_command(
 
 
 @main.command("compare")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--ledger",
-    type=click.Choice(["strict", "paper"]),
-    default="strict",
-    show_default=True,
-    help="Which bytes count as traffic.",
-)
+@_runs
+@click.option("--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Counted bytes.")
 @click.option(
     "--target",
     "targets",
@@ -357,17 +322,11 @@ def study_command(
     help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
-@click.option(
-    "--published",
-    type=click.Path(dir_okay=False),
-    help="A file of published figures: shows them beside those of the one study.",
-)
+@click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
 @click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file, as its ending says: .csv, .md."
-)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write: .csv or .md.")
 @_explained
 def compare_command(
     runs: tuple[Path, ...],
@@ -453,9 +412,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 )
 @click.option("--samples", type=click.IntRange(min=1), help="Of each training, where LOG has no such column.")
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="Of each training, where LOG has no such column.")
-@click.option(
-    "--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, such as '20 ms', if it is known."
-)
+@click.option("--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, if known: '20 ms'.")
 @click.option(
     "--protocol",
     type=click.Choice(["fluid", "tcp"]),
@@ -484,7 +441,7 @@ def calibrate_command(
 
 
 @main.command("report")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_runs
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The HTML file; by default FOLDER.report.html beside the first folder."
 )
@@ -508,11 +465,8 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
         say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
 
 
-_exported = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-
-
 @main.command("tensorboard")
-@_exported
+@_runs
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to point TensorBoard at.")
 @_explained
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
@@ -523,7 +477,7 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
 
 
 @main.command("mlflow")
-@_exported
+@_runs
 @click.option("--out", required=True, metavar="FOLDER|URI", help="The store: a folder of files, or a URI as MLflow has them.")
 @_explained
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
@@ -534,7 +488,7 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 
 
 @main.command("wandb")
-@_exported
+@_runs
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder; its 'wandb' holds the runs.")
 @click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")
 @_explained

@@ -1,7 +1,7 @@
-"""What must outlive a power cut: written beside its place, brought to the disk, and only then given its name.
+"""Files that survive a power cut: written beside their place, synced, and only then renamed.
 
-A system keeps in memory what is written, and brings contents and names to the disk when it likes, in any order. A content is
-there for certain when its file was synced, and a name when its folder was.
+An operating system writes contents and names to the disk in any order. A content is safe when its file was synced, a name when
+its folder was.
 """
 
 import errno
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WRITING = ".writing"  # at the end of the name of what is not whole yet
+WRITING = ".writing"  # suffix of incomplete files
 
 
 def sync(path: Path) -> None:
-    """Bring the content of a file, or the names in a folder, to the disk."""
+    """Sync the content of a file, or the names in a folder, to the disk."""
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":  # other systems do not open folders
         return
@@ -30,10 +30,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to become ``path``: it gets that name when its content is on the disk, and goes if that fails.
+    """A temporary path that becomes ``path`` when its content is on the disk, and is removed on failure.
 
-    The name is on the disk only after ``sync(path.parent)``, which may be done once for many. No link is followed: what was
-    left there is removed first.
+    The name is safe only after ``sync(path.parent)``, once for many files. Links are not followed.
     """
     beside = path.with_name(path.name + WRITING)
     beside.unlink(missing_ok=True)
@@ -47,7 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it is in, where they are missing."""
+    """Make a folder and its missing parents, and sync their names."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:

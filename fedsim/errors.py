@@ -1,7 +1,6 @@
-"""The errors that a user of fedsim can meet, drawn first.
+"""The errors that a user of fedsim can meet. Each is one message; the command line shows no traceback.
 
-Every one says what is wrong in one message; none is shown as a traceback by the command line. ``exit_status`` is what the
-command line leaves with: 2 where the scenario or the command line is wrong, 1 where it shows only later.
+``exit_status`` of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run.
 """
 
 import errno
@@ -22,7 +21,7 @@ _LONGEST = 2_000  # characters of a message; what a file says may be quoted in i
 
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
-"""Whether messages are read on a command line; in Python its options and verbs are written as arguments and functions."""
+"""Whether messages are for the command line; in Python they name arguments and functions instead of options and verbs."""
 
 _OPTION = re.compile(r"(?<!\S)--(set|out|workers|address|executor|resume|baseline|target|only|seeds)\b|'fedsim (run|study)'")
 _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"}
@@ -72,16 +71,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a disk is full; not all libraries raise OSErrors."""
+    """Whether an error means a full disk; some libraries raise no OSError."""
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """What an error that is not raised on purpose says, for people; of a hook that a class of theirs lacks, which it is.
+    """The message of an error that fedsim does not raise itself; a missing hook of a user's class is named.
 
     Args:
-        error: which.
-        folder: where the work that failed was written; a full disk is named by it.
+        error: the error.
+        folder: where the failed work was written, to name a full disk.
     """
     if is_full(error):
         name = getattr(error, "filename", None)
@@ -99,7 +98,7 @@ def told(error: Exception, folder: Path | None = None) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where in a user's own code an error arose: ``", in mine.py, line 12"``; ``""`` if it was not in theirs."""
+    """The line of a user's own code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none did."""
     own = ""
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
@@ -109,7 +108,7 @@ def place_of(error: BaseException) -> str:
 
 
 def home_of(code: Any) -> str:
-    """Where a function or class of a user's own stands: ``" (mine.py, line 12)"``; ``""`` if it is not theirs."""
+    """The place of a user's own function or class, as ``" (mine.py, line 12)"``; ``""`` for fedsim's."""
     try:
         file, line = Path(inspect.getfile(code)), inspect.getsourcelines(code)[1]
     except (OSError, TypeError):  # it was made without a file

@@ -1,4 +1,4 @@
-"""Files of any origin, read with care: no pipe or device is waited for, and nothing nested without end is followed."""
+"""Reading of files of any origin: pipes and devices are refused, and so is nesting without end."""
 
 import errno
 import json
@@ -15,13 +15,13 @@ SOUGHT = "a relative path is sought in data.root, or without that in the working
 
 
 def sought(file: str, root: Path | None) -> Path:
-    """Where a file is that a scenario names: see ``SOUGHT``; ``root`` is ``data.root``, if it is given."""
+    """The place of a file that a scenario names (see ``SOUGHT``); ``root`` is ``data.root``, if given."""
     here, shared = (root or Path()) / file, os.environ.get("FEDSIM_DATA")
     return Path(shared, file) if shared and root is None and not here.exists() else here
 
 
 def regular(path: Path) -> Path:
-    """``path``, if it is a file; a pipe or a device may never end.
+    """``path``, if it is a regular file.
 
     Raises:
         OSError: there is nothing, or something else; its ``strerror`` says what.
@@ -38,7 +38,7 @@ def regular(path: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says, with a byte order mark or without.
+    """The content of a JSON file, with a byte order mark or without.
 
     Raises:
         OSError: it cannot be read, or is no file.

@@ -1,4 +1,4 @@
-"""Runs and studies for notebooks: run there, and as tables in pandas frames, figures, and a summary that shows itself."""
+"""Runs and studies in Python and notebooks: run, load, tables as pandas frames, figures."""
 
 import asyncio
 import json
@@ -58,20 +58,20 @@ def run(
     address: str | None = None,
     resume: bool = False,
 ) -> "Result":
-    """Run a scenario to its end, wherever it is called: where an event loop runs (a notebook), that one waits.
+    """Run a scenario to its end; a running event loop (a notebook) waits meanwhile.
 
     Args:
-        scenario: what to run; also the path of its file, or the name of one that comes with fedsim (``"quickstart"``).
-        out: the run folder to make; None keeps only what is returned.
-        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed. It has no influence on the result.
-        workers: how many threads or processes; by default one a core.
-        address: of the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on this machine for this run.
-        resume: go on with the run in ``out`` where its newest checkpoint left it; the result is that of a run never stopped.
+        scenario: the scenario, the path of its file, or the name of a shipped one (``"quickstart"``).
+        out: the run folder to make; None writes nothing.
+        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed, without influence on the result.
+        workers: number of threads or processes; by default one per core.
+        address: the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on this machine.
+        resume: continue the run in ``out`` from its newest checkpoint; the result equals that of an uninterrupted run.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
         CheckpointError: there is nothing to resume.
-        SimulationError: the run met a state from which it cannot go on; the folder holds what there was until then.
+        SimulationError: the run cannot go on; the folder holds the records until then.
     """
     running = run_async(scenario, out, executor=executor, workers=workers, address=address, resume=resume)
     try:
@@ -82,7 +82,7 @@ def run(
 
 
 def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
-    """Run it in a thread of its own: in this one a loop runs already, as in a notebook. Ctrl-C ends it here too."""
+    """Run a coroutine in another thread, since an event loop runs in this one. Ctrl-C cancels the coroutine."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(running, context=copy_context())
     with closing(loop), ThreadPoolExecutor(1) as thread:
@@ -95,38 +95,29 @@ def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
 
 
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
-    """A run that was made before.
+    """Load a run folder; its files are read when they are first used.
 
     Args:
         path: the run folder.
-        allow_code: whether code that its scenario names by import path may be imported; only ``scenario`` needs that.
+        allow_code: whether ``scenario`` may import code that is named by import path.
 
     Raises:
-        RunFolderError: there is no run, or, when it is looked at, a file is missing or damaged.
+        RunFolderError: there is no run, or, at first use, a file is missing or damaged.
     """
     return LoadedRun(RunFolder(path), allow_code)
 
 
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
-    """A study that was made before, or is still being made: of its runs those that are done.
-
-    Args:
-        path: the study's folder.
-        allow_code: for its runs, see ``load_run``.
+    """Load a study's folder; of an unfinished study, the runs that are done.
 
     Raises:
-        RunFolderError: there is no study, its index is damaged, or, when it is looked at, a file of a run is.
+        RunFolderError: there is no study, its index is damaged, or, at first use, a file of a run is.
     """
     return LoadedStudy(path, allow_code)
 
 
 class LoadedRun:
-    """What a run has left. Tables are pandas frames, read when they are first asked for; times in s, sizes in bytes.
-
-    Args:
-        folder: where it is.
-        allow_code: see ``load_run``.
-    """
+    """A run folder. Tables are pandas frames; times in s, sizes in bytes."""
 
     def __init__(self, folder: RunFolder, allow_code: bool = False) -> None:
         self.folder = folder
@@ -144,12 +135,12 @@ class LoadedRun:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """What was run, as the plain tables of ``scenario.toml``."""
+        """The scenario as the plain tables of ``scenario.toml``."""
         return self.folder.scenario
 
     @cached_property
     def scenario(self) -> Scenario:
-        """What was run; running it gives the same run. Code of a user's own is imported only where that was allowed."""
+        """The scenario; running it gives the same run."""
         try:
             with from_file(self._allow_code):
                 return Scenario(**self.sections)
@@ -159,35 +150,27 @@ class LoadedRun:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row an aggregation: accuracy and loss on test data, who was selected and came through, bytes."""
+        """One row per aggregation: accuracy and loss on test data, selected and completed clients, bytes."""
         return self._frame(files.ROUNDS)
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """One row a device: speed, links, samples, arrival and departure, group, times selected, accuracy."""
+        """One row per device: speed, links, samples, arrival and departure, group, times selected, accuracy."""
         return self._frame(files.DEVICES)
 
     @cached_property
     def availability(self) -> "pd.DataFrame":
-        """One row whenever a device comes or goes: ``device``, ``time``, and whether it is ``on`` from then on.
-
-        Raises:
-            RunFolderError: the run has not written it; those of older versions have not.
-        """
+        """One row per change of a device's availability: ``device``, ``time``, ``on``; runs of older versions lack it."""
         return self._frame(files.AVAILABILITY)
 
     @cached_property
     def energy(self) -> "pd.DataFrame":
-        """One row a device: what it draws in each phase and what it has drawn, its battery and its carbon.
-
-        Raises:
-            RunFolderError: energy was not counted in the run.
-        """
+        """One row per device: power and energy by phase, battery, carbon; only in runs that count energy."""
         return self._frame(ENERGY)
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """One row a record; ``data`` holds what a kind of record has besides the columns, as a dict."""
+        """One row per record; ``data`` holds the fields of a record that have no column, as a dict."""
         with making_sense([self.path]):
             frame = self._frame(files.EVENTS)
             parsed: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame["data"]]
@@ -195,7 +178,7 @@ class LoadedRun:
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
-        """One row a message; ``payloads`` are its parts, [purpose, bytes] each."""
+        """One row per message; ``payloads`` are its parts, [purpose, bytes] each."""
         with making_sense([self.path]):
             frame = self._frame(files.TRANSFERS)
             return frame.assign(payloads=[json.loads(text) for text in frame["payloads"]])
@@ -205,7 +188,7 @@ class LoadedRun:
         return self.folder.models()
 
     def costs_to(self, accuracy: float) -> dict[str, float]:
-        """What it took until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
+        """Costs until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; nan if none did."""
         return costs_to(self.folder.rounds, accuracy)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
@@ -239,14 +222,10 @@ class LoadedRun:
 
 
 class LoadedStudy:
-    """What a study has left, as far as it is.
-
-    Args:
-        path: the study's folder.
-        allow_code: see ``load_run``.
+    """The folder of a study, finished or not.
 
     Attributes:
-        index: what its runs are: its variants at each point of the grid, what they change, and where each run is.
+        index: the variants at each point of the grid, their changes, and their runs.
     """
 
     def __init__(self, path: str | Path, allow_code: bool = False) -> None:
@@ -261,20 +240,20 @@ class LoadedStudy:
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """One row a run."""
+        """One row per run."""
         return _to_frame(self._comparison.one_by_one())
 
     @cached_property
     def paired(self) -> "pd.DataFrame":
-        """Each variant against the baseline, seed by seed: a row a variant and measure."""
+        """Each variant against the baseline, seed by seed: one row per variant and measure."""
         return _to_frame(self._comparison.paired(self.index.seeds))
 
     @cached_property
     def trials(self) -> "pd.DataFrame":
-        """One row a trial of its search, of each variant the best first: its values, and what it came to.
+        """One row per trial of the search: values and result, the best of each variant first.
 
         Raises:
-            RunFolderError: it searches nothing, or its search has not come to a table yet.
+            RunFolderError: the study has no search, or its search has no table yet.
         """
         import pandas as pd
 
@@ -284,11 +263,7 @@ class LoadedStudy:
             raise RunFolderError(f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet") from None
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
-        """One of its runs.
-
-        Args:
-            variant: its name; in a study with a grid with its place in it, as in ``variants``.
-            seed: which; by default the first.
+        """The run of a variant (a name of ``variants``) with a seed, by default the first.
 
         Raises:
             RunFolderError: the study has no such run, or it is not done.
@@ -305,7 +280,7 @@ class LoadedStudy:
 
     @property
     def variants(self) -> list[str]:
-        """Its variants, at each point of the grid."""
+        """Names of the variants, at each point of the grid."""
         return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
@@ -333,7 +308,6 @@ class LoadedStudy:
 
     @property
     def _planned(self) -> int:
-        """How many runs it consists of."""
         return sum(len(variant.runs) for variant in self.index.variants)
 
     @cached_property
@@ -350,7 +324,7 @@ class LoadedStudy:
 
 
 def _drawing(known: "Mapping[str, Kind]", kind: str) -> "Callable[..., Figure]":
-    """What draws a kind of picture."""
+    """The function that draws a kind of picture."""
     if kind not in known:
         raise FedsimError(f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}")
     return known[kind].draw

@@ -1,6 +1,6 @@
-"""What training a model costs a device, whatever the device: arithmetic, memory traffic, and room.
+"""The cost of training a model, independent of the device: arithmetic, memory traffic, and memory.
 
-The learning side counts it, the world makes time of it; neither knows the other.
+The learning side counts it, the world turns it into time; neither knows the other.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Operations = NDArray[np.float64]
-"""An operation a row, [operations, 6]: FLOPs, bytes moved, and bytes of the further passes that a CPU makes over them; of each
-first what is fixed, then what each sample of the batch adds."""
+"""One row per operation, [operations, 6]: FLOPs, bytes moved, bytes of further passes on a CPU; each as a fixed amount and an
+amount per sample of the batch."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ModelCost:
     Attributes:
         forward, backward, update: those of the forward pass, the backward pass and the optimiser.
         weights: bytes of the model itself.
-        memory: bytes that training holds in any case: weights, gradients, the optimiser's state.
+        memory: bytes that training holds for weights, gradients and the optimiser's state.
         memory_a_sample: bytes kept for each sample of a batch until its backward pass.
     """
 
@@ -33,7 +33,7 @@ class ModelCost:
 
     @classmethod
     def of_size(cls, weights: float, flops_a_sample: float, *, momentum: bool) -> "ModelCost":
-        """Of a model of which only the size (bytes) and the FLOPs of a training step on a sample are known.
+        """The cost of a model with a known size (bytes) and known FLOPs of a training step on a sample.
 
         A step reads the weights twice, writes the gradients once, and reads and writes what the optimiser touches.
         """

@@ -1,7 +1,6 @@
-"""What a scenario may say, and what is answered when it says something wrong.
+"""``Scenario``: the sections of a run, read from TOML, checked together, and written back with every default.
 
-A scenario is data, short enough to read aloud. Each section is a ``Spec`` that lives where its rule lives; here they are only
-put together, read from TOML, and written back with every default.
+Each section is a ``Spec`` in the module of its rule.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,19 +51,19 @@ class Scenario(Spec):
         name: for people; it goes into reports, never into a path or a command.
         seed: one seed gives every strategy the same world.
         learning: ``on``, or ``off`` for time and bytes only.
-        data: which samples there are, and who holds which.
+        data: the samples, and which device holds which.
         model: what is trained.
         training: how a client trains: steps, batches, solver.
         population: how many devices, how fast, and when they can be reached.
         network: the links between the server and the devices.
-        world: what befalls links and devices besides.
-        energy: what devices draw, and from what; None: not counted, and nobody has a battery.
+        world: processes of the world, such as outages.
+        energy: power draw and batteries of devices; None: not counted, and no device has a battery.
         costs: prices of hours, bytes, messages and tasks; None: there is no bill.
-        meters: what else is counted, each a kind, a table with a kind and its parameters, or one's own by import path.
-        drift: how data change while the run goes on; None: they don't.
+        meters: further meters, each a kind, a table with a kind and its parameters, or a class by import path.
+        drift: how data change during the run; None: they do not.
         malicious: devices that attack the learning; None: there are none.
-        messages: how models are written on the wire.
-        server: how long its own computing takes, and when it gives up who is lost.
+        messages: codecs of models on the wire.
+        server: its computing time, and its timeout for lost clients.
         strategy: the federated learning algorithm, and what it takes.
         evaluation: when and how accuracy is measured.
         stop: when the run ends.
@@ -141,7 +140,7 @@ class Scenario(Spec):
         return self
 
     def _check_serverless(self) -> None:
-        """Refuse what does not go with devices that send to each other."""
+        """Refuse sections that need a server."""
         wrong = {
             "energy": self.energy is not None and "which counts what tasks alone draw",
             "server": self.server != ServerSpec() and "which is how long a server computes and waits",
@@ -156,14 +155,14 @@ class Scenario(Spec):
 
     @property
     def not_restorable(self) -> str | None:
-        """Why a run cannot be resumed; None if it can."""
+        """The reason why a run cannot be resumed; None if it can."""
         return self.world.not_restorable or self.strategy.not_restorable
 
     def meters_in(self, context: MeterContext) -> Meters:
         """The meters of a run in such a world.
 
         Raises:
-            ScenarioError, DataError: one cannot be had there.
+            ScenarioError, DataError: a meter cannot be made there.
         """
         sections = {"energy": self.energy, "costs": self.costs}
         built = {name: spec.build(context) for name, spec in sections.items() if spec is not None}
@@ -247,13 +246,8 @@ def _explain_one(key: str, problem: Any) -> str:
     match problem["type"]:
         case "unknown_key":
             return f"{key} {problem['msg']}"
-        case "union_tag_invalid":
-            allowed = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
-            return f"{key}.kind is {context['tag']!r}; allowed are {', '.join(allowed)}{nearest(str(context['tag']), allowed)}"
         case "part_kind":
             return f"{key}.{problem['msg']}"
-        case "union_tag_not_found":
-            return f"{key}.kind is missing"
         case "model_type":
             return f"{key} is {shown(value)}; it must be a table, and 'fedsim list {key}' names its keys"
         case "missing":
@@ -269,17 +263,17 @@ def _explain_one(key: str, problem: Any) -> str:
 
 
 def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
-    """The key as written in the scenario: pydantic's location without the tags of unions."""
+    """The key as written in the scenario, from pydantic's location."""
     keys: list[str] = []
     here = sections
     for depth, part in enumerate(location):
-        if str(part).startswith(("~", "literal[")) or (isinstance(here, Mapping) and part == here.get("kind")):
-            continue  # a name of ours for one way to say a value, or the tag of a union
+        if str(part).startswith(("~", "literal[")):
+            continue  # a name for one of several types
         last = depth == len(location) - 1
         if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
             here = here[part]  # type: ignore[index]
         elif not (last and isinstance(here, Mapping | str)):
-            continue  # the tag of a union, or a key that stands for a shorthand
+            continue  # a key that stands for a shorthand
         keys.append(str(part))
     return ".".join(keys)
 

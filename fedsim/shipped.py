@@ -1,7 +1,4 @@
-"""The scenarios and studies that come with fedsim, by name: a file's path below ``scenarios/`` without its ending.
-
-Those of ``scenarios/studies/`` go by their names alone.
-"""
+"""The scenarios and studies that come with fedsim. A name is the path below ``scenarios/`` or ``scenarios/studies/``."""
 
 import os
 import shutil
@@ -31,12 +28,12 @@ def shipped_titles(studies: bool) -> list[tuple[str, str]]:
 
 
 def is_study(tables: dict[str, Any]) -> bool:
-    """Whether a file says what a study does."""
+    """Whether the tables are those of a study."""
     return bool({"base", "variants"} & set(tables))
 
 
 def found(path: str | Path) -> Path:
-    """A file: the one at ``path``, or if there is none, the one that is shipped under that name.
+    """The file at ``path``, or the shipped file of that name.
 
     Raises:
         ScenarioError: there is neither, and ``path`` looks like a name.
@@ -51,13 +48,13 @@ def found(path: str | Path) -> Path:
 
 
 def _hint(name: str) -> str:
-    """Where one may find what was meant: in the folder of that name, or under one like it."""
+    """A hint at the shipped files in the folder of that name, or at the nearest name."""
     inside = [one for one in shipped() if one.startswith(f"{name}/")]
     return f" (did you mean one of {', '.join(map(repr, inside))}?)" if inside else nearest(name, shipped())
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy what is shipped under a name, and the files that it names, into a folder; returns the copies, the file itself first.
+    """Copy a shipped file and the files that it names into a folder; returns the copies, the file itself first.
 
     Raises:
         ScenarioError: nothing is shipped under that name, or a file is there already.

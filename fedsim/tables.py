@@ -1,9 +1,8 @@
-"""Tables of TOML before anything is validated: read, and changed as they are written.
+"""TOML tables before validation: reading, ``extends``, ``--set``, and the changes of a study's variants.
 
-A change is a table as in a scenario, and a dotted key stands for the tables that it leads through. It is merged into the base
-key by key. Where it names another ``kind`` than the base has there, what the base says is of the other kind, and goes; in
-``strategy`` those keys stay that the new strategy takes too, so that common terms (cohort, epochs, deadline) are said once,
-in the base. A single ``--set`` of a ``kind`` keeps such keys everywhere.
+A change is merged into the base key by key; a dotted key stands for nested tables. A change of ``kind`` drops the base's other
+keys of that table, except in ``strategy``: keys that the new strategy takes too (cohort, epochs, deadline) stay. ``--set`` of a
+``kind`` keeps such keys in every table.
 """
 
 import tomllib
@@ -25,12 +24,12 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """A change that was typed.
+    """A change given by ``--set``.
 
     Attributes:
-        text: as it was typed.
-        keys: the key, with those that lead to it.
-        value: what it becomes; None: the key is taken away.
+        text: the change as typed.
+        keys: the dotted key, split.
+        value: the new value; None removes the key.
     """
 
     text: str
@@ -38,19 +37,19 @@ class Change:
     value: Any
 
     def holds_in(self, sections: Mapping[str, Any]) -> bool:
-        """Whether tables say what it says."""
+        """Whether the tables contain the change."""
         return _holds(self.value, at(sections, self.keys))
 
 
 def at(tables: Any, keys: Sequence[str]) -> Any:
-    """What tables say of a key; None if nothing."""
+    """The value of a key in nested tables; None if it is not given."""
     for key in keys:
         tables = tables.get(key) if isinstance(tables, Mapping) else None
     return tables
 
 
 def _holds(said: Any, there: Any) -> bool:
-    """Whether all that was said is there, perhaps among more; a name may have become a table with that ``kind``."""
+    """Whether ``there`` contains ``said``; a name may have become a table with that ``kind``."""
     if isinstance(said, Mapping) and isinstance(there, Mapping):
         return all(_holds(value, there.get(key)) for key, value in said.items())
     if isinstance(said, str) and isinstance(there, Mapping):
@@ -63,7 +62,7 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
 
     Args:
         path: the file.
-        what: names it in errors.
+        what: the word for the file in errors.
         of: the files that extend it.
 
     Raises:
@@ -101,9 +100,9 @@ def apply_changes(
     Args:
         scenarios: they are altered.
         changes: ``key.path=value`` each; a value is TOML, or else plain text. ``key.path=`` takes the key away.
-        root: what a scenario may say. Where a change makes another ``kind`` of a table, keys of the file that this one lacks
-        are dropped,
-        tell: and this is told of each.
+        root: the spec of a scenario. Where a change alters the ``kind`` of a table, keys of the file that the new kind lacks
+            are dropped.
+        tell: called with a line for each dropped key.
 
     Raises:
         ScenarioError: a change is not of that form, takes away what none of them says, leads through what is no table, or is
@@ -162,7 +161,7 @@ def _set(sections: Tables, change: Change) -> None:
 
 
 def _unset(sections: Tables, keys: Sequence[str]) -> bool:
-    """Take a key away; whether it was there."""
+    """Remove a key; returns whether it was there."""
     table = at(sections, keys[:-1])
     return isinstance(table, dict) and table.pop(keys[-1], None) is not None
 
@@ -170,7 +169,7 @@ def _unset(sections: Tables, keys: Sequence[str]) -> bool:
 def _drop_strangers(
     sections: Tables, keys: tuple[str, ...], root: type[Spec], given: Collection[tuple[str, ...]], tell: Callable[[str], object]
 ) -> None:
-    """Drop what a table says that its kind does not take, but for what a change gives."""
+    """Drop the keys that a table's kind does not take, except those that a change gives."""
     spec: type[Spec] | None = root
     table: Any = sections
     for depth, key in enumerate(keys):
@@ -233,7 +232,7 @@ def _merged(there: Any, change: Any, path: str) -> Any:
 
 
 def _still_known(strategy: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the base says of its strategy and the variant's strategy takes too."""
+    """The keys of the base's strategy that the new strategy takes too."""
     kind = change.get("kind")
     if kind is None or kind == strategy.get("kind", STRATEGIES.usual):
         return strategy

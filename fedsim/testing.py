@@ -202,7 +202,7 @@ class StrategyContract:
             assert_sound(folder)
 
     def test_no_test_sample_steers_it(self, tmp_path: Path) -> None:
-        """Who is tested on other samples, and on fewer, sends the same, at the same times, and has the same models."""
+        """Other and fewer test samples change no message, no time and no model."""
         seen = []
         for name in ("as-they-are", "others"):
             job = Job(fedsim.Scenario(**self.eventful(seed=9, rounds=5)), tmp_path / name, Inline())
@@ -220,7 +220,7 @@ class StrategyContract:
         assert models == other_models, told
 
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
-        """Who arrives early takes part; who has left fails one task at most, by which the server knows it."""
+        """Early newcomers take part; a device that has left fails one task at most."""
         sections = self.eventful(seed=7, rounds=25)
         sections["population"] |= {"availability": {"kind": "always"}}
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "20 s", "share": 0.3}
@@ -255,7 +255,7 @@ class StrategyContract:
         assert summary["simulated_s"] > 3600, "it was over before anybody had come"
 
     def test_everybody_leaves(self, tmp_path: Path) -> None:
-        """When nobody is left the run ends before its time, and says so."""
+        """A run without any device left ends before its time, and the summary says so."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = run(sections, tmp_path / "run")

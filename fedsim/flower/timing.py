@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Seconds
 from fedsim.world.population import PopulationSpec
@@ -174,8 +175,4 @@ class StatedTime(Spec):
         return work if work.samples or work.flops or work.seconds else None
 
 
-def _spelled_out(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-TimeSpec = Annotated[SamplesTime | FlopsTime | StatedTime, Field(discriminator="kind"), BeforeValidator(_spelled_out)]
+TimeSpec = Annotated[SamplesTime | FlopsTime | StatedTime, Registry.of("time", SamplesTime, FlopsTime, StatedTime)]

@@ -1,1 +1,1 @@
-"""What a scenario is written in: specs and quantities, parts by name or by import path, how many samples and until when."""
+"""The language of scenarios: specs, quantities with units, registries of parts, import paths."""

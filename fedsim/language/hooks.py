@@ -1,4 +1,4 @@
-"""Checks the hooks of a user's own class: each must have the form of the one that it overrides."""
+"""Checks of a user's own class: each hook must have the form of the hook that it overrides."""
 
 import inspect
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ _KEY = object()  # stands for a key of a scenario
 
 @cache
 def refuse_wrong_hooks(found: type, key: str) -> None:
-    """Refuse a class of which a hook is no property, not async, or of other arguments where fedsim's is.
+    """Refuse a class with a hook that is no property, is not async, or takes other arguments than the hook it overrides.
 
     Args:
         found: the class; of a strategy also its ``Client`` and its ``Params``.
-        key: whose value it is, for the message.
+        key: the key that names the class, for the message.
 
     Raises:
         ScenarioError: says which hook, its file and line, and what it must be.
@@ -33,7 +33,7 @@ def refuse_wrong_hooks(found: type, key: str) -> None:
 
 
 def _overrides(one: type) -> Iterator[tuple[str, Any, Any]]:
-    """The public names of a user's own class that stand for something of fedsim's: name, own, fedsim's."""
+    """The public names that a user's own class overrides: name, own attribute, fedsim's attribute."""
     own: dict[str, Any] = {}
     for parent in one.__mro__:
         if parent.__module__.partition(".")[0] != "fedsim":
@@ -55,7 +55,7 @@ def _form(hook: Any) -> str:
 
 
 def _wanted(own: Any, base: Any) -> str:
-    """What a hook must be instead; empty if it is fine."""
+    """The form that a hook must have; empty if its own form is right."""
     if isinstance(base, property) and (isinstance(own, FunctionType) or own is _KEY):
         return "a property (@property), or a ClassVar"
     if not isinstance(base, FunctionType):
@@ -67,7 +67,7 @@ def _wanted(own: Any, base: Any) -> str:
 
 
 def _takes(own: FunctionType, base: FunctionType) -> bool:
-    """Whether it can be called with all that the other one takes."""
+    """Whether ``own`` accepts every call that ``base`` accepts."""
     parameters = inspect.signature(base).parameters.values()
     fixed = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}

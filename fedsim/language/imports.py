@@ -38,7 +38,7 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def from_file(allow_code: bool) -> Iterator[None]:
-    """What is validated here comes from a file; ``allow_code`` is whether its user allows the code that it names."""
+    """Validation within this context is of a file; ``allow_code``: whether its user allows the code that the file names."""
     before = _allowed.set(allow_code)
     try:
         yield
@@ -47,12 +47,12 @@ def from_file(allow_code: bool) -> Iterator[None]:
 
 
 def is_allowed() -> bool:
-    """Whether all code that is named here may be imported."""
+    """Whether any import path may be followed in this context."""
     return _allowed.get()
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Import nothing, and look whether ``path``, the value of ``key``, may be imported here.
+    """Check, without importing anything, that ``path``, the value of ``key``, may be imported.
 
     Raises:
         ScenarioError: it is no import path, or stands in a file whose code was not allowed.
@@ -111,7 +111,7 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
 
 
 def named(path: str, key: str) -> Any:
-    """Whatever is at an import path, the value of ``key``.
+    """The object at an import path that is the value of ``key``.
 
     Raises:
         ScenarioError: it may not be imported here, or cannot be.
@@ -121,7 +121,7 @@ def named(path: str, key: str) -> Any:
 
 
 def at(path: str, key: str) -> Any:
-    """Whatever is at an import path that no file has named, or whose code is allowed.
+    """The object at an import path that the program has chosen, or whose code is allowed.
 
     Raises:
         ScenarioError: it cannot be imported.
@@ -154,7 +154,7 @@ def _returns(function: FunctionType, base: type) -> bool:
 
 
 def _packages() -> list[str]:
-    """What the user's configuration allows."""
+    """The packages that the user's configuration allows."""
     names: Any = []
     try:
         names = read_toml(_config()).get("allow_code", [])
@@ -177,18 +177,17 @@ def _where() -> str:
 
 
 class _Places(MetaPathFinder):
-    """Finds modules that are not installed, after everything that is: allowed code, and what lies beside it.
+    """Finds allowed code that is not installed, and the modules beside it; installed modules win.
 
     Attributes:
-        of: where such modules are, by their first name: a file, or the folder in which they are looked for. A module beside
-            such code joins them when that code imports it.
+        of: first name of a module -> its file, or the folder that holds it. A module beside allowed code is added when that
+            code imports it.
     """
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder``."""
         if path is not None:
             return None
         place = self.of.get(name) or self.of.get(_importer())
@@ -208,9 +207,9 @@ sys.meta_path.append(_places)
 
 
 def places() -> dict[str, str]:
-    """Where modules are that were allowed, or that the program has imported from the working directory.
+    """Name -> folder or file of modules that were allowed, or imported from the working directory.
 
-    A worker process does not search there, so it has to ``learn`` them.
+    A worker process does not search the working directory; it gets these places by ``learn``.
     """
     here = str(Path.cwd())
     known = _places.of.copy()
@@ -222,7 +221,7 @@ def places() -> dict[str, str]:
 
 
 def learn(places: dict[str, str]) -> None:
-    """Find these modules where the process found them that has started this one."""
+    """Find modules at the ``places`` of the process that started this one."""
     _places.of.update(places)
 
 

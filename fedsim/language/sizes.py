@@ -1,4 +1,4 @@
-"""How many training samples devices hold: dealt from a data set, or, where there is no learning, merely said."""
+"""Numbers of training samples of devices, drawn where a partition deals by size or where there is no learning."""
 
 from typing import Annotated, Literal
 
@@ -43,7 +43,7 @@ class LongTailSizes(Spec):
     scale: float = Field(default=1.0, gt=0.0, le=1e5)
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Training samples of each device, int64 [devices]; the shares of devices hold exactly, up to rounding."""
+        """Training samples of each device, int64 [devices]; the shares of devices are exact up to rounding."""
         shares, lows, highs = (np.array(column) for column in zip(*_LONG_TAIL, strict=True))
         edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
         tier = generator.permutation(np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0)))

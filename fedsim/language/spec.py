@@ -1,7 +1,6 @@
-"""The base of everything that a scenario may say: a frozen pydantic model that refuses unknown keys and wrong types.
+"""``Spec``, the base of every table of a scenario: a frozen pydantic model that refuses unknown keys and wrong types.
 
-A spec is data *and* the rule it names: ``Renewal`` holds the mean on and off times and knows how to draw a path. So one kind
-of thing is one class in one file, and ``scenario.py`` only puts them together.
+A spec holds the values of a table and the rule that they parametrise: ``Renewal`` holds mean times and draws paths.
 """
 
 import inspect
@@ -18,7 +17,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from fedsim.errors import nearest
 
 Epochs = Annotated[int, Field(ge=1, le=100_000)]
-"""Passes over a device's data: the end of each is written down, so their number has a bound."""
+"""Passes over a device's data; bounded, since the end of each is recorded."""
 
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 """Steps of SGD."""
@@ -31,11 +30,11 @@ def _said(value: Any) -> str:
 
 
 class OnlyWith:
-    """Annotates a key that counts in a mode alone: in any other, a value that is not its default is refused.
+    """Annotates a key that counts in one mode only: in any other mode, a value other than the default is refused.
 
     Args:
-        modes: the keys that say the mode; one of them is enough.
-        values: what they must be; none given: anything but nothing (None, 0, false, an empty list).
+        modes: the keys that set the mode; one of them is enough.
+        values: values of these keys that make the mode; none given: any value that is true.
     """
 
     def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
@@ -66,7 +65,7 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
-        """Refuse an unknown key with the allowed names and the nearest of them; nothing is -0.0, which some take for less."""
+        """Refuse an unknown key, with the allowed and the nearest names; -0.0 becomes 0.0."""
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
@@ -93,12 +92,12 @@ class Spec(BaseModel):
 
     @classmethod
     def takes(cls) -> set[str]:
-        """What it takes; a key that a subclass does without has the type None there."""
+        """The keys that a table of this spec takes; a subclass drops an inherited key by the type None."""
         return {name for name, field in cls.model_fields.items() if field.annotation is not NoneType}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """What a TOML editor completes with: descriptions from docstrings, defaults with their units, no null."""
+        """The schema for TOML editors: descriptions from docstrings, defaults with units, no null."""
         reference = handler(schema)
         table = handler.resolve_ref_schema(reference)
         told, usual = told_of(cls), cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
@@ -118,7 +117,7 @@ class Spec(BaseModel):
 
 @cache
 def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
-    """The keys of a spec that count in a mode alone; a subclass that gives one another default need not say so again."""
+    """The keys of a spec with an ``OnlyWith``, inherited ones included."""
     specs = [one for one in spec.__mro__ if issubclass(one, Spec)]
     fields = [(name, field) for one in reversed(specs) for name, field in one.model_fields.items()]
     notes = {name: note for name, field in fields for note in field.metadata if isinstance(note, OnlyWith)}
@@ -126,7 +125,7 @@ def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
 
 
 def _ways(said: JsonSchemaValue) -> list[JsonSchemaValue]:
-    """The ways to write a value, without null; pydantic's title of a key says nothing new."""
+    """The alternatives of a value's schema, without null and without pydantic's titles."""
     parts = said.get("anyOf") or said.get("oneOf")
     if parts is not None:
         ways = [way for part in parts for way in _ways(part)]
@@ -138,7 +137,7 @@ def _ways(said: JsonSchemaValue) -> list[JsonSchemaValue]:
 
 
 def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """The JSON schema of a spec within that of another, as a definition of its own."""
+    """The JSON schema of a spec as a definition within another schema."""
     schema: Any = spec.__pydantic_core_schema__
     name = {"ref": f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"} if schema["type"] == "model" else {}
     return handler(core_schema.definitions_schema({**schema, **name}, []))
@@ -146,7 +145,7 @@ def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaVa
 
 @cache
 def told_of(spec: type) -> dict[str, str]:
-    """What docstrings say of a class, under the empty name, and of its keys, those that it inherits included."""
+    """First paragraph of a class's docstring, under the empty name, and the text of each attribute, inherited ones included."""
     told: dict[str, str] = {}
     for one in reversed(spec.__mro__):
         about, _, keys = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:")

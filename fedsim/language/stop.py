@@ -1,4 +1,4 @@
-"""When a run ends."""
+"""The end of a run."""
 
 import math
 
@@ -9,7 +9,7 @@ from fedsim.language.units import EXACT_S, Seconds, show_seconds
 
 
 class StopSpec(Spec):
-    """``[stop]``: when a run ends; the first condition that is met counts.
+    """``[stop]``: the end of a run, at the first condition that is met.
 
     Attributes:
         rounds: after so many aggregations.
@@ -31,7 +31,7 @@ class StopSpec(Spec):
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known of so long a run before it begins."""
+        """Notes printed before a run that is too long for exact times."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
         step_ns = math.ulp(self.simulated_time) * 1e9

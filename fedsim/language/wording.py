@@ -1,4 +1,4 @@
-"""The problems that pydantic finds in values, in fedsim's words: what a value must be, with an example."""
+"""Messages for the problems that pydantic finds in values, each with an example of a right value."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "
 
 
 def in_words(problem: Any) -> str:
-    """What is wrong, as it follows the value.
+    """The second half of a message: what the value must be.
 
     Args:
         problem: one of ``ValidationError.errors()``.
@@ -62,7 +62,7 @@ def _whole(value: Any) -> int:
 
 
 def _typed(value: Any) -> Any:
-    """A value as an entry of a list: a number that was put in quotes without them."""
+    """A value as an entry of a list; a number in quotes loses them."""
     number = _number(value) if isinstance(value, str) else None
     if number is None:
         return 10 if isinstance(value, dict | list) else value

@@ -1,4 +1,4 @@
-"""What a signal does to a process that computes: the run is saved when its instant is over, and ends in any case."""
+"""Signals: a run is saved at the end of its instant, and the process ends in any case."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,13 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 def end_soon(job: "Job", number: int) -> None:
-    """Let a run end when its instant is over, and be saved; an instant that gets nowhere ends with the process.
+    """End and save a run after its current instant; if that instant does not end, end the process. For signal handlers.
 
-    Nothing is half-written by that: files get their names when they are whole. What remains is the last checkpoint. This is for
-    a signal's handler.
+    Nothing is half-written, since files get their names when they are complete; the last checkpoint remains.
 
     Args:
         job: the run.
-        number: which signal it was.
+        number: the signal.
     """
     job.interrupt()
     with suppress(RuntimeError):  # none runs: nothing is to be waited for
@@ -59,6 +59,32 @@ def _watch(job: "Job", loop: asyncio.AbstractEventLoop, number: int) -> None:
             say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
             end_at_once()
         time.sleep(_LOOK_S)
+
+
+class InterruptOnce:
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to end after its current instant; a second one ends it at once.
+
+    Args:
+        interrupt: asks the run to end; takes the number of the signal.
+        again: the handler of a second signal.
+    """
+
+    def __init__(self, interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler) -> None:
+        self._interrupt, self._again = interrupt, again
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._on_signal) for number in signals()}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, *_: object) -> None:
+        let_go(number)
+        for each in self._before:
+            signal.signal(each, self._again)
+        say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
+        self._interrupt(number)
 
 
 def signals() -> list[int]:
