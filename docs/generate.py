@@ -224,17 +224,15 @@ def _quantities() -> Iterator[str]:
 
 def _strategies() -> Iterator[tuple[str, str]]:
     notes = _rows_of((HERE / "strategies.md").read_text(encoding="utf-8"))
-    rows = [
-        f"| [`{kind}`](/generated/strategies/{kind}.md) | {plain(about)} |" for kind, (_, about) in STRATEGIES.kinds.items()
-    ]
+    rows = [f"| [`{kind}`](/generated/strategies/{kind}.md) | {plain(about)} |" for kind, about in STRATEGIES.titles.items()]
     index = [
         "A page each: what it does, its source, what it keeps and sends, and its keys.",
         "| kind | what it is |\n|---|---|\n",
     ]
     index[1] += "\n".join(rows)
-    yield "strategies/index", _page("All strategies", [*index, _toctree(STRATEGIES.kinds, ":hidden:")])
-    titles = [about.partition(":")[0] for _, about in STRATEGIES.kinds.values()]
-    for kind, (_, about) in STRATEGIES.kinds.items():
+    yield "strategies/index", _page("All strategies", [*index, _toctree(STRATEGIES, ":hidden:")])
+    titles = [about.partition(":")[0] for about in STRATEGIES.titles.values()]
+    for kind, about in STRATEGIES.titles.items():
         title, _, does = about.partition(": ")
         name = title if titles.count(title) == 1 else f"{title} ({kind})"
         yield f"strategies/{kind}", _page(name, _strategy(kind, does, notes.get(kind, "")))
