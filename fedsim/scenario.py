@@ -113,6 +113,8 @@ class Scenario(Spec):
                 f"strategy.kind is {self.strategy.kind!r}, which needs edge servers, and the network has none; allowed with "
                 'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
             )
+        if self.strategy.at_edges:
+            self.strategy.check_edges(self.network.edge_servers)
         if self.strategy.serverless:
             self._check_serverless()
         if self.malicious is not None:

@@ -99,6 +99,13 @@ class StrategyParams(Spec):
             ScenarioError: names the key, the value and what is allowed.
         """
 
+    def check_edges(self, edges: int) -> None:
+        """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only.
+
+        Raises:
+            ScenarioError: names the key, the value and what is allowed.
+        """
+
     def check_population(self, population: PopulationSpec) -> None:
         """Refuse devices that cannot do what will be asked of them.
 

@@ -68,6 +68,10 @@ class FlexCFLParams(MigratingParams):
         """How many devices the group cold start pre-trains."""
         return self.groups if self.cold_start == "random-centers" else min(self.alpha * self.groups, devices)
 
+    def combined_at_once(self, devices: int) -> int:
+        """A group's share of a cohort, or of the pre-trained devices."""
+        return min(super().combined_at_once(devices), self.pretrained(devices) // self.groups)
+
     def check(self, devices: int) -> None:
         """There must be at least as many devices as groups, and a round cannot ask more than there are."""
         super().check(devices)

@@ -32,6 +32,10 @@ class GroupedParams(AggregatingParams):
     groups: int = Field(default=3, ge=1, le=10_000)
     sweep: bool = False
 
+    def combined_at_once(self, devices: int) -> int:
+        """A group's share of a cohort."""
+        return super().combined_at_once(devices) // self.groups
+
 
 G = TypeVar("G", bound=GroupedParams)
 

@@ -51,6 +51,11 @@ class HierFAVGParams(SelectingParams, CombiningParams):
             )
         return self
 
+    def check_edges(self, edges: int) -> None:
+        """Each edge server combines its clients' updates, and the cloud those of the edge servers."""
+        self.aggregation.check(self.clients_per_round // edges)
+        self.cloud_aggregation.check(edges)
+
     @property
     def turns(self) -> int:
         """Edge rounds."""

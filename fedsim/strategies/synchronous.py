@@ -123,6 +123,10 @@ class RoundParams(StrategyParams):
         """How many clients a round asks where all of so many devices can be had."""
         return min(self.asked_per_round or devices, devices)
 
+    def combined_at_once(self, devices: int) -> int:
+        """The fewest updates that one aggregation combines when no client drops out."""
+        return self.cohort_size(devices)
+
     def check(self, devices: int) -> None:
         """A round cannot ask more clients than there are devices."""
         if self.asked_per_round > devices:
@@ -180,8 +184,12 @@ class SynchronousParams(SelectingParams):
         """K updates, where more than K clients were asked."""
         return self.clients_per_round if self.over_selection > 1 else math.inf
 
+    def combined_at_once(self, devices: int) -> int:
+        """The smallest cohort that the selection chooses on purpose."""
+        return self.selection.fewest(self.cohort_size(devices))
+
     def check(self, devices: int) -> None:
-        """A round cannot ask more clients than there are devices, be it by over-selection."""
+        """A round cannot ask more clients than there are devices, including over-selection."""
         if self.over_selection > 1 and self.asked_per_round > devices:
             raise ScenarioError(
                 f"strategy.clients_per_round is {self.clients_per_round}, with over_selection {self.over_selection:g} asks "
@@ -203,9 +211,9 @@ class CombiningParams(RoundParams):
     server: ServerOptimiserSpec | None = None
 
     def check(self, devices: int) -> None:
-        """A cohort must be large enough for its aggregation."""
+        """Updates that are combined at a time must be enough for the aggregation."""
         super().check(devices)
-        self.aggregation.check(self.cohort_size(devices))
+        self.aggregation.check(self.combined_at_once(devices))
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):

@@ -57,7 +57,7 @@ OWN: dict[str, Sections] = {
     "hierfavg": {"clients_per_round": 8, "kappa2": 2},
     "flexcfl": _GROUPED | {"alpha": 3, "pretrain_iterations": 5},
     "fedgroup": _GROUPED | {"alpha": 3, "pretrain_iterations": 5},
-    "tifl": {"clients_per_round": 4, "tiers": 2},
+    "tifl": {"clients_per_round": 2, "tiers": 2},
     "pfedme": {"clients_per_round": COHORT, "local_rounds": 3},
     "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "sweep": False, "averaging": "gradients"},
     "lcfl/members": _SHARES | {"clusters_start": "members"},
@@ -247,6 +247,8 @@ def _in_step(cell: Cell, found: Played) -> Iterator[str]:
     name = {"scaffold": "control", "feddyn": "moved"}.get(cell["strategy"].partition("/")[0])
     if name is None or kind_of(cell.get("aggregation", "mean")) in (*ROBUST, "first"):
         return  # a robust server does not add up what it leaves out
+    if found.run.strategy.state.get("take_back"):
+        return  # the sum of the last round could not be read; its clients are told when they are next asked
     states = found.run.dispatch.devices.states.values()
     own = sum(value.astype(np.float64) for value in weights(found.run, [state[name] for state in states if name in state]))
     server = found.states[f"{name}/0"]

@@ -107,7 +107,7 @@ class Aggregation(Spec):
     async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
         """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
 
-        An aggregation that bears with malicious updates gives their number times its own result instead.
+        An aggregation that tolerates malicious updates gives their number times its own result instead.
         """
         return [(model, share) for model in models]
 

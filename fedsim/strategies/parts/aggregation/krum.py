@@ -5,7 +5,7 @@ El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learn
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.aggregation.robust import Comparing, Robust
+
+if TYPE_CHECKING:
+    from fedsim.learning import Ref
 
 Models = list[NDArray[np.float32]]
 
@@ -85,27 +88,35 @@ class _Tolerant(Comparing):
         raise NotImplementedError
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
-        """Those that are taken count alike, the others nothing. Without learning nobody is left out."""
+        """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""
         if not server.learns:
             return weights
+        if self.told(len(entries)):
+            return [0.0] * len(entries)
         models = await server.values([entry["update"] for entry in entries])
         finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
         taken = {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
         return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
 
+    def combine(
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
+    ) -> "Ref":
+        """The model as it was (``otherwise``) where fewer updates came than f needs: no update could then be trusted."""
+        return otherwise if self.told(len(entries)) else super().combine(server, state, entries, weights, otherwise)
+
     def told(self, updates: int) -> dict[str, int]:
-        """``bears``: f, where fewer updates came than the one that is given needs."""
+        """``bears``: the number of malicious updates that so few updates would tolerate, where that is less than f."""
         f = tolerated(updates, self.malicious, self.least)
         return {"bears": f} if f < self.malicious else {}
 
     def check(self, clients: int) -> None:
-        """A whole cohort must be enough for f."""
+        """Refuse an f that needs more updates than ever come at a time."""
         a, b = self.least
         if clients < a * self.malicious + b:
             raise ScenarioError(
                 f"strategy.aggregation.malicious is {self.malicious}; {self.kind!r} then needs at least "
-                f"{a * self.malicious + b} clients a round ({a} f + {b}), and there are {clients}; allowed are at most "
+                f"{a * self.malicious + b} updates at a time ({a} f + {b}), and there are {clients}; allowed are at most "
                 f"{tolerated(clients, self.malicious, self.least)}, or more clients"
             )
 
@@ -113,8 +124,8 @@ class _Tolerant(Comparing):
 class Krum(_Tolerant):
     """The one update that is nearest to its n - f - 2 nearest others.
 
-    It bears f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, f is the most that they allow, and
-    the record ``aggregate`` says it (``bears``).
+    It tolerates f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, the model stays as it was, and
+    the record ``aggregate`` says how many they would tolerate (``bears``).
 
     Attributes:
         malicious: f.
@@ -148,8 +159,8 @@ class MultiKrum(_Tolerant):
 class Bulyan(_Tolerant, Robust):
     """Krum picks n - 2 f updates; of these each coordinate is the mean of the values around its median.
 
-    It bears f malicious updates of n >= 4 f + 3. Where fewer come in a round, or to a group, f is the most that they allow, and
-    the record ``aggregate`` says it (``bears``).
+    It tolerates f malicious updates of n >= 4 f + 3. Where fewer come in a round, or to a group, the model stays as it was, and
+    the record ``aggregate`` says how many they would tolerate (``bears``).
 
     Attributes:
         malicious: f.

@@ -83,6 +83,10 @@ class Selection(Spec):
 
     # On the server.
 
+    def fewest(self, count: int) -> int:
+        """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
+        return count
+
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:

@@ -50,6 +50,10 @@ class FLANP(Selection):
     accuracy: float = Field(gt=0.0, le=1e12)
     patience: PositiveSeconds | None = None
 
+    def fewest(self, count: int) -> int:
+        """Those of the first stage."""
+        return min(self.first, count)
+
     @property
     def asks(self) -> bool:
         """Each client once."""
