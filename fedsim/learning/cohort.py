@@ -125,8 +125,8 @@ class Trainer:
         compute_with_one_thread()
         first, training, local = jobs[0], self.training, jobs[0].recipe.training
         mixed = (local.mu, training.l2_on, local.held, *_contrast(local))
-        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, *mixed)
-        solver = self.solver if local.contrast is None else self.solver.plain
+        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, *mixed, clip=training.clip)
+        solver = self.solver if local.contrast is None and training.clip is None else self.solver.plain
         return solver.solve([self._local_solve(job) for job in jobs], descent)
 
     def _local_solve(self, job: Job) -> LocalSolve:

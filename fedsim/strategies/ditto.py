@@ -63,6 +63,9 @@ class Ditto(Personal[DittoParams]):
     model w is FedAvg's; beside it each client that is asked makes steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with
     the w that it received. All v_k begin at the initial model.
 
+    Clients drawn with probabilities proportional to their samples, without replacement, are ``selection = { kind =
+    "power-of-choice", candidates = 1, losses = "reported" }``.
+
     Sends what FedAvg sends; a client computes for ``personal_epochs`` more, and its own model never leaves it. A client
     whose answer is cut off goes back to the own model that it had.
     """

@@ -1,13 +1,14 @@
 """FedNova: updates are normalised by how far their steps reach (Wang et al., 2020)."""
 
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
+from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams
@@ -20,10 +21,13 @@ class FedNovaParams(FedProxParams):
     Attributes:
         mu: weight of the proximal term; 0, local SGD, unless it is given.
         partial_work: a client that cannot finish all epochs sends what it has, which counts by the steps that it took.
+        effective: tau_eff with mu: the mean ``reach`` of the clients (the paper), or the mean number of their ``steps`` (the
+            authors' code).
     """
 
     kind: Literal["fednova"] = "fednova"  # type: ignore[assignment]
     mu: float = 0.0
+    effective: Annotated[Literal["reach", "steps"], OnlyWith("mu")] = "reach"
 
 
 @lru_cache(maxsize=4096)
@@ -83,7 +87,9 @@ class FedNova(FedProx):
         """Each update along its own direction, as far as the mean of all."""
         pull = self.params.mu * self.setting.lr_in(self.state["round"])
         reaches = [reach(entry["contents"]["steps"], self.setting.momentum, pull) for entry in entries]
-        effective = sum(weight * own for weight, own in zip(self.weights(entries), reaches, strict=True))
+        assert isinstance(self.params, FedNovaParams)
+        taken = reaches if self.params.effective == "reach" else [entry["contents"]["steps"] for entry in entries]
+        effective = sum(weight * own for weight, own in zip(self.weights(entries), taken, strict=True))
         normalised = []
         for entry, own in zip(entries, reaches, strict=True):
             factor = effective / own if own else 0.0

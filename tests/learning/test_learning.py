@@ -47,6 +47,15 @@ def test_one_full_step_each_is_a_step_along_the_mean_gradient(model: ModelSpec) 
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("clip", [1e-3, 1e3])
+def test_a_clipped_gradient_has_the_norm_given_or_its_own(clip: float) -> None:
+    core, _ = learning(federation([30]), Logistic(), lr=0.5, batch_size=FULL, clip=clip)
+    plain, _ = learning(federation([30]), Logistic(), lr=0.5, batch_size=FULL)
+    moved, free = (run(_fedavg(one, [30]))[0] - run(one.value(one.initial())) for one in (core, plain))
+    assert np.linalg.norm(moved) == pytest.approx(min(0.5 * clip, np.linalg.norm(free)), rel=1e-4)
+    assert moved / np.linalg.norm(moved) == pytest.approx(free / np.linalg.norm(free), abs=1e-3)
+
+
 def test_identical_clients_walk_as_one() -> None:
     data = federation([40])
     data.shards.extend(data.shards * 3)

@@ -41,9 +41,11 @@ def test_its_distance_from_the_optimum_falls_with_the_learning_rate_where_fedavg
     assert abs(biased - OPTIMUM) > 5 * nova[0]
 
 
-def test_a_round_by_hand_with_momentum_and_a_proximal_term(tmp_path: Path) -> None:
+@pytest.mark.parametrize("effective", ["reach", "steps"])
+def test_a_round_by_hand_with_momentum_and_a_proximal_term(effective: str, tmp_path: Path) -> None:
     training = {"lr": 0.1, "batch_size": 10, "momentum": 0.5}
-    found = model_after(curved(tmp_path, {"kind": "fednova", "mu": 0.3}, 1, 2, STEPS, training=training))
+    fednova = {"kind": "fednova", "mu": 0.3, "effective": effective}
+    found = model_after(curved(tmp_path, fednova, 1, 2, STEPS, training=training))
     ends, norms = [], []
     for (center, strength), an_epoch in zip(PULLS, STEPS, strict=True):
         here, velocity, gone, speed = 5.0, 0.0, 0.0, 0.0
@@ -55,7 +57,8 @@ def test_a_round_by_hand_with_momentum_and_a_proximal_term(tmp_path: Path) -> No
         ends.append(here)
         norms.append(gone)
     share = np.array(STEPS) / sum(STEPS)  # of the samples
-    step = share @ norms * (share * (np.array(ends) - 5.0) / norms).sum()
+    tau = share @ norms if effective == "reach" else share @ np.array(STEPS) * 2
+    step = tau * (share * (np.array(ends) - 5.0) / norms).sum()
     assert found[0] == pytest.approx(5.0 + step, abs=1e-5)
 
 

@@ -24,7 +24,8 @@ class Descent:
     The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only, or dense ones only) + mu (w - anchor) +
     linear, where each device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient,
     w <- w - lr v. What is ``held`` stays as it is. g is the gradient of the mean loss, with a term of the weight ``contrast``
-    and the ``temperature`` in it (``fedsim.training.Contrast``) where a device has a previous model.
+    and the ``temperature`` in it (``fedsim.training.Contrast``) where a device has a previous model; it is scaled down to the
+    norm ``clip``, where that is given.
     """
 
     lr: float
@@ -36,6 +37,7 @@ class Descent:
     held: Places = ()
     contrast: float = 0.0
     temperature: float = 1.0
+    clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
         """The rule for the tensor that stands there in a flat model; one that is held makes no steps."""

@@ -113,6 +113,9 @@ class Reference(Solver):
                 loss = loss + descent.contrast * contrasted.loss(batch, descent.temperature)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
             with torch.no_grad():
+                if descent.clip is not None:
+                    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+                    gradients = tuple(gradient * (descent.clip / norm).clamp(max=1.0) for gradient in gradients)
                 for rule, gradient in zip(steps, gradients, strict=True):
                     rule.descend(gradient)
             if step >= solve.batches.last_epoch:

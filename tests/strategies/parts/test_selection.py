@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 import fedsim
 from fedsim.federation.server import Server
@@ -14,6 +15,7 @@ from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.selection.fedcs import FedCS
 from fedsim.strategies.parts.selection.least_available import LeastAvailable
 from fedsim.strategies.parts.selection.oort import Oort
+from fedsim.strategies.parts.selection.power_of_choice import PowerOfChoice
 from fedsim.testing import assert_sound, eventful_world, run
 from tests.strategies.clustered import file_data, played, ran
 from tests.strategies.curved import PULLS, curved
@@ -239,6 +241,27 @@ def test_oorts_pacer() -> None:
         preferred = oort.paced(history, harvest, preferred)
         found.append(preferred)
     assert found == [7.0, 7.0, 7.0, 14.0, 14.0, 14.0, 21.0]  # 10 > 9; 9 < 14, 9 < 18; 14 > 10
+
+
+def test_oorts_published_pacer() -> None:
+    oort, history, percentile = Oort(pacer="published-code", window=2), list[float](), 30.0
+    found = []
+    for harvest in (5.0, 5.0, 5.0, 5.5, 60.0, 10.0, 9.0, 1.0, 2.0, 3.0):
+        percentile = oort.percentile(history, harvest, percentile)
+        found.append(percentile)
+    assert found == [30.0, 30.0, 30.0, 35.0, 35.0, 30.0, 30.0, 30.0, 30.0, 30.0]  # 10.5 near 10; 70 > 6 x 10.5; 10, 5: neither
+    known = {device: (1.0, 1, float(device)) for device in range(10)} | {10: (0.0, 0, 99.0)}
+    assert [oort.preferred({"known": known, "percentile": share}) for share in (30.0, 95.0, 100.0)] == [3.0, 9.0, math.inf]
+    with pytest.raises(ValidationError, match="'pacer_step' is missing"):
+        Oort()
+
+
+def test_samples_alone_say_who_is_drawn_without_an_answer() -> None:
+    """Power-of-choice with as many candidates as are wanted draws clients in proportion to their samples, as Ditto's code."""
+    drawn = PowerOfChoice(candidates=1, losses="reported")
+    told = {"samples": {0: 30, 1: 10, 2: 10, 3: 50}}
+    firsts = [drawn.select(server_of(4), told, 1, (number,))[0] for number in range(2000)]
+    assert np.bincount(firsts) / 2000 == pytest.approx([0.3, 0.1, 0.1, 0.5], abs=0.04)
 
 
 @pytest.mark.parametrize(

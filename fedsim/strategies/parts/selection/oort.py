@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
+from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.selection import Selection
 
 Vector = NDArray[np.float64]
+
+_FIRST, _BY = 30.0, 5.0  # of the published code
 
 
 class Oort(Selection):
@@ -32,8 +35,11 @@ class Oort(Selection):
     times that of the last who would be among the best. The others are of those never heard, the fastest first as far as the
     server has seen: at random from those never asked, then those that were late, after the shortest time. epsilon falls from
     ``exploration`` by ``decay`` a round to ``least_exploration``. The pacer: T begins at ``pacer_step`` and grows by it in each
-    round in which the utility of the last ``window`` rounds is less than that of the ``window`` rounds before. Who was asked
-    ``most_times`` is asked only where there is nobody else.
+    round in which the utility of the last ``window`` rounds is less than that of the ``window`` rounds before. With ``pacer =
+    "published-code"`` T is a percentile of the times D of all clients that were heard: it begins at the 30th, and after each
+    ``window`` rounds is raised by 5 where the utility of the window is within 10 % of that before, and lowered by 5 where it
+    differs by five times and more; from 100 on no client is too slow. Who was asked ``most_times`` is asked only where there is
+    nobody else.
 
     A client that is late has taken at least so long: its D is known, but it is not heard. Nothing is learnt of clients whom a
     strategy has chosen by itself (in a sweep). Without learning all losses are 1.
@@ -45,7 +51,8 @@ class Oort(Selection):
     Without rounds R counts the draws of clients, and the pacer versions.
 
     Attributes:
-        pacer_step: Delta (s).
+        pacer_step: Delta (s); the published code has none.
+        pacer: see above.
         window: W, rounds.
         penalty: alpha.
         exploration, decay, least_exploration: of epsilon.
@@ -57,7 +64,8 @@ class Oort(Selection):
     """
 
     kind: Literal["oort"] = "oort"
-    pacer_step: PositiveSeconds
+    pacer: Literal["paper", "published-code"] = "paper"
+    pacer_step: Annotated[PositiveSeconds | None, OnlyWith("pacer", values=("paper",))] = None
     window: int = Field(default=20, ge=1)
     penalty: float = Field(default=2.0, ge=0.0, le=100.0)
     exploration: float = Field(default=0.9, ge=0.0, le=1.0)
@@ -67,6 +75,12 @@ class Oort(Selection):
     clip: float = Field(default=0.95, gt=0.0, le=1.0)
     most_times: int | None = Field(default=10, ge=1)
     scale: Literal["plain", "unit"] = "plain"
+
+    @model_validator(mode="after")
+    def _has_a_step(self) -> Self:
+        if self.pacer == "paper" and self.pacer_step is None:
+            raise ValueError("'pacer_step' is missing; allowed is a time, such as '10 s', or pacer = 'published-code'")
+        return self
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
@@ -114,7 +128,7 @@ class Oort(Selection):
         """So many of those who were heard."""
         if not wanted:
             return []
-        known, preferred = state["known"], state.setdefault("preferred", self.pacer_step)
+        known, preferred = state["known"], self.preferred(state)
         utility = self.utilities([known[device] for device in heard], state["round"], preferred)
         order = np.argsort(-utility, kind="stable")
         able = order[utility[order] >= self.cutoff * utility[order[wanted - 1]]]
@@ -145,14 +159,37 @@ class Oort(Selection):
             utility = samples * loss if math.isfinite(loss) else 0.0
             harvest += utility
             state["known"][device] = (utility, state["round"], state["known"][device][2])
-        state["preferred"] = self.paced(state.setdefault("harvest", []), harvest, state.get("preferred", self.pacer_step))
+        history = state.setdefault("harvest", [])
+        if self.pacer_step is not None:
+            state["preferred"] = self.paced(history, harvest, state.get("preferred", self.pacer_step))
+        else:
+            state["percentile"] = self.percentile(history, harvest, state.get("percentile", _FIRST))
+
+    def preferred(self, state: dict[str, Any]) -> float:
+        """T (s)."""
+        if self.pacer_step is not None:
+            return float(state.setdefault("preferred", self.pacer_step))
+        times = sorted(took for _, last, took in state["known"].values() if last)
+        share = state.get("percentile", _FIRST) / 100
+        return times[min(int(len(times) * share), len(times) - 1)] if times and share < 1 else math.inf
+
+    def percentile(self, history: list[float], harvest: float, before: float) -> float:
+        """The percentile of T after a round of so much utility, which is added to the ``history``."""
+        history.append(harvest)
+        if len(history) < 2 * self.window:
+            return before
+        last, now = sum(history[: self.window]), sum(history[self.window :])
+        del history[: self.window]
+        if abs(now - last) <= 0.1 * last:
+            return min(100.0, before + _BY)
+        return max(_BY, before - _BY) if abs(now - last) >= 5 * last else before
 
     def paced(self, history: list[float], harvest: float, preferred: float) -> float:
-        """T after a round of so much utility, which is added to the ``history``; that is kept as long as it is needed."""
+        """T of the paper after a round of so much utility, which is added to the ``history``."""
         history.append(harvest)
         del history[: -2 * self.window]
         poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(history[self.window :])
-        return preferred + self.pacer_step if poorer else preferred
+        return preferred + (self.pacer_step or 0.0) if poorer else preferred
 
     def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         """The loss of its last epoch, and how many samples that is of."""
