@@ -1,5 +1,6 @@
 """Modules: one at a time, stacked, and with dropout."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
 from fedsim.learning.models import CNN5, MnistCNN
 from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
@@ -167,3 +169,59 @@ def test_dropout_is_off_when_a_model_is_applied() -> None:
     weights = flat_weights(list(module.parameters()))
     assert torch.equal(solver.outputs(weights, x), solver.outputs(weights, x))
     assert torch.allclose(solver.outputs(weights, x), module.eval()(x), atol=1e-6)
+
+
+def _convolutions() -> tuple[Architecture, np.ndarray]:
+    layers = (Conv2d(1, 4, 3, padding=1), ReLU(), MaxPool2d(2), Dropout(0.3), Flatten(), Linear(64, 9), ReLU(), Linear(9, 5))
+    architecture = Architecture((1, 8, 8), layers)
+    draw = np.random.default_rng(1)
+    parts = [draw.normal(0, 0.3, shape).ravel() for _, shape in architecture.tensors]
+    return architecture, np.concatenate(parts).astype(np.float32)
+
+
+def test_convolutions_depend_on_no_other_device_thread_or_memory_bit_for_bit() -> None:
+    architecture, start = _convolutions()
+    solves = [solve_of(start, n, architecture.input, 5, seed=n) for n in (23, 4, 10, 1, 17)]
+    compute_with_one_thread()
+    alone = [Reference(module_of(architecture), CPU).solve([solve], EVERYTHING)[0] for solve in solves]
+    solver, found = Reference(module_of(architecture), CPU), {}
+
+    def moved(array: np.ndarray, numbers: int) -> np.ndarray:
+        room = torch.empty(array.size + 16, dtype=torch.from_numpy(array).dtype).numpy()
+        room[numbers : numbers + array.size] = array.ravel()
+        return room[numbers : numbers + array.size].reshape(array.shape)
+
+    def work(turn: int) -> None:
+        compute_with_one_thread()
+        there = [
+            replace(solve, weights=moved(solve.weights, turn), x=torch.from_numpy(moved(solve.x.numpy(), turn)))
+            for solve in solves
+        ]
+        found[turn] = solver.solve(there[::-1], EVERYTHING)[::-1]
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for turn in range(3):
+        for solved, own in zip(found[turn], alone, strict=True):
+            assert (solved.weights.tobytes(), solved.train_loss) == (own.weights.tobytes(), own.train_loss)
+
+
+@pytest.mark.parametrize("kind", [Reference, Stacked])
+def test_the_penalty_may_be_on_dense_layers_alone(kind: type[Reference]) -> None:
+    """In a single step it takes 2 l2 of each dense kernel off, and nothing of a convolution or a bias."""
+    architecture, start = _convolutions()
+    solver = kind(module_of(architecture), CPU)
+    solve = solve_of(start, 6, architecture.input, 5, seed=2, batch_size=6, epochs=1)
+    (plain,), (less,) = (solver.solve([solve], rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense")))
+    at, squares = 0, 0.0
+    for name, shape in architecture.tensors:
+        part = slice(at, at + int(np.prod(shape)))
+        at = part.stop
+        is_dense = name.endswith("weight") and len(shape) == 2
+        squares += float((solve.weights[part].astype(np.float64) ** 2).sum()) if is_dense else 0.0
+        expected = plain.weights[part] - 0.5 * 0.2 * solve.weights[part] * is_dense
+        assert np.abs(less.weights[part] - expected).max() <= 1e-6
+    assert solver.kernel_norm(solve.weights, "dense") == pytest.approx(squares, rel=1e-9)

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
 from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
-from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.reference import Reference, module_of
 from fedsim.learning.solvers.stacked import Stacked
@@ -25,16 +24,17 @@ RULE = Descent(0.03, momentum=0.5, weight_decay=0.01, l2=0.001, mu=0.3)
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.float64, 1e-12)], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", BUILT_IN, ids=lambda kind: kind.__name__)
-def test_every_built_in_model_is_trained_as_by_the_reference(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
+def test_dense_models_are_trained_as_by_the_reference_all_others_by_it(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
     compute_with_one_thread()
     architecture = kind().architecture((1, 28, 28), 10)
+    assert isinstance(pick(architecture, CPU, "fast"), Dense if architecture.is_dense else Reference)
+    if not architecture.is_dense:
+        return
     draw = np.random.default_rng(2)  # in float32 rounding, which processors differ in, may decide whether ReLU lets a unit pass
     parts = [draw.normal(0, np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.1, shape) for _, shape in architecture.tensors]
     start = np.concatenate([part.ravel() for part in parts]).astype(torch.empty(0, dtype=dtype).numpy().dtype)
     solve = solve_of(start, 7, (1, 28, 28), 10, seed=2, batch_size=4, epochs=1)
-    picked = pick(architecture, CPU, "fast")
-    assert isinstance(picked, Dense | Chain)
-    (fast,) = type(picked)(architecture, dtype).solve([solve], RULE)
+    (fast,) = Dense(architecture, dtype).solve([solve], RULE)
     (plain,) = Reference(module_of(architecture), CPU, dtype).solve([solve], RULE)
     assert fast.weights.dtype == plain.weights.dtype == start.dtype
     assert np.linalg.norm(fast.weights - plain.weights) <= tolerance * np.linalg.norm(plain.weights)

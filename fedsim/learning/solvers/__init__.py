@@ -13,19 +13,18 @@ Choice = Literal["fast", "reference"]
 
 
 def pick(model: "Architecture | nn.Module", device: "torch.device", choice: Choice) -> "Solver":
-    """The solver of a model on a device: the fastest that there is for it, or the plain reference."""
+    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
     from torch import nn
 
     from fedsim.learning.solvers.reference import Reference, batch_norms, module_of
 
-    if isinstance(model, nn.Module) or choice == "reference" or device.type != "cpu":
-        module = model if isinstance(model, nn.Module) else module_of(model)
-        if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
-            return Reference(module, device)
-        from fedsim.learning.solvers.stacked import Stacked
+    if choice == "fast" and device.type == "cpu" and not isinstance(model, nn.Module) and model.is_dense:
+        from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
-        return Stacked(module, device)
-    from fedsim.learning.solvers.chain import Chain  # with numba, which nothing above needs
-    from fedsim.learning.solvers.dense import Dense
+        return Dense(model)
+    module = model if isinstance(model, nn.Module) else module_of(model)
+    if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
+        return Reference(module, device)
+    from fedsim.learning.solvers.stacked import Stacked
 
-    return Dense(model) if model.is_dense else Chain(model)
+    return Stacked(module, device)

@@ -9,7 +9,7 @@ inputs, and changes A at the batch alone. Most devices hold fewer samples than a
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -20,10 +20,11 @@ from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
+from fedsim.learning.solvers import products
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, sum_of_squares
 from fedsim.learning.solvers.batches import Batches
-from fedsim.learning.solvers.chain import Chain
 from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
+from fedsim.learning.solvers.reference import Reference, module_of
 from fedsim.training import Penalised
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
@@ -259,13 +260,13 @@ class Dense(Solver):
         self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
         self._always = way
         self._parameters = architecture.parameters
-        self._products = Chain(architecture, dtype)
+        self._architecture = architecture
         prepare(dtype)
 
-    @property
-    def plain(self) -> Solver:
+    @cached_property
+    def plain(self) -> Reference:
         """See ``Solver``."""
-        return self._products.plain
+        return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
         """See ``Solver``. Each is trained by itself; a batch of equal work is large enough to be worth a request."""
@@ -295,7 +296,8 @@ class Dense(Solver):
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
         if way == "products" or descent.held:
-            return self._products.solve([solve], descent)[0]
+            layers = partial(split, sizes=self.sizes)
+            return products.train(self._flat([solve.weights])[0], lambda flat: list(layers(flat)), solve, descent)
         flat = torch.empty(self._parameters, dtype=self.dtype).numpy()
         flat[:] = solve.weights
         if not solve.batches.steps:
