@@ -8,6 +8,7 @@ import pytest
 
 from fedsim.simulation import Record
 from fedsim.strategies.refl import stale_weights
+from fedsim.testing import assert_sound, eventful_world, run
 from tests.strategies.clustered import played, ran, weights
 from tests.strategies.curved import PULLS, curved
 
@@ -106,3 +107,13 @@ def test_without_anybody_late_it_is_fedavg(tmp_path: Path) -> None:
         for kind in ("refl", "fedavg")
     ]
     assert found[0]["global"]["w"] == found[1]["global"]["w"]
+
+
+def test_a_round_that_closes_before_it_hears_of_a_loss_passes_its_audit(tmp_path: Path) -> None:
+    sections = eventful_world({"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s"}, seed=82)
+    sections |= {"learning": "off", "server": {"patience": "2.5 day"}, "stop": {"rounds": 2, "simulated_time": "2 h"}}
+    sections["network"] = {"kind": "tree", "cells": 1}
+    run(sections, tmp_path / "run")
+    folder = assert_sound(tmp_path / "run")
+    lost = sum(event["kind"] == "task-end" and event["outcome"] == "lost" and event["round"] == 0 for event in folder.events)
+    assert folder.rounds[0]["disconnected"] < lost
