@@ -35,7 +35,8 @@ file.write_text('''
 
 from typing import ClassVar
 
-from fedsim.plugin import AggregatingParams, Contents, Device, FedAvg, Header, Instruction, LocalResult, SynchronousClient, SynchronousParams
+from fedsim.plugin import AggregatingParams, SynchronousClient, SynchronousParams
+from fedsim.plugin import Contents, Device, FedAvg, Header, Instruction, LocalResult
 
 
 class BoldParams(AggregatingParams):

@@ -98,9 +98,8 @@ class Registry:
         return getattr(value, "kind", None) in self.kinds
 
     def _made(self, value: Any) -> Any:
-        if isinstance(value, Spec):
-            if self.holds(value):
-                return value
+        if isinstance(value, Spec) and self.holds(value):
+            return value
         if self.by_device and isinstance(value, list):
             value = {"kind": "list", "values": value}
         elif self.by_device and isinstance(value, Mapping) and "file" in value:
