@@ -48,7 +48,6 @@ class AsynchronousParams(StrategyParams):
         return data
 
     def check(self, devices: int) -> None:
-        """No more clients can work than there are devices, and nobody can be asked before a round begins."""
         if self.selection.asks:
             raise ScenarioError(
                 f"strategy.selection is {self.selection.kind!r}, which asks candidates before a round begins; without rounds "
@@ -95,7 +94,6 @@ class Asynchronous(Strategy[A]):
     # The loop.
 
     async def on_start(self) -> None:
-        """Begin with a freshly initialised model and ask the first clients."""
         self.state |= {"version": 0, "model": self.server.initial(), "open": {}, "draws": 0, "refilling": False, "over": False}
         self.server.begin_round(0)
         self._refill()
@@ -124,7 +122,6 @@ class Asynchronous(Strategy[A]):
             self.server.timer("refill", self.server.now)
 
     async def on_timer(self, name: str) -> None:
-        """Look for clients."""
         if not self.state["over"]:
             self._refill()
 
@@ -164,5 +161,4 @@ class Asynchronous(Strategy[A]):
         server.begin_round(state["version"])
 
     def models(self) -> ModelAssignment:
-        """One model for all devices."""
         return {"global": (self.state["model"], None)}

@@ -10,7 +10,8 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
 from fedsim.strategies.personal import Personal
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -40,19 +41,16 @@ class DittoClient(SynchronousClient[DittoParams]):
     """
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Both trainings, each from where it stands."""
         own = device.state["model"] if "model" in device.state else device.initial()
         epochs = self.params.personal_epochs or self.params.local_epochs
         return (Train(Training(own, epochs, mu=self.params.lam, anchor=order["model"])), *super().work(device, order))
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; its own model is not sent, but seen by who evaluates."""
         before = device.state.get("model", device.initial())
         own = device.mix([(done.earlier[0], 1.0)], otherwise=before)  # not what has diverged
         return {**(super().reply(device, order, done) or {}), "own": Header(own)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The round counts for its own model too."""
         device.state["model"] = reply["own"].value
 
 

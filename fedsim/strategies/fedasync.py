@@ -57,7 +57,6 @@ class FedAsyncClient(Client[FedAsyncParams]):
     """Trains with the proximal term."""
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD around the received model."""
         return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
 
 
@@ -77,7 +76,6 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     Client = FedAsyncClient
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Mix the update in."""
         weight = self.params.weight(self.state["version"], staleness)
         before, update = self.state["model"], message["update"]
         model = self.server.mix([(before, 1.0 - weight), (update, weight)], otherwise=before)

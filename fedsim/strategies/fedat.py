@@ -46,7 +46,6 @@ class FedATParams(StrategyParams):
     retry: PositiveSeconds = 60.0
 
     def check(self, devices: int) -> None:
-        """Tiers need devices, and must be large enough for their aggregation."""
         for key in ("tiers", "clients_per_round"):
             value = getattr(self, key)
             if value > devices:
@@ -65,18 +64,15 @@ class FedATClient(Client[FedATParams]):
     """Trains around the received model; to be profiled it does the same."""
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD with the proximal term."""
         model = order["profiling" if order.job == "profile" else "model"]
         return Training(model, self.params.local_epochs, mu=self.params.mu)
 
     def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the aggregation has clients do to their updates."""
         if done.update is None or done.start is None:
             return done
         return done._replace(update=self.params.aggregation.on_device(device, done.update, done.start))
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update."""
         return {"profiling": done.update} if order.job == "profile" else super().reply(device, order, done)
 
 
@@ -117,7 +113,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
     Client = FedATClient
 
     async def on_start(self) -> None:
-        """Profile whoever can be reached; tiers begin when all of them have been."""
         server, tiers = self.server, self.params.tiers
         self.state |= {"version": 0, "model": server.initial(), "open": {}, "over": False, "draws": [0] * tiers}
         self.state |= {"profiling": {}, "latency": [None] * server.devices, "unable": 0, "bounds": None}
@@ -135,11 +130,9 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
     # Profiling.
 
     async def on_return(self, device: int) -> None:
-        """A device that was away can be profiled."""
         self._profile(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer is profiled."""
         self._profile(device)
 
     def _profile(self, device: int) -> None:
@@ -163,7 +156,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         self._begin()
 
     def _begin(self) -> None:
-        """Make the tiers when nobody is left to profile at this time, and open the first round of each."""
         state, server, tiers = self.state, self.server, self.params.tiers
         if state["bounds"] is not None or state["profiling"]:
             return
@@ -189,7 +181,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         self.state["members"][tier].append(device)
 
     def group_of(self, device: int) -> int | None:
-        """The tier; None for who has none."""
         tier: int | None = self.state["tier"][device]
         return tier
 
@@ -213,7 +204,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         return any(begun["tier"] == tier for begun in self.state["open"].values())
 
     async def on_timer(self, name: str) -> None:
-        """A tier looks for clients; profiling that takes too long is ended; there may be enough devices for tiers."""
         what, _, number = name.partition("/")
         if what == "profiling":
             self.server.end(int(number), "late")
@@ -223,7 +213,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             self._open(int(number))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device was profiled, or has trained; the last of a tier closes its round."""
         state = self.state
         if message.task in state["profiling"]:
             self._profiled(message)

@@ -47,12 +47,10 @@ class FedBuff(Asynchronous[FedBuffParams]):
     Params: ClassVar[type[AsynchronousParams]] = FedBuffParams
 
     async def on_start(self) -> None:
-        """Begin with an empty buffer."""
         self.state["buffer"] = []
         await super().on_start()
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Put the update into the buffer; the one that fills it makes a version."""
         params, buffer = self.params, self.state["buffer"]
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:

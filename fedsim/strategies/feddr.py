@@ -10,7 +10,8 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import RoundParams, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Evaluate, Train
 
@@ -61,7 +62,6 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return super().computed(device, order, done._replace(update=device.mix(parts), start=order["model"]))
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; y_i and x_i stay here."""
         assert done.trained is not None
         return {**(super().reply(device, order, done) or {}), "own": Header([done.trained, self.moved(device, order)])}
 
@@ -93,11 +93,9 @@ class FedDR(FedAvg[FedDRParams]):
     Client = FedDRClient
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
-        """A device's share of the mean over all."""
         return [1.0 / self.setting.devices] * len(entries)
 
     async def aggregate(self) -> None:
-        """The moves that came."""
         received = self.state["received"]
         if not received:
             return

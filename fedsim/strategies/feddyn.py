@@ -11,7 +11,8 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 
 
@@ -80,18 +81,15 @@ class FedDyn(FedAvg[FedDynParams]):
     Client = FedDynClient
 
     async def on_start(self) -> None:
-        """Begin with s = 0."""
         self.state["moved"] = self.server.zero()
         await super().on_start()
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """First s moves."""
         mix = self.server.mix
         moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
         self.state["moved"] = await self.followed(self.state["moved"], entries, moves)
         return await super().combine(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """What the updates have become, plus s."""
         parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]
         return super().advance(model, self.server.mix(parts, otherwise=model, rescale=False), group)

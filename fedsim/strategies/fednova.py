@@ -12,7 +12,7 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams
-from fedsim.strategies.synchronous import RoundParams
+from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
@@ -54,7 +54,6 @@ class FedNovaClient(FedProxClient):
     """Says how many steps it took."""
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update, and its steps."""
         return {**(super().reply(device, order, done) or {}), "steps": Header(done.steps)}
 
 
@@ -84,7 +83,6 @@ class FedNova(FedProx):
             )
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """Each update along its own direction, as far as the mean of all."""
         pull = self.params.mu * self.setting.lr_in(self.state["round"])
         reaches = [reach(entry["contents"]["steps"], self.setting.momentum, pull) for entry in entries]
         assert isinstance(self.params, FedNovaParams)

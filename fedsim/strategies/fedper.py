@@ -9,7 +9,7 @@ from pydantic import Field
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.personal import Keeping, KeepingClient, KeepingParams
-from fedsim.strategies.synchronous import RoundParams
+from fedsim.strategies.round_params import RoundParams
 
 
 class HeadParams(KeepingParams):

@@ -9,7 +9,8 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Limit, Training
 
 
@@ -30,11 +31,9 @@ class FedProxClient(SynchronousClient[FedProxParams]):
     """Trains with the proximal term, up to the deadline."""
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD around the received model."""
         return Training(order["model"], self.params.local_epochs, mu=self.params.mu)
 
     def limit(self, device: Device, order: Instruction) -> Limit:
-        """As many epochs as fit, or all of them."""
         if not self.params.partial_work:
             return super().limit(device, order)
         stop_at = order["stop_at"]
@@ -57,6 +56,5 @@ class FedProx(FedAvg[FedProxParams]):
     Client = FedProxClient
 
     def contents(self, device: int) -> Contents:
-        """The global model, and when the round ends."""
-        stop_at = None if self.round_limit is None else self.server.now + self.round_limit
+        stop_at = None if self._round_limit is None else self.server.now + self._round_limit
         return {"model": self.state["model"], "stop_at": Header(stop_at)}

@@ -12,7 +12,7 @@ from fedsim.strategies.fedper import HeadParams
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.personal import Keeping, KeepingClient
-from fedsim.strategies.synchronous import RoundParams
+from fedsim.strategies.round_params import RoundParams
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -39,7 +39,6 @@ class FedRepClient(KeepingClient[FedRepParams]):
     """Trains its head with the layers below held, then these with the head held."""
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Both trainings."""
         head = Training(self.begin(device, order), self.params.head_epochs, held=self.sent_places)
         return (Train(head), *super().work(device, order))
 

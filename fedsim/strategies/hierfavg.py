@@ -12,7 +12,8 @@ from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Weighted
 from fedsim.strategies.parts.aggregation.private import Private
 from fedsim.strategies.parts.selection import QUESTION
-from fedsim.strategies.synchronous import CombiningParams, RoundParams, SelectingParams, SynchronousClient
+from fedsim.strategies.round_params import CombiningParams, RoundParams, SelectingParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 
 
@@ -52,7 +53,6 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         return self
 
     def check_edges(self, edges: int) -> None:
-        """Each edge server combines its clients' updates, and the cloud those of the edge servers."""
         self.aggregation.check(self.clients_per_round // edges)
         self.cloud_aggregation.check(edges)
 
@@ -71,7 +71,6 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
     """Trains for kappa1 steps, or ``local_epochs``."""
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD."""
         return Training(order["model"], self.params.local_epochs, steps=self.params.kappa1)
 
 
@@ -106,11 +105,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Client = HierFAVGClient
 
     def group_of(self, device: int) -> int | None:
-        """Its edge server."""
         return self.server.edge_of(device)
 
     def select(self) -> list[int]:
-        """Clients of edge servers that are there."""
         server = self.server
         if all(map(server.has_edge, range(server.edges))):
             return super().select()
@@ -118,7 +115,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         return self.pick(self.params.asked_per_round, among=among)
 
     async def before_asking(self) -> None:
-        """Sort the cohort by edge servers."""
         edges: dict[int, dict[str, Any]] = {}
         for device in self.state["cohort"]:
             new = {"clients": [], "left": self.params.kappa2, "open": [], "updates": [], "last": [], "tasks": [], "lost": False}
@@ -132,7 +128,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.server.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
 
     async def on_carried(self, message: Carried) -> None:
-        """An edge server has the model, or the server has that of one."""
         state, edge = self.state, message.edge
         own = state["edges"][edge]
         if message.direction == "up" and message.outcome == "done":
@@ -168,7 +163,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._edge_through(edge)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Note what came back; the last one closes an edge round."""
         if message.job == QUESTION:
             await super().on_task_end(message)
             return
@@ -176,7 +170,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         own = state["edges"][edge]
         del state["open"][message.task]
         own["open"].remove(message.task)
-        verdict = self.verdict(message)
+        verdict = self._verdict(message)
         if verdict == "valid":
             own["updates"].append(self.entry(message))
             own["tasks"].append(message.task)
@@ -184,7 +178,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             own["clients"].remove(message.device)
         state[verdict] += 1
         if verdict != "valid" or own["left"] == 1:
-            self.heard(message)
+            self._heard(message)
         if not own["open"]:
             await (self._leave(edge) if own["lost"] else self._edge_through(edge))
 
@@ -219,7 +213,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        """The edge servers' models become one."""
         state, how = self.state, self.params.cloud_aggregation
         if not state["arrived"]:
             return
@@ -229,7 +222,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
         state["model"] = self.advance(state["model"], combined)
 
-    def counts(self) -> dict[str, int]:
-        """Clients, by how their last task ended."""
+    def _counts(self) -> dict[str, int]:
         counts = {name: self.state[name] for name in ("valid", "slow", "disconnected")}
         return {"selected": sum(counts.values())} | counts

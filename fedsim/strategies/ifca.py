@@ -116,9 +116,9 @@ class IFCA(Migrating[IFCAParams]):
         """All models."""
         return {"model": self.state["models"]}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The model that the client has chosen."""
-        return message["id"].ref  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        """The client began at the model that it has chosen."""
+        return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         """After a shift: all models, to choose one."""

@@ -22,7 +22,8 @@ from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_
 from fedsim.strategies.grouped import Grouped
 from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import CombiningParams, SelectingParams, SynchronousClient
+from fedsim.strategies.round_params import CombiningParams, SelectingParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 

@@ -8,8 +8,8 @@ from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
-from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import RoundParams, SelectingParams, Synchronous, SynchronousClient
+from fedsim.strategies.round_params import RoundParams, SelectingParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.training import Training
 
 
@@ -24,7 +24,6 @@ class LocalParams(SelectingParams):
     clients_per_round: int | None = None  # type: ignore[assignment]
 
     def check(self, devices: int) -> None:
-        """A selection cannot ask about a model that the server does not have."""
         super().check(devices)
         if self.selection.needs_model:
             raise ScenarioError(
@@ -37,7 +36,6 @@ class LocalClient(SynchronousClient[LocalParams]):
     """Trains its own model and keeps it."""
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """From the model that it has."""
         start = device.state["model"] if "model" in device.state else device.initial()
         return Training(start, self.params.local_epochs)
 
@@ -63,23 +61,19 @@ class Local(Synchronous[LocalParams]):
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
     async def on_start(self) -> None:
-        """Give every device the same start."""
         self.state["own"] = [self.server.initial()] * self.server.devices
         await super().on_start()
 
     def select(self) -> list[int]:
-        """All idle devices, or some drawn at random."""
         if self.params.asked_per_round:
             return super().select()
         return self.server.online()
 
     def contents(self, device: int) -> Contents:
-        """Nothing."""
         return {}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The model that the device had."""
-        return self.state["own"][message.device]  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": self.state["own"][message.device]}
 
     async def aggregate(self) -> None:
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""
@@ -94,5 +88,4 @@ class Local(Synchronous[LocalParams]):
         """None: there is no common model."""
 
     def models(self) -> ModelAssignment:
-        """A model a device."""
         return {f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])}

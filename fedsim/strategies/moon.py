@@ -9,7 +9,8 @@ from fedsim.federation.client import Instruction, LocalResult, RunInfo
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Contrast, Training
 
 
@@ -43,19 +44,16 @@ class MOONClient(SynchronousClient[MOONParams]):
             )
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD from the received model, which is the one to stay near."""
         contrast = Contrast(device.state.get("model", device.initial()), self.params.mu, self.params.temperature)
         return Training(order["model"], self.params.local_epochs, contrast=contrast if self.params.mu else None)
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; the model stays here, too, to get away from."""
         assert done.trained is not None
         before = device.state.get("model", device.initial())
         own = device.mix([(done.trained, 1.0)], otherwise=before)  # not what has diverged
         return {**(super().reply(device, order, done) or {}), "own": Header(own)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The round counts for its own model too."""
         device.state["model"] = reply["own"].value
 
 

@@ -12,7 +12,8 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec
 from fedsim.strategies.parts.aggregation.means import Mean
 from fedsim.strategies.personal import Personal
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -71,7 +72,6 @@ class PFedMeClient(SynchronousClient[PFedMeParams]):
         ]
 
     def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """The update is the local model."""
         assert done.update is not None
         thetas = (*done.earlier, done.update)
         parts = self.local(order["model"], len(thetas)).parts
@@ -79,13 +79,11 @@ class PFedMeClient(SynchronousClient[PFedMeParams]):
         return super().computed(device, order, done._replace(update=update, start=order["model"]))
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; its personal model is not sent, but seen by who evaluates."""
         assert done.trained is not None
         own = device.mix([(done.trained, 1.0)], otherwise=device.state.get("model", order["model"]))  # not what has diverged
         return {**(super().reply(device, order, done) or {}), "own": Header(own)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """What stands in for a personal model that diverges."""
         device.state["model"] = reply["own"].value
 
 

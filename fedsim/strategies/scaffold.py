@@ -11,7 +11,8 @@ from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -54,7 +55,6 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD with the correction."""
         own = [(device.state["control"], -1.0)] if "control" in device.state else []
         linear = device.mix([(order["control-variate"], 1.0), *own])
         return Training(order["model"], self.params.local_epochs, linear=linear)
@@ -71,7 +71,6 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The server has the change: it is made here too."""
         before = device.state.get("control", device.zero())
         device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)
 
@@ -99,16 +98,13 @@ class Scaffold(FedAvg[ScaffoldParams]):
     Client = ScaffoldClient
 
     async def on_start(self) -> None:
-        """Begin with c = 0."""
         self.state["control"] = self.server.zero()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """The model and c."""
         return {**super().contents(device), "control-variate": self.state["control"]}
 
     async def aggregate(self) -> None:
-        """The model, and c."""
         received: list[dict[str, Any]] = self.state["received"]
         sent = [entry["contents"]["control-variate"] for entry in received]
         await super().aggregate()

@@ -74,11 +74,6 @@ class SecureAggregation(Spec):
         return rate
 
     def check(self, clients: int) -> None:
-        """A client cannot have more neighbours than there are others.
-
-        Raises:
-            ScenarioError: names the key and what is allowed.
-        """
         if self.neighbours is not None and self.neighbours >= clients:
             raise ScenarioError(
                 f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has {clients} clients; allowed are "
@@ -245,7 +240,6 @@ class SecureClient(Client[Any]):
         self._secure = secure
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What the strategy says."""
         if order.job not in PHASES:
             return self._own.work(device, order)
         if "take-back" in order.contents and "before_sum" in device.state:
@@ -255,11 +249,9 @@ class SecureClient(Client[Any]):
         return ()
 
     def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the strategy makes of an update."""
         return done if order.job in PHASES else self._own.computed(device, order, done)
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What belongs to the phase, or what the strategy says."""
         if order.job not in PHASES:
             reply = self._own.reply(device, order, done)
             if reply is None or "update" not in reply:
@@ -269,7 +261,6 @@ class SecureClient(Client[Any]):
         return self._secure.sends(order.job, order["neighbours"])
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The strategy's answers concern the strategy."""
         if order.job in PHASES:
             return
         before = {name: value for name, value in device.state.items() if name != "before_sum"}
@@ -278,5 +269,4 @@ class SecureClient(Client[Any]):
             device.state["before_sum"] = before
 
     def on_shift(self, device: Device) -> Contents | None:
-        """What the strategy says."""
         return self._own.on_shift(device)

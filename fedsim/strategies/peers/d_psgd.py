@@ -21,7 +21,6 @@ class GraphParams(PeerParams):
     topology: Topology = Topology()
 
     def check(self, devices: int) -> None:
-        """The graph is one of so many devices."""
         self.topology.check(devices)
 
 
@@ -44,7 +43,6 @@ class DPSGDHalf(RoundHalf[DPSGDParams]):
         return self._graphs.in_round(number, device.rng)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        """Its neighbours."""
         return self._neighbours(device, number)[device.number]
 
     senders = receivers

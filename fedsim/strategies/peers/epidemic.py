@@ -26,7 +26,6 @@ class EpidemicParams(PeerParams):
     sample_size: int = Field(default=2, ge=1)
 
     def check(self, devices: int) -> None:
-        """There are so many others."""
         if self.sample_size >= devices:
             allowed = f"with {devices} devices allowed are 1 to {devices - 1}"
             raise ScenarioError(f"strategy.sample_size is {self.sample_size}; {allowed}")
@@ -55,7 +54,6 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._drawn[number]
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        """Those that it has drawn."""
         return self._draw(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
@@ -63,7 +61,6 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._draw(device, number)[1][device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """All alike, its own included."""
         return 1.0 / (1.0 + received)
 
 

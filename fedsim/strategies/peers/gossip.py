@@ -33,7 +33,6 @@ class GossipHalf(PeerHalf[GossipParams]):
         self._graphs = Graphs(params.topology, setting.devices)
 
     def on_start(self, device: Peer) -> None:
-        """Train."""
         device.state.update({"partner": None, "asking": [], "from": device.state["model"]})
         self.train(device, device.state["model"])
 
@@ -55,7 +54,6 @@ class GossipHalf(PeerHalf[GossipParams]):
             device.timer(self.params.deadline)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """Answer who asks, and average with the model that came; or take in the answer."""
         state, number = device.state, device.state["round"]
         if "ask" in contents and state["partner"] is None:
             self._answer(device, sender, contents["ask"])
@@ -69,12 +67,10 @@ class GossipHalf(PeerHalf[GossipParams]):
             self._next(device)
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """Whoever was asked is not there."""
         if other == device.state["partner"]:
             self._next(device)
 
     def on_timer(self, device: Peer) -> None:
-        """The answer takes too long."""
         if device.state["partner"] is not None:
             self._next(device)
 
@@ -108,5 +104,4 @@ class Gossip(Peers[GossipParams]):
     Half: ClassVar[type[PeerHalf[Any]]] = GossipHalf
 
     def is_over(self) -> bool:
-        """By the number of steps."""
         return bool(self.state["steps"] >= (self.state["round"] + 1) * self.server.devices)

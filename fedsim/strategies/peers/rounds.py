@@ -39,12 +39,10 @@ class RoundHalf(PeerHalf[R]):
     # The round of a device.
 
     def on_start(self, device: Peer) -> None:
-        """Begin the first round."""
         device.state.update({"inbox": {}, "newest": {}})
         self._begin(device)
 
     def on_return(self, device: Peer) -> None:
-        """Begin the round again, or the last of which it has heard."""
         self._go_to(device, max([device.state["round"], *device.state["inbox"]]))
 
     def _begin(self, device: Peer) -> None:
@@ -55,7 +53,6 @@ class RoundHalf(PeerHalf[R]):
         self.train(device, state["model"])
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Keep what is finite of it, send it, and wait."""
         state = device.state
         state |= {"trained": True, "update": update}
         if not self.sends_first:
@@ -79,17 +76,14 @@ class RoundHalf(PeerHalf[R]):
         self._look(device)
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """Do not wait for it in this round."""
         device.state["lost"].append(other)
         self._look(device)
 
     def on_timer(self, device: Peer) -> None:
-        """Go on with what is there."""
         device.state["late"] = True
         self._look(device)
 
     def _look(self, device: Peer) -> None:
-        """Finish the round if it has trained and nobody is to be waited for."""
         state = device.state
         number = state["round"]
         there, newest = state["inbox"].get(number, {}), state["newest"]

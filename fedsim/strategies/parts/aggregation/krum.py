@@ -111,7 +111,6 @@ class _Tolerant(Comparing):
         return {"bears": f} if f < self.malicious else {}
 
     def check(self, clients: int) -> None:
-        """Refuse an f that needs more updates than ever come at a time."""
         a, b = self.least
         if clients < a * self.malicious + b:
             raise ScenarioError(
@@ -135,7 +134,6 @@ class Krum(_Tolerant):
     kind: Literal["krum"] = "krum"
 
     def taken(self, models: Models) -> list[int]:
-        """The nearest."""
         return nearest(models, self.malicious, 1)
 
 
@@ -152,7 +150,6 @@ class MultiKrum(_Tolerant):
     best: int | None = Field(default=None, ge=1)
 
     def taken(self, models: Models) -> list[int]:
-        """The nearest ones."""
         return nearest(models, self.malicious, self.best)
 
 
@@ -170,9 +167,7 @@ class Bulyan(_Tolerant, Robust):
     kind: Literal["bulyan"] = "bulyan"
 
     def rule(self) -> tuple[Function, dict[str, Any]]:
-        """``bulyan``."""
         return bulyan, {"malicious": self.malicious}
 
     def taken(self, models: Models) -> list[int]:
-        """Those that were picked; of each coordinate not all of them count."""
         return picked(models, self.malicious)

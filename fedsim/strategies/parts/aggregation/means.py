@@ -12,7 +12,6 @@ class Weighted(Aggregation):
     kind: Literal["weighted"] = "weighted"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Each one's share of the samples."""
         total = sum(entry["samples"] for entry in entries)
         return [entry["samples"] / total if total else 1 / len(entries) for entry in entries]
 
@@ -23,7 +22,6 @@ class Mean(Aggregation):
     kind: Literal["mean"] = "mean"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike."""
         return [1 / len(entries)] * len(entries)
 
 
@@ -36,10 +34,8 @@ class First(Aggregation):
 
     @property
     def looks_at_each(self) -> str | None:
-        """It takes one."""
         return "the aggregation 'first' takes a single update; allowed are 'weighted' and 'mean'"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """1 for the first task, 0 for all others."""
         first = min(entry["task"] for entry in entries)
         return [float(entry["task"] == first) for entry in entries]

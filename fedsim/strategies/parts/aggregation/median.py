@@ -22,5 +22,4 @@ class Median(Robust):
     kind: Literal["median"] = "median"
 
     def rule(self) -> tuple[Function, dict[str, Any]]:
-        """``median``."""
         return median, {}

@@ -176,7 +176,6 @@ class Private(Aggregation):
 
     @property
     def looks_at_each(self) -> str | None:
-        """The server clips each."""
         return (
             "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
             if self.where == "central"
@@ -185,7 +184,6 @@ class Private(Aggregation):
 
     @property
     def accounts(self) -> bool:
-        """With noise, unless it is not to."""
         return self.account and self.noise > 0
 
     def for_rounds_of(self, updates: int) -> Aggregation:
@@ -201,11 +199,9 @@ class Private(Aggregation):
         return float((self.noise**-2 - (2 * self.adaptive.count_noise) ** -2) ** -0.5)
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike."""
         return [1 / len(entries)] * len(entries)
 
     def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
-        """With local noise: the change clipped, and noise."""
         if self.where == "central":
             return update
         stream = ("strategy/local-noise", update.serial)
@@ -214,7 +210,6 @@ class Private(Aggregation):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
     ) -> "Ref":
-        """The mean of changes."""
         # An update that is not finite takes its start out with it.
         changes = [server.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
         release = entries[0]["task"]  # names the draws: it is in one aggregation only
@@ -233,7 +228,6 @@ class Private(Aggregation):
         return server.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """``epsilon``."""
         if not self.accounts:
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)

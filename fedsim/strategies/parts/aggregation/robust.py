@@ -19,11 +19,9 @@ class Comparing(Aggregation):
 
     @property
     def looks_at_each(self) -> str | None:
-        """It compares them."""
         return f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and 'mean'"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike, before anybody looks at them."""
         return [1 / len(entries)] * len(entries)
 
     def told(self, updates: int) -> dict[str, int]:
@@ -31,7 +29,6 @@ class Comparing(Aggregation):
         return {"bears": 0} if updates <= 2 else {}
 
     async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
-        """Their number times what the rule makes of them."""
         entries: list[Entry] = [{"update": model} for model in models]
         if not entries:
             return []
@@ -49,6 +46,5 @@ class Robust(Comparing):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
     ) -> "Ref":
-        """What the rule makes of the updates."""
         function, constants = self.rule()
         return server.apply(function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants)

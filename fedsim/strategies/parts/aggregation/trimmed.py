@@ -40,7 +40,6 @@ class TrimmedMean(Robust):
     share: float = Field(default=0.1, ge=0.0, lt=0.5)
 
     def check(self, clients: int) -> None:
-        """A share of a whole cohort must be an update."""
         if self.share and math.floor(self.share * clients + 1e-9) == 0:
             raise ScenarioError(
                 f"strategy.aggregation.share is {self.share:g}, which is less than one of {clients} clients a round, so that "
@@ -49,5 +48,4 @@ class TrimmedMean(Robust):
             )
 
     def rule(self) -> tuple[Function, dict[str, Any]]:
-        """``trimmed_mean``."""
         return trimmed_mean, {"share": self.share}

@@ -175,27 +175,22 @@ class SelectionClient(Client[Any]):
         self._selection = selection
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What the question takes, or what the strategy says."""
         return (self._selection.look if order.job == QUESTION else self._own.work)(device, order)
 
     def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the strategy makes of an update; a question is about none."""
         return done if order.job == QUESTION else self._own.computed(device, order, done)
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The answer to the question, or what the strategy says and, with an update, the report."""
         if order.job == QUESTION:
             return self._selection.answer(device, order, done, self.params)
         reply = self._own.reply(device, order, done)
         return reply if reply is None or "update" not in reply else {**reply, **self._selection.report(device, order, done)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The strategy's answers concern the strategy."""
         if order.job != QUESTION:
             self._own.sent(device, order, reply)
 
     def on_shift(self, device: Device) -> Contents | None:
-        """What the strategy says."""
         return self._own.on_shift(device)
 
 

@@ -89,12 +89,10 @@ class FAVOR(Selection):
 
     @property
     def asks(self) -> bool:
-        """Each device once."""
         return True
 
     @property
     def needs_model(self) -> bool:
-        """As it profiles by the present model."""
         return True
 
     def epsilon(self, number: int) -> float:
@@ -106,7 +104,6 @@ class FAVOR(Selection):
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """Those who are chosen, and those who are to be profiled."""
         state["round"] = ids[0]
         local = state.setdefault("local", {})
         there = server.sample(server.devices, "select", *ids, among=among)
@@ -123,25 +120,20 @@ class FAVOR(Selection):
         return chosen
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        """Who has not been profiled."""
         return [device for device in chosen if device not in state["local"]]
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """The present model; of several the first."""
         return {"profile": models[0]}
 
     def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Train it for an epoch."""
         return (Train(Training(order["profile"])),)
 
     def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        """What that gave."""
         return {"local-model": done.update, "profiled-from": Header(order["profile"])}
 
     async def choose(
         self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
     ) -> list[int]:
-        """The best of those who have been profiled, for whom there is room."""
         local = state["local"]
         for device, answer in answers.items():
             state.setdefault("first", answer["profiled-from"])
@@ -154,7 +146,6 @@ class FAVOR(Selection):
         return self._chosen(server, state, count, list(answers))
 
     def _begin(self, server: Server, state: dict[str, Any]) -> None:
-        """The axes of the models that there are, and an agent who knows nothing."""
         size = (self._axes(server) + 1) * server.setting.parameters
         state["axes"] = server.apply(principal_axes, list(state["local"].values()), size=size, count=self._axes(server))
         sizes: dict[str, Any] = {"inputs": self._inputs(server), "hidden": self.hidden, "actions": server.devices}
@@ -170,7 +161,6 @@ class FAVOR(Selection):
         return self._axes(server) * (server.devices + 1)
 
     def _look(self, server: Server, state: dict[str, Any]) -> None:
-        """The state of the run now."""
         models = [state["model"], *(state["local"].get(device, state["first"]) for device in range(server.devices))]
         state["state"] = server.apply(along, [state["axes"], *models], size=self._inputs(server))
 
@@ -183,7 +173,6 @@ class FAVOR(Selection):
     async def closed(
         self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
     ) -> None:
-        """The reward of the round; the agent sees what has become of the models, and learns."""
         if "axes" not in state or not received:
             return
         before, local, reward = state["state"], state["local"], await self._reward(server, state, models)

@@ -38,23 +38,19 @@ class FedCS(Selection):
 
     @property
     def asks(self) -> bool:
-        """Always."""
         return True
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """The candidates."""
         return server.sample(max(self.candidates, count), "select", *ids, among=among)
 
     def question(self, models: Sequence[Any]) -> Contents:
-        """Nothing that has bytes."""
         return {}
 
     async def choose(
         self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
     ) -> list[int]:
-        """Who fits."""
         return self.greedy(count, {device: tuple(told["resources"]) for device, told in answers.items()})
 
     def greedy(self, count: int, told: Mapping[int, tuple[float, float, float]]) -> list[int]:
@@ -76,7 +72,6 @@ class FedCS(Selection):
         return chosen
 
     def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        """What it knows of itself."""
         return {"resources": resources(device, params)}
 
 

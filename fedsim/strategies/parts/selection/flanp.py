@@ -51,18 +51,15 @@ class FLANP(Selection):
     patience: PositiveSeconds | None = None
 
     def fewest(self, count: int) -> int:
-        """Those of the first stage."""
         return min(self.first, count)
 
     @property
     def asks(self) -> bool:
-        """Each client once."""
         return True
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """The fastest, and those who have not said how fast they are."""
         state["round"] = ids[0]
         there = server.online() if among is None else [device for device in among if server.idle(device)]
         told, wanted = state.setdefault("told", {}), min(count, state.setdefault("stage", self.first))
@@ -73,32 +70,26 @@ class FLANP(Selection):
         return fastest + unknown
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        """Who has not said it."""
         return [device for device in chosen if device not in state["told"]]
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """Nothing that has bytes."""
         return {}
 
     def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        """What it knows of itself."""
         return {"resources": resources(device, params)}
 
     async def choose(
         self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
     ) -> list[int]:
-        """The fastest of those who have just said it, for whom there is room."""
         state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
         return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
 
     def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """How many steps its update is made of."""
         return {"steps": Header(done.steps)}
 
     async def closed(
         self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
     ) -> None:
-        """The next stage, if this one is over."""
         if not received or "stage" not in state:  # a strategy has chosen by itself (in a sweep)
             return
         stage, total = state["stage"], sum(entry["samples"] for entry in received)

@@ -17,7 +17,6 @@ class LeastAsked(Selection):
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """The first of a random order, sorted by how often each was asked."""
         asked = state.setdefault("asked", {})
         there = server.sample(server.devices, "select", *ids, among=among)
         chosen = sorted(there, key=lambda device: asked.get(device, 0))[:count]

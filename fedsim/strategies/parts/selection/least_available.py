@@ -23,7 +23,6 @@ class LeastAvailable(Selection):
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """The first of a random order, sorted by the share."""
         number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
         if state.get("looked") != number:
             state["looked"] = number
@@ -38,6 +37,5 @@ class LeastAvailable(Selection):
         return chosen
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        """It is not at work any more."""
         if message.device in state.get("at_work", []):
             state["at_work"].remove(message.device)

@@ -85,7 +85,6 @@ class Oort(Selection):
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """Those who were heard by their utility, and others."""
         state["round"] = ids[0] + 1
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
         there = server.sample(server.devices, "select", *ids, among=among)
@@ -137,7 +136,6 @@ class Oort(Selection):
         return [heard[place] for place in able[np.argsort(ages, kind="stable")[:wanted]].tolist()]
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        """How long it took, and its loss; nothing of one that another has chosen."""
         if message.device not in state.get("begun", {}):
             return
         took = server.now - state["begun"].pop(message.device)
@@ -149,7 +147,6 @@ class Oort(Selection):
             state.setdefault("reports", {})[message.device] = (message["trained-on"], message["training-loss"])
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """The utilities of those who have reported; and T."""
         reports = state.pop("reports", {})
         losses = [1.0] * len(reports)
         if server.learns:
@@ -192,5 +189,4 @@ class Oort(Selection):
         return preferred + (self.pacer_step or 0.0) if poorer else preferred
 
     def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """The loss of its last epoch, and how many samples that is of."""
         return {} if done.trained is None else {"trained-on": Header(done.samples), "training-loss": Lazy("loss", done.trained)}

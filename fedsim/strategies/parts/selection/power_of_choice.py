@@ -46,18 +46,15 @@ class PowerOfChoice(Selection):
 
     @property
     def asks(self) -> bool:
-        """With losses that are asked for."""
         return self.losses == "asked"
 
     @property
     def needs_model(self) -> bool:
-        """As it asks about the present model."""
         return self.asks
 
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """The candidates; those with the highest reported losses where nobody is asked."""
         there = server.online() if among is None else [device for device in among if server.idle(device)]
         told = state.setdefault("samples", {})
         usual = sum(told.values()) / len(told) if told else 1.0
@@ -71,27 +68,23 @@ class PowerOfChoice(Selection):
         return sorted(drawn, key=lambda device: -losses.get(device, math.inf))[:count]
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        """How many samples it has, and its loss if that was reported."""
         if "trained-on" in message.contents:
             state.setdefault("samples", {})[message.device] = message["trained-on"]
             if not self.asks:
                 state.setdefault("reports", {})[message.device] = message["training-loss"]
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """The losses that were reported."""
         reports = state.pop("reports", {})
         if server.learns:
             found = await server.numbers(list(reports.values()))
             state.setdefault("losses", {}).update(zip(reports, (_known(numbers) for numbers in found), strict=True))
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """The present model."""
         return {"loss-query": list(models)}
 
     async def choose(
         self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
     ) -> list[int]:
-        """The highest losses; of equals who was drawn first."""
         candidates = list(answers)
         if not server.learns:
             return candidates[:count]
@@ -100,16 +93,13 @@ class PowerOfChoice(Selection):
         return sorted(candidates, key=lambda device: -losses[device])[:count]
 
     def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Test the model."""
         return (Evaluate(tuple(order["loss-query"])),)
 
     def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        """The loss."""
         assert done.tested is not None
         return {"loss": Lazy("losses", done.tested)}
 
     def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """How many samples it has trained on, and the loss in the last epoch if nobody asks."""
         loss = {} if self.asks or done.trained is None else {"training-loss": Lazy("loss", done.trained)}
         return {"trained-on": Header(done.samples), **loss}
 

@@ -16,5 +16,4 @@ class Random(Selection):
     def select(
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """A random sample, named by the round."""
         return server.sample(count, "select", *ids, among=among)

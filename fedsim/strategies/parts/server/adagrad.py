@@ -29,5 +29,4 @@ class Adagrad(Adaptive):
     beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        """A sum."""
         return second_moment, {}, 0.0

@@ -32,5 +32,4 @@ class Adam(Adaptive):
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
 
     def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        """A decaying mean."""
         return second_moment, {"beta": self.beta2}, self.beta2

@@ -65,7 +65,6 @@ class Adaptive(ServerOptimiser):
         raise NotImplementedError
 
     def step(self, server: Server, state: dict[str, Any], model: "Ref", aggregated: "Ref") -> "Ref":
-        """One step."""
         count = state["steps"] = state.get("steps", 0) + 1
         delta = server.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
         known = [(state["mean"], self.beta1)] if "mean" in state else []

@@ -32,7 +32,6 @@ class SGD(ServerOptimiser):
         return self
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
-        """One step along the velocity."""
         delta = [(aggregated, 1.0), (model, -1.0)]
         known = [(state["velocity"], self.momentum)] if "velocity" in state else []
         velocity = server.mix([*delta, *known], rescale=False)

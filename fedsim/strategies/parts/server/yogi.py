@@ -29,5 +29,4 @@ class Yogi(Adaptive):
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
 
     def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        """By the sign of the difference alone."""
         return second_moment, {"beta": self.beta2}, self.beta2
