@@ -17,8 +17,7 @@ from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
-from fedsim.strategies.parts.selection import SelectionSpec
-from fedsim.strategies.parts.selection.random import Random
+from fedsim.strategies.parts.selection import Random, SelectionSpec
 
 
 class AsynchronousParams(StrategyParams):

@@ -17,8 +17,7 @@ from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.training import Training
 
 

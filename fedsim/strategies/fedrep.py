@@ -9,8 +9,7 @@ from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
 from fedsim.strategies.fedper import HeadParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.personal import Keeping, KeepingClient
 from fedsim.strategies.round_params import RoundParams
 from fedsim.training import Training

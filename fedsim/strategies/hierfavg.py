@@ -8,8 +8,7 @@ from fedsim.federation.client import Instruction
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.aggregation.private import Private
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, RoundParams, SelectingParams

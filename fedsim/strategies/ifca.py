@@ -13,8 +13,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 

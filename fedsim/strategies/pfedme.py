@@ -9,8 +9,7 @@ from fedsim.federation.client import Instruction, LocalResult, PreviousResult
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.personal import Personal
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient

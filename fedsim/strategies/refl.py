@@ -12,10 +12,8 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.parts.selection import SelectionSpec
-from fedsim.strategies.parts.selection.least_available import LeastAvailable
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 
 

@@ -9,12 +9,10 @@ from fedsim.errors import ScenarioError
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.language.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed
 from fedsim.strategies.parts.secure import SecureAggregation
-from fedsim.strategies.parts.selection import SelectionSpec
-from fedsim.strategies.parts.selection.random import Random
+from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.world.population import DeadlineBase
 

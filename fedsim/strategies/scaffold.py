@@ -9,8 +9,7 @@ from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training

@@ -88,10 +88,6 @@ class FAVOR(Selection):
     patience: PositiveSeconds | None = None
 
     @property
-    def asks(self) -> bool:
-        return True
-
-    @property
     def needs_model(self) -> bool:
         return True
 

@@ -15,7 +15,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
-from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.selection import Selection, drawn
 
 Vector = NDArray[np.float64]
 
@@ -131,9 +131,8 @@ class Oort(Selection):
         utility = self.utilities([known[device] for device in heard], state["round"], preferred)
         order = np.argsort(-utility, kind="stable")
         able = order[utility[order] >= self.cutoff * utility[order[wanted - 1]]]
-        # The smallest of exponential variates with these rates: the same as drawing one after another without replacement.
-        ages = server.rng("exploit", *ids).standard_exponential(len(able)) / np.maximum(utility[able], 1e-9)
-        return [heard[place] for place in able[np.argsort(ages, kind="stable")[:wanted]].tolist()]
+        variates = server.rng("exploit", *ids).standard_exponential(len(able))
+        return [heard[place] for place in able[drawn(utility[able], wanted, variates)].tolist()]
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         if message.device not in state.get("begun", {}):

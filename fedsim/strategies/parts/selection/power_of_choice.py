@@ -15,7 +15,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.selection import Selection, drawn, lowest
 from fedsim.world.task import Computation, Evaluate
 
 
@@ -59,13 +59,12 @@ class PowerOfChoice(Selection):
         told = state.setdefault("samples", {})
         usual = sum(told.values()) / len(told) if told else 1.0
         weights = np.array([told.get(device, usual) for device in there], dtype=np.float64)
-        # The smallest of exponential variates with these rates: the same as drawing one after another without replacement.
-        ages = server.rng("select", *ids).standard_exponential(server.devices)[there] / np.maximum(weights, 1e-9)
-        drawn = [there[place] for place in np.argsort(ages, kind="stable")[: max(self.candidates, count)].tolist()]
+        variates = server.rng("select", *ids).standard_exponential(server.devices)[there]
+        candidates = [there[place] for place in drawn(weights, max(self.candidates, count), variates)]
         if self.asks:
-            return drawn
+            return candidates
         losses = state.setdefault("losses", {})
-        return sorted(drawn, key=lambda device: -losses.get(device, math.inf))[:count]
+        return lowest(candidates, count, lambda device: -losses.get(device, math.inf))
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         if "trained-on" in message.contents:
@@ -90,7 +89,7 @@ class PowerOfChoice(Selection):
             return candidates[:count]
         found = await server.numbers([answers[device]["loss"] for device in candidates])
         losses = dict(zip(candidates, (_known(numbers) for numbers in found), strict=True))
-        return sorted(candidates, key=lambda device: -losses[device])[:count]
+        return lowest(candidates, count, lambda device: -losses[device])
 
     def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
         return (Evaluate(tuple(order["loss-query"])),)
