@@ -11,8 +11,8 @@ from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
+from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial
-from fedsim.federation.dispatch import TaskContext
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained

@@ -133,5 +133,5 @@ def _bytes(name: str, value: Any, sizes: Sizes) -> float:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return sum([_bytes(name, item, sizes) for item in value])
     raise SimulationError(
-        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, Partial, numbers, Sized and Free"
+        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, Partial, numbers, Opaque and Header"
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import Evaluator, World
 from fedsim.federation.client import RunInfo
+from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.messages import Start
@@ -98,25 +99,20 @@ class Run:
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )
-        self.dispatch = Dispatch(
+        down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
+        devices = Devices(self.population, self.learner, self._label_counts, up)
+        attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
+        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, scenario.strategy.added_up, attack, members)
+        self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
             self.learner,
             streams,
             evaluator=self.evaluator,
-            messages=scenario.messages,
             own=scenario.server,
-            batch_size=scenario.training.batch_size,
-            devices=Devices(
-                self.population,
-                self.learner,
-                self._label_counts,
-                Wire(scenario.messages.up, self.learner),
-            ),
-            attack=None if malicious is None else malicious.attack,
-            malicious=members,
+            wires=(down, up),
+            client_side=client_side,
         )
-        dispatch = self.dispatch
         messages = Messages(simulation, self.network, self._reachable_until)
         self.edges = Edges(messages, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
@@ -126,9 +122,9 @@ class Run:
             availability,
             compute,
             self.network,
-            scenario.training.batch_size,
-            self.dispatch.next_steps,
-            self.dispatch.on_task_end,
+            batch_size,
+            client_side.next_steps,
+            dispatch.on_task_end,
             batteries,
             self.edges,
         )

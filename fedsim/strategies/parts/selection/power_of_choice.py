@@ -24,24 +24,27 @@ class PowerOfChoice(Selection):
 
     Section 3, pi_pow-d: each candidate receives the present model (d parameters; ``loss-query``), tests it on its own training
     data, which takes a forward pass over them, and answers with its loss (4 bytes; ``loss``). In a strategy with groups it is
-    asked about its group's model, without a group about all of them, and the least loss counts. With ``losses = "reported"``
-    (section 5, pi_rpow-d) nobody is asked: what counts is the loss of the last local epoch that a client has sent with its
-    update (4 bytes), for one that never did infinity.
+    asked about its group's model, without a group about all of them, and the least loss counts. With ``samples`` it estimates
+    the loss on so many samples, drawn anew each time (section 5, pi_cpow-d). With ``losses = "reported"`` (section 5,
+    pi_rpow-d) nobody is asked: the loss of the last local epoch counts that a client has sent with its update (4 bytes),
+    infinity for one that never did.
 
-    Samples are what the server was told with updates; who has sent none counts as the mean of the others. Without learning
-    there are no losses: the candidates drawn first are taken. Looks at every device that is there: O(population).
+    Sample counts are those sent with updates; a client that has sent none counts as the mean of the others. Without learning
+    the candidates drawn first are taken. Looks at every device that is there: O(population).
 
     State: ``samples``; with reports ``losses``, both by device, and ``reports``, those of the open round.
 
     Attributes:
         candidates: d; at least as many as are wanted are drawn.
         losses: see above.
+        samples: b, on which a candidate tests the model; None: on all that it has.
         patience: candidates who have not answered by then (s) are not chosen; None: all are waited for.
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
     losses: Literal["asked", "reported"] = "asked"
+    samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
 
     @property
@@ -92,7 +95,7 @@ class PowerOfChoice(Selection):
         return lowest(candidates, count, lambda device: -losses[device])
 
     def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        return (Evaluate(tuple(order["loss-query"])),)
+        return (Evaluate(tuple(order["loss-query"]), samples=self.samples),)
 
     def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         assert done.tested is not None
