@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +14,6 @@ from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
-from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
@@ -76,10 +75,7 @@ class FedATClient(Client[FedATParams]):
 
 
 def tier_shares(counts: Sequence[int]) -> list[float]:
-    """What each tier's model counts in the global one: T_(M+1-m) / T, by how often each tier, from the fastest, was updated.
-
-    The slower a tier, the seldomer it is updated and the more it counts.
-    """
+    """What each tier's model counts in the global one: T_(M+1-m) / T, by how often each tier, from the fastest, was updated."""
     return [count / sum(counts) for count in reversed(counts)]
 
 
@@ -94,10 +90,8 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
     through rounds of its own, and waits for no other: clients at random receive the global model (d parameters), train, and
     send their update (d parameters); their mean becomes the tier's model, and the global model the mean of all tiers' models
     with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's model is the initial one.
-    Each of these is a version, and what the run records as a round.
-
-    Who is away at first, and a newcomer, is profiled when it can be reached, and joins the tier whose latencies its own is
-    among.
+    Each update of a tier makes a version. Devices that are away at first, and newcomers, are profiled when they can be reached,
+    and join the tier whose latencies theirs is among.
 
     State besides ``Asynchronous``'s (``draws`` has a count a tier):
         profiling: tasks of profiling, task -> device and when it was asked.
@@ -108,7 +102,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         received: the updates of each tier's open round; ``aggregation``: what that remembers, by tier.
     """
 
-    Params: ClassVar[type[StrategyParams]] = FedATParams
+    Params = FedATParams
     Client = FedATClient
 
     async def on_start(self) -> None:
@@ -125,8 +119,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             else:
                 server.await_return(device)
         self._begin()
-
-    # Profiling.
 
     async def on_return(self, device: int) -> None:
         self._profile(device)
@@ -183,11 +175,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         tier: int | None = self.state["tier"][device]
         return tier
 
-    async def learn(self) -> None:
-        """Nothing: tiers draw their clients at random."""
-
-    # Rounds of the tiers.
-
     def _open(self, tier: int) -> None:
         """Ask clients of a tier, or look for some later."""
         state, server = self.state, self.server
@@ -219,10 +206,8 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         begun = state["open"].pop(message.task)
         tier = begun["tier"]
         if message.outcome == "done":
-            entry = {name: getattr(message, name) for name in ("task", "device", "group")}
-            entry |= {"update": message["update"], "samples": message["samples"], "contents": dict(message.contents)}
-            entry |= {"start": begun["model"], "base": begun["model"], "version": begun["version"]}
-            state["received"][tier].append(entry)
+            more = {"start": begun["model"], "version": begun["version"], "contents": dict(message.contents)}
+            state["received"][tier].append(self._entry(message, begun["model"]) | more)
         if state["over"] or self._at_work(tier):
             return
         if state["received"][tier]:
@@ -242,11 +227,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         state["tiers"][tier] = how.combine(self.server, remembered, received, weights, received[0]["start"])
         state["counts"][tier] += 1
         parts = list(zip(state["tiers"], tier_shares(state["counts"]), strict=True))
-        told = [
-            entry | {"weight": weight, "staleness": state["version"] - entry["version"]}
-            for entry, weight in zip(received, weights, strict=True)
-        ]
-        await self.publish(self._mixed(parts), told, group=tier, **how.told(len(received)))
-
-    def _mixed(self, parts: list[tuple[Ref, float]]) -> Ref:
-        return self.server.mix(parts, otherwise=self.state["model"])
+        for entry, weight in zip(received, weights, strict=True):
+            entry |= {"weight": weight, "staleness": state["version"] - entry["version"]}
+        model = self.server.mix(parts, otherwise=state["model"])
+        await self.publish(model, received, group=tier, **how.told(len(received)))

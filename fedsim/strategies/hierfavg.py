@@ -11,7 +11,7 @@ from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.aggregation.private import Private
 from fedsim.strategies.parts.selection import QUESTION
-from fedsim.strategies.round_params import CombiningParams, RoundParams, SelectingParams
+from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 
@@ -100,7 +100,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         over: whether the deadline has passed.
     """
 
-    Params: ClassVar[type[RoundParams]] = HierFAVGParams
+    Params = HierFAVGParams
     Client = HierFAVGClient
 
     def group_of(self, device: int) -> int | None:

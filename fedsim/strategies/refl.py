@@ -14,7 +14,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
-from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.round_params import AggregatingParams
 
 
 class REFLParams(AggregatingParams):
@@ -101,7 +101,7 @@ class REFL(FedAvg[REFLParams]):
     State besides FedAvg's: ``late``, tasks of rounds that are closed, task -> the round; ``stale``, updates that came late.
     """
 
-    Params: ClassVar[type[RoundParams]] = REFLParams
+    Params = REFLParams
 
     async def on_start(self) -> None:
         self.state |= {"late": {}, "stale": []}

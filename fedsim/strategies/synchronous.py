@@ -17,7 +17,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.secure import PHASES, SecureAggregation, SecurePhases
-from fedsim.strategies.parts.selection import QUESTION, Selection
+from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
 from fedsim.training import NO_LIMIT, Limit
@@ -162,12 +162,6 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     # What the strategies of fedsim change besides.
-
-    @property
-    def _selection(self) -> Selection | None:
-        """None: the strategy selects by itself."""
-        selection = getattr(self.params, "selection", None)
-        return selection if isinstance(selection, Selection) else None
 
     @property
     def _account(self) -> Aggregation | None:

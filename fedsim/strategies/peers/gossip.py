@@ -1,15 +1,13 @@
 """Pairwise gossip (AD-PSGD): nobody waits for all; a device that has trained averages its model with one neighbour's."""
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from fedsim.federation.client import RunInfo
 from fedsim.federation.contents import Contents
 from fedsim.federation.peer import Peer
 from fedsim.learning.refs import Ref
-from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.peers.base import PeerHalf, Peers
-from fedsim.strategies.peers.d_psgd import GraphParams
-from fedsim.strategies.peers.topology import Graphs
+from fedsim.strategies.peers.topology import GraphParams, Graphs
 
 
 class GossipParams(GraphParams):
@@ -100,8 +98,8 @@ class Gossip(Peers[GossipParams]):
     may have averaged meanwhile. A round of the run is over when as many steps were made as there are devices.
     """
 
-    Params: ClassVar[type[StrategyParams]] = GossipParams
-    Half: ClassVar[type[PeerHalf[Any]]] = GossipHalf
+    Params = GossipParams
+    Half = GossipHalf
 
     def is_over(self) -> bool:
         return bool(self.state["steps"] >= (self.state["round"] + 1) * self.server.devices)
