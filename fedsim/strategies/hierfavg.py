@@ -85,19 +85,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Then it sends that to the server (``edge-update``, d), whose model becomes the mean of theirs, weighted by samples too. With
     kappa2 = 1 that is FedAvg, the sums taken in two steps.
 
-    A client that is late or lost is out until the next round, one that cannot be reached when an edge round begins counts by
+    A client that is late or lost is out until the next round; one that cannot be reached when an edge round begins counts by
     what it has done. When an edge server is lost, so is all that its clients have done for it in the round (record
-    ``updates-lost``), and nobody of them is asked until it is back. A newcomer is a client like any other. The record ``round``
-    counts clients by their last task; its training loss and discrepancies are those of last edge rounds. A device's group is
-    its edge server.
+    ``updates-lost``), and none of them is asked until it is back. The record ``round`` counts clients by their last task; its
+    training loss and discrepancies are those of last edge rounds. A device's group is its edge server.
 
-    State besides FedAvg's:
-        edges: of each edge server at work in the round: ``clients`` (those who are in), ``model``, ``start`` (the model that it
-            was sent), ``left`` (edge rounds to come), ``open`` (tasks that run), ``updates`` of the open edge round, ``last``
-            (those of the last one to which some came), ``tasks`` (done in the round), ``lost`` (whether it is).
-        arrived: what edge servers have sent; ``cloud``: what their aggregation remembers.
-        valid: clients whose last task was done.
-        over: whether the deadline has passed.
+    State besides FedAvg's: ``edges``, edge server -> what it goes through in the round (``before_asking``); ``arrived``, the
+    models of edge servers that came; ``cloud``, what their aggregation remembers; ``valid``, clients whose last task was done;
+    ``over``, whether the deadline has passed.
     """
 
     Params = HierFAVGParams

@@ -40,9 +40,8 @@ class SecureAggregation(Spec):
     update came sends one share a neighbour: of the key of one that has dropped out meanwhile, of the seed of another. The
     server takes the masks off: one for each update, and one for each pair of a client that dropped out and a neighbour whose
     update came. Over a whole round a client moves (2 k + 2) keys and 5 k shares besides its model and update. Where of some
-    client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model.
-
-    What devices compute for it takes no time, and what is said in headers (who is whose neighbour) has no bytes.
+    client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model. Its
+    computations on devices take no time.
 
     Attributes:
         neighbours: k, even; the graph is a ring in random order, each joined to the k nearest. None: all clients of the round.
@@ -134,13 +133,12 @@ class _Float32:
 
 
 class SecurePhases:
-    """The server half's part in it: phases before and after the training, each over when all have answered or are too late.
+    """Phases before and after the training, each over when all have answered or are too late.
 
-    State, in that of the strategy in rounds:
-        phase: the one that runs; ``phase_open``: its tasks that have not ended, task -> device; ``phase_there``: who answered.
-        graph: the neighbours of each client; ``masked``: those who have shared their secrets.
-        unread: whether the sum of the round's updates cannot be read.
-        take_back: devices whose last sum could not be read, and who do not know it yet.
+    State, in that of the strategy: ``phase``, the one that runs; ``phase_open``, its tasks that have not ended, task -> device;
+    ``phase_there``, who answered; ``graph``, the neighbours of each client; ``masked``, those that have shared their secrets;
+    ``unread``, whether the sum of the updates cannot be read; ``take_back``, devices whose last sum could not be read, and that
+    do not know it yet.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
@@ -181,9 +179,9 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Timer ``phase``: who has not answered is late; if all have, the next phase begins.
+        """Timer ``phase``: who has not answered is late; if all have, the next phase begins, or timer ``close`` is set.
 
-        Before the training this says when the cohort, which is then known, is to be asked; after it timer ``close`` is set.
+        True: the cohort, which is now known, is to be asked to train.
         """
         state, server = self._state, self._server
         if state["phase_open"]:

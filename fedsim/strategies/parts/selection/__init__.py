@@ -39,6 +39,18 @@ SELECTIONS = Registry(
     usual="random",
 )
 
+Ids = tuple[int, ...]
+"""They name a stream: the round (or draw) from 0, and more where one round selects several times."""
+
+Among = list[int] | None
+"""Devices to choose from; None for all."""
+
+Answers = Mapping[int, Mapping[str, Any]]
+"""Device -> contents, in the order in which they were asked."""
+
+Updates = Sequence[dict[str, Any]]
+"""As ``Synchronous.entry`` makes them."""
+
 QUESTION = "question"
 """The job of a candidate who is asked for what a selection wants to know before it chooses."""
 
@@ -51,12 +63,8 @@ def lowest(devices: Iterable[int], count: int, key: Callable[[int], float]) -> l
 def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
     """``count`` places, drawn without replacement with probabilities proportional to ``weights`` [n].
 
-    The first of exponential ages with these rates: the same as drawing one after another.
-
-    Args:
-        weights: of each place.
-        count: how many.
-        variates: of the standard exponential distribution, [n].
+    The first of exponential ages with these rates are the same as places drawn one after another; ``variates`` [n] are standard
+    exponential.
     """
     found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[:count].tolist()
     return found
@@ -111,21 +119,11 @@ class Selection(Spec):
         """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
         return count
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         """Whom to ask in a round: at most ``count`` devices that are there and idle (``Server.sample``, ``Server.online``).
 
         Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
-        however many.
-
-        Args:
-            server: what the server half may call.
-            state: what it remembers.
-            count: how many are wanted.
-            ids: names of the stream: the number of the round (without rounds of the draw), from 0, and more where one round
-                selects several times.
-            among: devices to choose from; None for all.
+        however many. ``state`` is what it remembers.
         """
         raise NotImplementedError
 
@@ -136,9 +134,7 @@ class Selection(Spec):
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         """A task of the round has ended, in whatever way; called before its update is used."""
 
-    async def closed(
-        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
-    ) -> None:
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
         """A round has been closed with some updates, and the server's ``models`` are new; not called where there are no rounds.
 
         ``learn`` follows.
@@ -151,13 +147,8 @@ class Selection(Spec):
         """What a candidate is sent; ``models``: the present one that it would get, or several of which one is its own."""
         raise NotImplementedError
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
-        """At most ``count`` clients, besides those who are chosen already, of those in ``answers``.
-
-        These have answered and are still there: device -> contents, in the order of ``select``.
-        """
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+        """At most ``count`` of those who have answered and are still there, besides those who are chosen already."""
         raise NotImplementedError
 
     # On the devices.
@@ -202,9 +193,7 @@ class Random(Selection):
 
     kind: Literal["random"] = "random"
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.sample(count, "select", *ids, among=among)
 
 
@@ -216,9 +205,7 @@ class LeastAsked(Selection):
 
     kind: Literal["least-asked"] = "least-asked"
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         asked = state.setdefault("asked", {})
         there = server.sample(server.devices, "select", *ids, among=among)
         chosen = lowest(there, count, lambda device: asked.get(device, 0))
@@ -241,9 +228,7 @@ class LeastAvailable(Selection):
 
     kind: Literal["least-available"] = "least-available"
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
         if state.get("looked") != number:
             state["looked"] = number

@@ -16,7 +16,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Selection, lowest
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates, lowest
 
 
 class _BySpeed(Selection):
@@ -54,14 +54,10 @@ class FedCS(_BySpeed):
     candidates: int = Field(default=20, ge=1)
     patience: PositiveSeconds | None = None
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.sample(max(self.candidates, count), "select", *ids, among=among)
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         return self.greedy(count, {device: tuple(told["resources"]) for device, told in answers.items()})
 
     def greedy(self, count: int, told: Mapping[int, tuple[float, float, float]]) -> list[int]:
@@ -114,9 +110,7 @@ class FLANP(_BySpeed):
     def fewest(self, count: int) -> int:
         return min(self.first, count)
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0]
         there = server.online() if among is None else [device for device in among if server.idle(device)]
         told, wanted = state.setdefault("told", {}), min(count, state.setdefault("stage", self.first))
@@ -129,18 +123,14 @@ class FLANP(_BySpeed):
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
         return [device for device in chosen if device not in state["told"]]
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
         return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
 
     def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
         return {"steps": Header(done.steps)}
 
-    async def closed(
-        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
-    ) -> None:
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
         if not received or "stage" not in state:  # a strategy has chosen by itself (in a sweep)
             return
         stage, total = state["stage"], sum(entry["samples"] for entry in received)

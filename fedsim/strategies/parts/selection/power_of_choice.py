@@ -1,7 +1,7 @@
 """Power-of-choice (Cho, Wang and Joshi, "Towards understanding biased client selection", AISTATS 2022)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Selection, drawn, lowest
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, drawn, lowest
 from fedsim.world.task import Computation, Evaluate
 
 
@@ -55,9 +55,7 @@ class PowerOfChoice(Selection):
     def needs_model(self) -> bool:
         return self.asks
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         there = server.online() if among is None else [device for device in among if server.idle(device)]
         told = state.setdefault("samples", {})
         usual = sum(told.values()) / len(told) if told else 1.0
@@ -84,9 +82,7 @@ class PowerOfChoice(Selection):
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"loss-query": list(models)}
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         candidates = list(answers)
         if not server.learns:
             return candidates[:count]
