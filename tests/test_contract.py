@@ -12,7 +12,7 @@ import fedsim.strategies
 from fedsim.plugin import Client, Contents, Device, Header, Instruction, LocalResult, Server, SynchronousClient, TaskEnd, pure
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.ifca import IFCA, IFCAParams
-from fedsim.strategies.synchronous import AggregatingParams
+from fedsim.strategies.round_params import AggregatingParams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, quiet_world, run
 from tests.test_runs import STRATEGIES
 

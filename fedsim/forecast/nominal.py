@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.running.assembly import Run
-from fedsim.strategies.synchronous import RoundParams
+from fedsim.strategies.round_params import RoundParams
 
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 from fedsim.strategies.clustering.algorithms import Labels, Linkage, agglomerative, clusters_below
 from fedsim.strategies.clustering.similarity import Matrix, Rows, diff_norm, gradient_cosine
 from fedsim.strategies.lcfl import LCFL, Found, LCFLParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 
 
 class FLHCParams(LCFLParams):

@@ -14,7 +14,8 @@ from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import RoundParams, Synchronous, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.training import Training
 
 
@@ -103,9 +104,9 @@ class FPFC(Synchronous[FPFCParams]):
         held = self.server.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
         return {"model": held}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The device's own model."""
-        return self.state["own"].get(message.device, message.asked["model"])  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        """The device's own model is where it began."""
+        return super().entry(message) | {"start": self.state["own"].get(message.device, message.asked["model"])}
 
     async def aggregate(self) -> None:
         """The received models are the devices' own; their pairs, and the groups."""

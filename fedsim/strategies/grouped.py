@@ -15,7 +15,8 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import AggregatingParams, Synchronous
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import Synchronous
 
 
 class GroupedParams(AggregatingParams):
@@ -178,7 +179,7 @@ class Grouped(Synchronous[G]):
             task = self.server.ask(device, contents, job, group=self.group_of(device))
         self.state["preparing"][task] = (device, in_round)
 
-    def passed_over(self, device: int) -> None:
+    def _passed_over(self, device: int) -> None:
         """It may be prepared beside the round."""
         self._prepare_aside(device)
 

@@ -4,8 +4,7 @@ from typing import ClassVar, Literal
 
 from fedsim.language.spec import Epochs
 from fedsim.strategies.ifca import IFCA, IFCAParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 
 
 class HypClusterParams(IFCAParams):

@@ -13,8 +13,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -116,9 +115,9 @@ class IFCA(Migrating[IFCAParams]):
         """All models."""
         return {"model": self.state["models"]}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The model that the client has chosen."""
-        return message["id"].ref  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        """The client began at the model that it has chosen."""
+        return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         """After a shift: all models, to choose one."""

@@ -20,9 +20,9 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.algorithms import Labels, Start, agglomerative, canonical, dbscan, k_medoids, members, radius
 from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.strategies.grouped import Grouped
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import CombiningParams, SelectingParams, SynchronousClient
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.round_params import CombiningParams, SelectingParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 

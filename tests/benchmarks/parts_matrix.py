@@ -175,7 +175,7 @@ class Played:
     def models(self) -> list[NDArray[np.float32]]:
         """The models that the server has to send."""
         strategy = self.run.strategy
-        served = strategy.shared_models() if isinstance(strategy, Synchronous) else strategy.models()
+        served = strategy._shared_models() if isinstance(strategy, Synchronous) else strategy.models()
         return weights(self.run, [model for model, _ in served.values()])
 
     def moved(self) -> float:
