@@ -25,9 +25,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedsim.compare.lines import Line, short_key
-from fedsim.compare.paired import mean_of, paired_difference
+from fedsim.compare.paired import Estimate, mean_of, paired_difference
 from fedsim.compare.readings import Reading
-from fedsim.compare.table import Beside, Cell, Column, Estimate, Table, estimate
+from fedsim.compare.table import Beside, Cell, Column, Table
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.records.reading import RunFolder
@@ -330,7 +330,7 @@ class _Measured:
         if not all(map(math.isfinite, values)):
             return (*names, None, None, None, None)
         ours = mean_of(values)
-        start = (*names, estimate(ours))
+        start = (*names, ours)
         if said is None:
             return (*start, None, None, None)
         apart, tolerance = ours.mean - said, self._table.tolerance.get(row.name, one.tolerance)

@@ -27,7 +27,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag, field_validator, model_validator
 
-from fedsim.compare import measures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -64,20 +63,20 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
-    "final_accuracy": Metric(measures.FINAL.name, most=True),
-    "best_accuracy": Metric(measures.BEST.name, most=True),
-    "worst_accuracy": Metric(measures.WORST.name, most=True),
+    "final_accuracy": Metric("final accuracy", most=True),
+    "best_accuracy": Metric("best accuracy", most=True),
+    "worst_accuracy": Metric("worst-decile accuracy", most=True),
     "time_to_accuracy": Metric("time to target"),
     "bytes_to_accuracy": Metric("traffic to target"),
     "rounds_to_accuracy": Metric("rounds to target"),
     "energy_to_accuracy": Metric("energy to target", needs="energy"),
     "carbon_to_accuracy": Metric("carbon to target", needs="energy"),
-    "simulated_time": Metric(measures.TIME.name, needs=None),
-    "bytes": Metric(measures.TRAFFIC.name, needs=None),
-    "wasted_bytes": Metric(measures.WASTED_TRAFFIC.name, needs=None),
-    "compute": Metric(measures.COMPUTE.name, needs=None),
-    "energy": Metric(measures.ENERGY.name, needs="energy"),
-    "carbon": Metric(measures.CARBON.name, needs="energy"),
+    "simulated_time": Metric("simulated time", needs=None),
+    "bytes": Metric("traffic", needs=None),
+    "wasted_bytes": Metric("wasted traffic", needs=None),
+    "compute": Metric("compute", needs=None),
+    "energy": Metric("energy", needs="energy"),
+    "carbon": Metric("carbon", needs="energy"),
 }
 
 
