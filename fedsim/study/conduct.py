@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.compare.study import write_tables
+from fedsim.compare.show import write_tables
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.language.imports import from_file
 from fedsim.loading import LoadedStudy, load_study
