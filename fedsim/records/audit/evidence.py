@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
 
 NOTHING = -(2**31)
+OF_DEVICES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")
 """Records of messages outside of tasks that were on links."""
 
@@ -74,20 +75,47 @@ class Payloads:
         return np.array([sum(size for _, size in parts) for parts in self._numbers], dtype=np.float64)
 
 
-class _Said(NamedTuple):
-    """The ``data`` of records of one kind: columns with their types, and the function that reads them."""
+def _training(data: Data) -> tuple[Any, ...]:
+    return number(data["epochs"]), number(data["asked"]), "part" in data, [number(end) for end in data["epoch_ends"]]
 
-    kind: str
-    columns: Mapping[str, type]
-    read: Callable[[Data], tuple[Any, ...]]
-    steps: Sequence[str] = ()
 
-    def __str__(self) -> str:
-        return f"{self.kind} of {' or '.join(self.steps)}" if self.steps else self.kind
+def _tasks(data: Data) -> list[int]:
+    for task in data["tasks"]:
+        if type(task) is not int:
+            raise TypeError(f"{task!r} is no task")
+    return list(data["tasks"])
 
-    def among(self, events: pd.DataFrame) -> Flags:
-        found = (events["kind"] == self.kind).to_numpy()
-        return found & events["step"].isin(self.steps).to_numpy() if self.steps else found
+
+def _limits(data: Data) -> tuple[float, float]:
+    deadline = data.get("deadline")
+    return math.nan if deadline is None else number(deadline), number(data.get("training_limit", math.inf))
+
+
+def _battery(data: Data) -> tuple[Any, ...]:
+    levels = [number(data["level"]), *(number(level) for _, level in data["path"])]
+    return bool(data["flat"]), *(number(data[key]) for key in _LEVELS), min(levels), max(levels), len(levels) - 1
+
+
+_LEVELS = ("level", "charged", "idle", "drawn")
+_READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
+    "step-end of train": ({"epochs": float, "asked": float, "in_part": bool, "ends": object}, _training),
+    "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
+    "edge-off": ({"edge": int}, lambda data: (int(data["edge"]),)),
+    "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
+    "aggregate": (
+        {"tasks": object, "rounds": bool, "at_edge": bool},
+        lambda data: (_tasks(data), "staleness" not in data, "edge" in data),
+    ),
+    "round-start": ({"deadline": float, "training": float}, _limits),
+    "round": ({"data": object}, lambda data: (data,)),
+    "battery": ({"flat": bool, **dict.fromkeys((*_LEVELS, "least", "most", "points"), float)}, _battery),
+    "run-end": ({"reason": object}, lambda data: (data["reason"],)),
+    "link-rate": (
+        {"link": object, "rate": float},
+        lambda data: (str(data["link"]), math.inf if data["rate"] is None else number(data["rate"])),
+    ),
+}
+"""The columns that each kind of record has in ``data``, and the function that reads them."""
 
 
 class Evidence:
@@ -104,26 +132,11 @@ class Evidence:
         self._said: dict[str, pd.DataFrame] = {}
         sizes = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
         message = {**sizes, "payloads": int, "sender": object, "receiver": object}
-        self._readers = {
-            "trainings": _Said(
-                "step-end", {"epochs": float, "asked": float, "in_part": bool, "ends": object}, _training, ("train",)
-            ),
-            "task-start": _Said("task-start", {"continues": bool}, lambda data: ("continues" in data,)),
-            "messages": _Said("step-end", message, self._message, ("download", "upload")),
-            "server-transfer": _Said("server-transfer", message, self._server_transfer),
-            **{kind: _Said(kind, message, self._flow) for kind in FLOWS},
-            "edge-off": _Said("edge-off", {"edge": int}, lambda data: (int(data["edge"]),)),
-            "updates-lost": _Said("updates-lost", {"tasks": object}, lambda data: (_tasks(data),)),
-            "aggregate": _Said(
-                "aggregate",
-                {"tasks": object, "rounds": bool, "at_edge": bool},
-                lambda data: (_tasks(data), "staleness" not in data, "edge" in data),
-            ),
-            "round-start": _Said("round-start", {"deadline": float, "training": float}, _limits),
-            "round": _Said("round", {"data": object}, lambda data: (data,)),
-            "battery": _Said("battery", _BATTERY, _battery),
-            "run-end": _Said("run-end", {"reason": object}, lambda data: (data["reason"],)),
-            "link-rate": _Said("link-rate", {"link": object, "rate": float}, _link_rate),
+        self._readers: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
+            **_READERS,
+            OF_DEVICES: (message, self._message),
+            "server-transfer": (message, self._server_transfer),
+            **dict.fromkeys(FLOWS, (message, self._flow)),
         }
 
     @cached_property
@@ -131,16 +144,15 @@ class Evidence:
         """The records, but for their ``data``; the index is the record's number."""
         return self.frame(files.EVENTS, EVENTS, EVENTS.names[:-1])
 
-    def said(self, name: str) -> pd.DataFrame:
-        """The ``data`` of the records of a kind, by the record's number.
+    def said(self, of: str) -> pd.DataFrame:
+        """The ``data`` of the records of a kind (see ``_READERS``), by the record's number.
 
         Raises:
             RunFolderError: a record's ``data`` lack something.
         """
-        if name not in self._said:
-            reader = self._readers[name]
-            self._said[name] = self._parsed(reader.among(self.events), str(reader), reader.columns, reader.read)
-        return self._said[name]
+        if of not in self._said:
+            self._said[of] = self._parsed(of, self._among(of), *self._readers[of])
+        return self._said[of]
 
     def parse_others(self) -> None:
         """Parse the ``data`` of the records that no check reads.
@@ -148,13 +160,19 @@ class Evidence:
         Raises:
             RunFolderError: some are not a table in JSON.
         """
-        known = np.logical_or.reduce([reader.among(self.events) for reader in self._readers.values()])
-        self._parsed(~known, "data", {}, lambda data: ())
+        known = np.logical_or.reduce([self._among(of) for of in self._readers])
+        self._parsed("other", ~known, {}, lambda data: ())
+
+    def _among(self, of: str) -> Flags:
+        kind, _, steps = of.partition(" of ")
+        found = (self.events["kind"] == kind).to_numpy()
+        return found & self.events["step"].isin(steps.split(" or ")).to_numpy() if steps else found
 
     def _parsed(
-        self, mask: Flags, name: str, columns: Mapping[str, type], read: Callable[[Data], tuple[Any, ...]]
+        self, of: str, mask: Flags, columns: Mapping[str, type], read: Callable[[Data], tuple[Any, ...]]
     ) -> pd.DataFrame:
-        texts = self._texts.filter(pa.array(mask)).fill_null("{}").combine_chunks().dictionary_encode()
+        texts = self._texts.filter(pa.array(mask)).fill_null("{}")
+        texts = texts.combine_chunks().dictionary_encode()
         rows, codes = np.flatnonzero(mask), texts.indices.to_numpy()
         found = []
         for code, text in enumerate(texts.dictionary.to_pylist()):
@@ -166,15 +184,14 @@ class Evidence:
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
                 row, reason = rows[codes.tolist().index(code)], f"{type(error).__name__}: {error}"
                 where = f"{files.EVENTS} of {str(self.run.path)!r} is damaged"
-                raise RunFolderError(f"{where}: record {row} ({name}) has wrong data ({reason})") from None
+                raise RunFolderError(f"{where}: record {row} ({of}) has wrong data ({reason})") from None
         cells = zip(*found, strict=True) if found else ((),) * len(columns)
         filled = zip(columns.items(), cells, strict=False)
         return pd.DataFrame({name: np.fromiter(told, kind, len(found))[codes] for (name, kind), told in filled}, index=rows)
 
     @cached_property
     def _texts(self) -> Any:
-        schema = pa.schema([EVENTS.field("data")])
-        return pa.concat_tables([schema.empty_table(), *self.run.batches(files.EVENTS, schema)])["data"]
+        return self._table(files.EVENTS, EVENTS, ["data"])["data"]
 
     def _message(self, data: Data) -> tuple[Any, ...]:
         sizes = data["bytes"], data["delivered"], data.get("wire_bytes", data["delivered"])
@@ -196,12 +213,12 @@ class Evidence:
         Columns: ``start`` (s; NaN where another record says it), ``bytes``, ``delivered``, ``wire_bytes``, ``payloads``,
         ``sender``, ``receiver``.
         """
-        return pd.concat([self.said(name) for name in ("messages", "server-transfer", *FLOWS)]).sort_index()
+        return pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
 
     @cached_property
     def idle(self) -> Flags:
         """Which records end a training of which no epoch counts; bool [records]."""
-        trainings = self.said("trainings")
+        trainings = self.said("step-end of train")
         return self.events.index.isin(trainings.index[trainings["epochs"] == 0])
 
     @cached_property
@@ -240,8 +257,7 @@ class Evidence:
         return frame.assign(payloads=self._payloads())
 
     def _payloads(self) -> Ints:
-        schema = pa.schema([TRANSFERS.field("payloads")])
-        column = pa.concat_tables([schema.empty_table(), *self.run.batches(files.TRANSFERS, schema)])["payloads"]
+        column = self._table(files.TRANSFERS, TRANSFERS, ["payloads"])["payloads"]
         texts = column.combine_chunks().dictionary_encode()
         try:
             lookup = [self.payloads.number(json.loads(text)) for text in texts.dictionary.to_pylist()]
@@ -282,9 +298,12 @@ class Evidence:
         Raises:
             RunFolderError: the table is missing or damaged.
         """
-        wanted = pa.schema([schema.field(column) for column in columns])
-        table = pa.concat_tables([wanted.empty_table(), *self.run.batches(name, wanted)])
+        table = self._table(name, schema, columns)
         return pd.DataFrame({column: _values(table[column]) for column in columns})
+
+    def _table(self, name: str, schema: pa.Schema, columns: Sequence[str]) -> Any:
+        wanted = pa.schema([schema.field(column) for column in columns])
+        return pa.concat_tables([wanted.empty_table(), *self.run.batches(name, wanted)])
 
     @cached_property
     def network(self) -> dict[str, Any] | None:
@@ -375,32 +394,3 @@ def numbered(names: "pd.Series[str]", kind: str) -> Ints:
 def grain_s(times: Any) -> Floats:
     """How far apart two times are at least around each of some (s): a tick, or beyond 97 days the spacing of float64."""
     return np.maximum(TICK_S, np.spacing(np.asarray(times, dtype=np.float64)))
-
-
-def _training(data: Data) -> tuple[Any, ...]:
-    return number(data["epochs"]), number(data["asked"]), "part" in data, [number(end) for end in data["epoch_ends"]]
-
-
-def _tasks(data: Data) -> list[int]:
-    for task in data["tasks"]:
-        if type(task) is not int:
-            raise TypeError(f"{task!r} is no task")
-    return list(data["tasks"])
-
-
-def _limits(data: Data) -> tuple[float, float]:
-    deadline = data.get("deadline")
-    return math.nan if deadline is None else number(deadline), number(data.get("training_limit", math.inf))
-
-
-_LEVELS = ("level", "charged", "idle", "drawn")
-_BATTERY = {"flat": bool} | dict.fromkeys((*_LEVELS, "least", "most", "points"), float)
-
-
-def _battery(data: Data) -> tuple[Any, ...]:
-    levels = [number(data["level"]), *(number(level) for _, level in data["path"])]
-    return bool(data["flat"]), *(number(data[key]) for key in _LEVELS), min(levels), max(levels), len(levels) - 1
-
-
-def _link_rate(data: Data) -> tuple[str, float]:
-    return str(data["link"]), math.inf if data["rate"] is None else number(data["rate"])

@@ -64,7 +64,7 @@ def _jitter(streams: Streams, sigma: float, device: int, begin: float) -> float:
 
 def _trainings(evidence: Evidence) -> pd.DataFrame:
     """Ends of trainings, with their ``data``."""
-    trainings = evidence.said("trainings")
+    trainings = evidence.said("step-end of train")
     return evidence.steps.loc[trainings.index].join(trainings)
 
 
