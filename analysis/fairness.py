@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedsim.analysis import style
 from fedsim.analysis.series import Series, each_alone
 from fedsim.arrays import Floats
-from fedsim.records.fairness import jain_over_time, outcomes_by_device, outcomes_by_group
+from fedsim.records.fairness import jain_over_time, selections
 from fedsim.records.folder import DEVICES, EVENTS
 from fedsim.records.reading import RunFolder, as_list
 
@@ -71,19 +71,20 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
 
 def read_jain(run: RunFolder, clock: Clock) -> tuple[Floats, Floats]:
     """Jain's index of selections so far, over rounds that had ended or over time; [m] and [m]."""
-    moments = jain_over_time(run)
-    at = [place + 1.0 if clock == "round" else moment.time for place, moment in enumerate(moments)]
-    return np.array(at), np.array([moment.jain for moment in moments])
+    time, index = jain_over_time(run)
+    return np.arange(1.0, len(time) + 1) if clock == "round" else time, index
 
 
 def selections_of_devices(run: RunFolder) -> NDArray[np.int64]:
     """How often each device was selected, the most often selected first, int64 [n]."""
-    return np.sort([counts.total() for counts in outcomes_by_device(run)])[::-1].astype(np.int64)
+    counts = selections(run)["device"].value_counts().to_numpy(np.int64)
+    return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
 
 
 def selections_of_groups(run: RunFolder) -> dict[int | None, tuple[int, int]]:
     """How many selections of each cluster or tier were valid, and how many were not; ``None`` for devices in none."""
-    return {group: (counts["valid"], counts.total() - counts["valid"]) for group, counts in outcomes_by_group(run).items()}
+    groups = selections(run).groupby("group", dropna=False)["valid"].agg(["sum", "size"])
+    return {None if np.isnan(group) else int(group): (valid, size - valid) for group, valid, size in groups.itertuples()}
 
 
 # The picture.
