@@ -23,14 +23,14 @@ from fedsim.errors import ScenarioError
 from fedsim.learning.cohort import Chooser, Trainer
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
-from fedsim.learning.functions import Call, carry_out_all, function_at, weighted_sum
+from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.spec import TrainingSpec
-from fedsim.learning.testing import Judged, TestSets, counted, judge, judge_each
+from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 
@@ -138,9 +138,10 @@ class Learning(Learner):
         for name, (ref, served) in models.items():
             if name not in alone:
                 samples, weights = self._tests.of(served), _known(ref)
-                work.append((name, samples, [self._submit(judge, weights, *block) for block in self._tests.blocks(samples)]))
+                work.append((name, samples, [self._submit(judge, weights, *block) for block in samples.blocks]))
         for name, samples, futures in work:
-            results[name] = samples.counted([await self._simulation.join(future) for future in futures])
+            judged = [await self._simulation.join(future) for future in futures]
+            results[name] = counted(samples.devices, samples.owner, judged, samples.order)
         return Evaluation.together({name: results[name] for name in models})
 
     async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
@@ -193,34 +194,31 @@ class Learning(Learner):
         return self._simulation.submit(function, self._solver, *args)
 
     async def _compute(self, wanted: Iterable[Ref]) -> None:
-        waves = Waves(wanted)
-        compute = {Applied: self._apply, Best: self._choose, Trained: self._train}
-        while waves:
-            for ref in waves.combined():
-                self._combine(ref)
-                waves.done(ref)
-            if wave := waves.next_wave():
-                await compute[type(wave[0].recipe)](wave)
-                for ref in wave:
-                    waves.done(ref)
+        side_by_side = {Applied: self._apply, Best: self._choose, Trained: self._train}
+        for wave in waves(wanted):
+            kind = type(wave[0].recipe)
+            if kind in side_by_side:
+                await side_by_side[kind](wave)
+            else:
+                self._combine(wave[0])
 
     async def _apply(self, refs: Sequence[Ref]) -> None:
         """One wave of functions: every request is under way before the first is awaited."""
         calls = []
         for ref in refs:
-            if isinstance(call := self._call(ref), tuple):
+            if isinstance(call := self._call(ref), FunctionCall):
                 calls.append((ref, call))
             else:
                 ref.settle(call)
-        sizes = accumulate(sum(map(len, values)) for _, (_, values, *_) in calls)
+        sizes = accumulate(sum(map(len, call.models)) for _, call in calls)
         chunks = [list(chunk) for _, chunk in groupby(calls, lambda _: next(sizes) // _APPLIED_AT_ONCE)]
         futures = [self._simulation.submit(carry_out_all, [call for _, call in chunk]) for chunk in chunks]
         for chunk, future in zip(chunks, futures, strict=True):
             for (ref, _), value in zip(chunk, await self._simulation.join(future), strict=True):
                 ref.settle(value)
 
-    def _call(self, ref: Ref) -> Call | Weights:
-        """What a worker is to do that a ref gets its value, or what stands in for that."""
+    def _call(self, ref: Ref) -> FunctionCall | Weights:
+        """The call that computes ``ref``, or the weights that stand in for its result."""
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         kept = list(recipe.models) if recipe.size is not None else self._finite(recipe.models)
@@ -228,7 +226,7 @@ class Learning(Learner):
             return self._stand_in(recipe.otherwise)
         stream = None if recipe.stream is None else (self._streams, *recipe.stream)
         values = [_known(model) for model in kept]
-        return function_at(recipe.function), values, recipe.constants, stream, recipe.size
+        return FunctionCall(function_at(recipe.function), values, recipe.constants, stream, recipe.size)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         """One cohort: every chunk is under way before the first is awaited."""
