@@ -25,7 +25,7 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
+from fedsim.learning.models import Layered, Model, ModuleModel, SizeOnly
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.reference import Reference, flat_weights
@@ -59,7 +59,7 @@ class Learning(Learner):
     learns: ClassVar[bool] = True
 
     def __init__(
-        self, simulation: Simulation, model: ModelSpec, training: TrainingSpec, data: FederatedData, streams: Streams
+        self, simulation: Simulation, model: Model, training: TrainingSpec, data: FederatedData, streams: Streams
     ) -> None:
         if isinstance(model, SizeOnly):
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
@@ -67,7 +67,7 @@ class Learning(Learner):
         super().__init__(model, shape, classes)
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
-        self._architecture = None if isinstance(model, ModuleModel) else model.architecture(shape, classes)
+        self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
         if self.parameters > _MOST_PARAMETERS:
             raise ScenarioError(
                 f"model.kind is {model.kind!r}, which has {self.parameters} parameters for samples of shape {shape} and "

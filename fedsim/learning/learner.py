@@ -10,7 +10,7 @@ from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
-from fedsim.learning.models import ModelSpec
+from fedsim.learning.models import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 
@@ -35,7 +35,7 @@ class Learner:
 
     learns: ClassVar[bool] = False
 
-    def __init__(self, model: ModelSpec, shape: Shape, classes: int) -> None:
+    def __init__(self, model: Model, shape: Shape, classes: int) -> None:
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
         self.flops_per_sample = model.flops(shape, classes)

@@ -254,7 +254,7 @@ class Dense(Solver):
     """
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, way: Way | None = None) -> None:
-        layers = [layer.fans for _, layer in architecture.trained()]
+        layers = [(layer.inputs, layer.outputs) for _, layer in architecture.trained()]
         super().__init__(torch.device("cpu"))
         self.dtype = dtype
         self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
