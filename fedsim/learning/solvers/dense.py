@@ -265,11 +265,10 @@ class Dense(Solver):
 
     @cached_property
     def plain(self) -> Reference:
-        """See ``Solver``."""
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """See ``Solver``. Each is trained by itself; a batch of equal work is large enough to be worth a request."""
+        """Each is trained by itself; a batch of equal work is large enough to be worth a request."""
         magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
         return BatchHint(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
 
@@ -318,7 +317,6 @@ class Dense(Solver):
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
     def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared kernel entries."""
         return sum(sum_of_squares(kernel.ravel()) for kernel, _ in split(weights, self.sizes))
 
     def _loaded(self, weights: Weights) -> list[Layer]:

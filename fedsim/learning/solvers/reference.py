@@ -57,7 +57,6 @@ class Reference(Solver):
         self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """See ``Solver``."""
         return BatchHint("module", 1)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -67,7 +66,6 @@ class Reference(Solver):
         return super().losses(outputs, y)
 
     def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared kernel entries."""
         return kernel_norm(weights, self.tensors, self._kernels, l2_on)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:

@@ -20,7 +20,6 @@ class Stacked(Reference):
     """The reference, for many devices at once."""
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """See ``Solver``."""
         stack_bytes = 4 * sum(parameter.numel() for parameter in numbers(self._template).values())
         return BatchHint("module", max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes)))
 
