@@ -18,6 +18,7 @@ from torch import nn
 
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
+from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import Chooser, Trainer
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
@@ -25,8 +26,9 @@ from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, 
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, ModuleModel, SizeOnly
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
-from fedsim.learning.solvers import pick
-from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
+from fedsim.learning.solvers.stacked import Stacked
 from fedsim.learning.spec import TrainingSpec
 from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
@@ -103,11 +105,7 @@ class Learning(Learner):
         return [_chosen(ref, ref.choice) for ref in tested]
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        if self._architecture is not None:
-            shapes = self._architecture.tensors
-        else:
-            assert isinstance(self._solver, Reference)
-            shapes = self._solver.tensors
+        shapes = self._solver.tensors
         ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
         parts = np.split(weights, ends)
         return {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
@@ -263,6 +261,18 @@ class Learning(Learner):
     def _stand_in(self, otherwise: Ref | None) -> Weights:
         """The weights of a model that cannot be computed."""
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
+
+
+def pick(model: Architecture | nn.Module, device: torch.device, choice: str) -> Solver:
+    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
+    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+        from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
+
+        return Dense(model)
+    module = module_of(model) if isinstance(model, Architecture) else model
+    if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
+        return Reference(module, device)
+    return Stacked(module, device)
 
 
 def _known(ref: Ref) -> Weights:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedsim.learning.engine import pick
 from fedsim.learning.models import MODELS, Layered
-from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.reference import Reference, module_of
