@@ -12,7 +12,7 @@ from fedsim.data.dataset import Dataset, Normalise, pooled
 from fedsim.data.federated import FederatedData
 from fedsim.data.partitions import PARTITIONS, PartitionSpec
 from fedsim.data.partitions.base import Partition
-from fedsim.data.partitions.even import Iid
+from fedsim.data.partitions.plain import Iid
 from fedsim.data.partitions.published import SyntheticSizes
 from fedsim.data.sources import SourceSpec
 from fedsim.data.sources.digits import Digits
