@@ -15,8 +15,7 @@ from fedsim.data.partitions.base import Partition
 from fedsim.data.partitions.plain import Iid
 from fedsim.data.partitions.published import SyntheticSizes
 from fedsim.data.sources import SourceSpec
-from fedsim.data.sources.digits import Digits
-from fedsim.data.sources.synthetic import Synthetic
+from fedsim.data.sources.embedded import Digits, Synthetic
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec

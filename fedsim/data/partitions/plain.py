@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from fedsim.data.dataset import Dataset
 from fedsim.data.federated import FederatedData, Index, Shard
 from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.data.sources.npz import read_arrays
+from fedsim.data.sources.own import read_arrays
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, read_json, sought
 from fedsim.streams import Streams
