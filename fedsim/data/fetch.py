@@ -17,15 +17,9 @@ _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 
 
 class Download(NamedTuple):
-    """Where a data set comes from and where it goes.
+    """A data set of version 1 at OpenML, and the files of its folder; ``packed`` ones end in ``.gz``.
 
-    Attributes:
-        openml: its name at OpenML (version 1).
-        folder: the folder under the root.
-        files: the files, as published; ``packed`` ones end in ``.gz``.
-        shape: of one sample.
-        train_size: how many samples, from the first, are for training.
-        write: turns (folder, images [n, *shape], labels [n], train_size) into the files.
+    ``write`` turns (folder, images [n, *shape], labels [n], train_size) into them.
     """
 
     openml: str
