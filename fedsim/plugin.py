@@ -6,7 +6,7 @@ alone. What each is called with, and when, stands in its docstring.
 
 from fedsim.data.dataset import Raw
 from fedsim.data.partitions.base import Partition, federated
-from fedsim.data.shifts.base import Change, Shift
+from fedsim.data.shifts import Change, Shift
 from fedsim.data.sources.base import Source
 from fedsim.evaluation.evaluator import Measured
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo

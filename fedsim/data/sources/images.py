@@ -1,21 +1,24 @@
-"""MNIST, Fashion-MNIST and EMNIST, and the IDX format of their files: read with every length checked, and written.
+"""MNIST, Fashion-MNIST, EMNIST and CIFAR-10, and the formats of their files: read with every length checked, and written.
 
-Layout (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8 = unsigned byte), the number of dimensions, each
-dimension as a big-endian 32-bit integer, then the values, last dimension fastest.
+IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
+as a big-endian 32-bit integer, then the values, last dimension fastest. CIFAR-10, binary version: rows of one label byte and
+3,072 pixel bytes.
 """
 
 import gzip
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import IO, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.dataset import Raw, Samples
-from fedsim.data.sources.base import Source, checked_labels, find_files
+from fedsim.data.sources.base import Source, checked_labels
 from fedsim.durable import replacing
 from fedsim.errors import DataError
 from fedsim.files import regular
@@ -98,14 +101,10 @@ class Mnist(Source):
 
     kind: Literal["mnist"] = "mnist"
     folder: ClassVar[str] = "mnist"
+    known = (1, 28, 28), 10
 
     def load(self, root: Path | None) -> Raw:
-        """The images as published."""
         return load_idx(self.kind, find_files(self.kind, root, [self.folder], MNIST_FILES, packed=True), classes=10)
-
-    def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """One channel of 28x28 pixels; 10 classes."""
-        return (1, 28, 28), 10
 
 
 class Fashion(Mnist):
@@ -146,19 +145,84 @@ class Emnist(Source):
     letters: Literal["all", "a-j"] = "all"
 
     def load(self, root: Path | None) -> Raw:
-        """The characters, upright: the published files hold them transposed."""
         files = find_files("emnist", root, ["emnist", "emnist/gzip"], EMNIST_FILES, packed=True)
         raw = load_idx("emnist", files, _EMNIST_CLASSES)
         classes = self.shape_and_classes(root)[1]
         return Raw("emnist", *self._upright(raw.x_train, raw.y_train), *self._upright(raw.x_test, raw.y_test), classes)
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """The wanted characters, rows and columns exchanged."""
+        """The wanted characters, upright: the published files hold them transposed."""
         if self.letters == "a-j":
             wanted = (y >= _A) & (y <= _J)
             x, y = x[wanted], y[wanted] - _A
         return np.ascontiguousarray(x.swapaxes(2, 3), dtype=np.uint8), y
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """One channel of 28x28 pixels; 62 classes or 10."""
         return (1, 28, 28), _EMNIST_CLASSES if self.letters == "all" else _J - _A + 1
+
+
+_CIFAR_FOLDERS = ("cifar10", "cifar-10-batches-bin")
+CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+_SHAPE = (3, 32, 32)
+_RECORD = 1 + 3 * 32 * 32
+
+
+class Cifar10(Source):
+    """50,000 + 10,000 colour images of 32x32 pixels, from the binary batches in ``cifar10/``."""
+
+    kind: Literal["cifar10"] = "cifar10"
+    known = _SHAPE, 10
+
+    def load(self, root: Path | None) -> Raw:
+        batches = [read_batch(path) for path in find_files("cifar10", root, _CIFAR_FOLDERS, CIFAR_FILES, packed=False)]
+        x_train, y_train = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
+        return Raw("cifar10", x_train, y_train, *batches[-1], classes=10)
+
+
+def read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images uint8 [n, 3, 32, 32] and labels int64 [n] of one batch.
+
+    Raises:
+        DataError: the file does not consist of whole records, or has a label above 9.
+    """
+    size = path.stat().st_size
+    if size == 0 or size % _RECORD:
+        whole = max(1, -(-size // _RECORD))
+        raise DataError(
+            f"'{path}' is truncated: {whole} records of {_RECORD} bytes are {whole * _RECORD} bytes, {size} are there"
+        )
+    rows = np.fromfile(path, dtype=np.uint8).reshape(-1, _RECORD)
+    return rows[:, 1:].reshape(-1, *_SHAPE), checked_labels(path, rows[:, 0], 10)
+
+
+def write_batch(path: Path, x: NDArray[np.uint8], y: NDArray[np.uint8]) -> None:
+    """Write images [n, 3, 32, 32] and labels [n] as one batch."""
+    write_whole(path, np.concatenate([y[:, None], x.reshape(len(x), -1)], axis=1).tobytes())
+
+
+def find_files(source: str, root: Path | None, folders: Sequence[str], names: Sequence[str], *, packed: bool) -> list[Path]:
+    """The files ``names`` in the first of ``folders`` under ``root`` that has all; ``packed`` ones may end in ``.gz``."""
+    for folder in folders if root is not None else ():
+        found = [path for name in names if (path := _present(Path(root or ""), folder, name, packed)) is not None]
+        if len(found) == len(names):
+            return found
+    where = advice(root, folders[0], names, packed=packed)
+    fetch = f"or run `fedsim data fetch {source} --root {quote(str(root or 'data'))}`"
+    then = "" if root else " and then set data.root to 'data'"
+    raise DataError(f"data.source is '{source}', whose files are missing: {where}, {fetch}{then}")
+
+
+def advice(root: Path | None, folder: str, names: Sequence[str], *, packed: bool) -> str:
+    """The sentence that says which files are missing, and where they belong."""
+    if root is None:
+        lacking = list(names)
+        where = f"the folder '{folder}' of the folder that data.root or $FEDSIM_DATA names (neither is set)"
+    else:
+        lacking = [name for name in names if _present(root, folder, name, packed) is None]
+        where = f"'{root / folder}'"
+    return f"put {', '.join(lacking)}{' (plain or .gz)' if packed else ''} into {where}"
+
+
+def _present(root: Path, folder: str, name: str, packed: bool) -> Path | None:
+    candidates = [root / folder / name, *([root / folder / f"{name}.gz"] if packed else [])]
+    return next((path for path in candidates if path.is_file()), None)
