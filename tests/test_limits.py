@@ -37,16 +37,8 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
         ("strategy.local_epochs", 10**9, "at most 100,000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "at most 10,000"),
         ("strategy", {"kind": "lcfl", "groups": 10**9}, "at most 10,000"),
-        (
-            "strategy",
-            {"kind": "flexcfl", "pretrain_iterations": 10**9},
-            "epochs; or it must be at most 1,000,000",
-        ),
-        (
-            "strategy",
-            {"kind": "flexcfl", "pretrain_iterations": "epoch"},
-            "(did you mean 'epochs'?); or it must be a",
-        ),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10**9}, "epochs; or it must be at most 1,000,000"),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": "epoch"}, "(did you mean 'epochs'?); or it must be a"),
         ("strategy.over_selection", float("inf"), "a finite number"),
         ("strategy.over_selection", 1e308, "at most 1,000,000"),
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
@@ -89,10 +81,7 @@ def test_there_is_no_negative_zero() -> None:
     [
         ({"model": {"kind": "mlp", "hidden": [10**6, 10**6]}}, "model.kind is 'mlp', which has 1000076000010 parameters"),
         ({"data": {"source": {"kind": "synthetic", "features": 10**6}}}, "data.source.features is 1000000"),
-        (
-            {"data": {"partition": {"kind": "class-bias", "sizes": {"low": 10**9, "high": 10**9}}}},
-            "24000000000 training",
-        ),
+        ({"data": {"partition": {"kind": "class-bias", "sizes": {"low": 10**9, "high": 10**9}}}}, "24000000000 training"),
     ],
 )
 def test_what_fills_the_memory_only_together(changes: dict[str, Any], named: str) -> None:
