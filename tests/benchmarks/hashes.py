@@ -12,7 +12,6 @@ learning, ``flat`` batteries that run flat, and TCP. All is computed by machine 
 ``--native`` compares what is promised across processors: these, bytes and energy. Exit status 1 if anything differs.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -33,6 +32,7 @@ from fedsim.records.schema import event_row
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
 from tests.benchmarks.processors import PORTABLE
+from tests.benchmarks.script import parser
 
 TABLE = Path(__file__).with_suffix(".json")
 
@@ -208,13 +208,11 @@ def _all(kinds: list[str], workers: int) -> Iterator[tuple[str, str, dict[str, A
 
 def main() -> int:
     """Run, and compare or write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", metavar="STRATEGY", help="by default every registered one")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--write", action="store_true", help="replace what the table says of them")
-    how.add_argument("--native", action="store_true", help="this processor's own code; compares what holds on every one")
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
+    arguments = parser(__doc__, write=False, native=False, workers=2)
+    arguments.add_argument("kinds", nargs="*", metavar="STRATEGY", help="by default every registered one")
+    options = arguments.parse_args()
+    if options.write and options.native:
+        arguments.error("the table is of portable code: --write goes without --native")
     if not options.native and not PORTABLE.items() <= os.environ.items():  # they are read when numpy and torch are loaded
         os.execve(sys.executable, [sys.executable, "-m", "tests.benchmarks.hashes", *sys.argv[1:]], os.environ | PORTABLE)
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"runs": {}}
