@@ -175,12 +175,6 @@ class TestResume:
         go_on(sections, cut)
         assert_same_run(tmp_path / "whole", cut)
 
-    def test_all_that_has_changed_is_named(self, stopped: tuple[dict[str, Any], Path, Path]) -> None:
-        sections, files, cut = stopped
-        for name in ("data.npz", "who.json", "speeds.csv"):
-            replaced(files / name)
-        self.refused(sections, cut, r"files of \[data\] and \[population.capacity\] hold")
-
     @pytest.mark.parametrize("name", FILES)
     def test_files_that_are_gone_are_named(self, stopped: tuple[dict[str, Any], Path, Path], name: str) -> None:
         sections, files, cut = stopped
@@ -206,18 +200,3 @@ class TestResume:
         assert (files / "data.npz").read_bytes() != (tmp_path / "kept" / "data.npz").read_bytes()
         go_on(sections, cut)
         assert_same_run(tmp_path / "whole", cut)
-
-
-def test_the_command_line_says_what_has_changed(
-    stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fedsim.cli import main
-
-    sections, files, cut = stopped
-    path = tmp_path / "scenario.toml"
-    path.write_text(fedsim.Scenario(**sections).to_toml())
-    replaced(files / "phones.json")
-    with pytest.raises(SystemExit) as left:
-        main(["run", str(path), "--out", str(cut), "--quiet", "--resume"])
-    assert left.value.code == 2
-    assert "what the files of [population.availability] hold has changed" in capsys.readouterr().err
