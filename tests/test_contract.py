@@ -30,12 +30,12 @@ PARTS = [
         {"messages": {"up": {"kind": "qsgd", "levels": 7, "error_feedback": True}, "down": "float16"}},
     ),
     (
-        {"kind": "flexcfl", "groups": 2, "clients_per_round": 5, "alpha": 3, "server": "adagrad"}
+        {"kind": "flexcfl", "groups": 2, "clients_per_round": 8, "alpha": 4, "server": "adagrad"}
         | {"aggregation": {"kind": "trimmed-mean", "share": 0.3}},
         {"messages": {"up": {"kind": "random-k", "share": 0.2}, "down": "int8"}},
     ),
     (
-        {"kind": "ifca", "groups": 2, "clients_per_round": 7, "local_epochs": 1, "aggregation": "bulyan"}
+        {"kind": "ifca", "groups": 2, "clients_per_round": 10, "local_epochs": 1, "aggregation": "krum"}
         | {"server": {"kind": "sgd", "momentum": 0.5, "nesterov": True}},
         {"messages": {"up": "sign", "down": "bfloat16"}, "malicious": {"attack": "scaled", "share": 0.1}},
     ),

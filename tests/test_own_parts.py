@@ -123,7 +123,7 @@ def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
     [
         ("Clumsy", r"AttributeError: 'Ref' object has no attribute 'no_such_thing', in own_parts.py, line \d+"),
         ("Unfinished", r"fedsim: Unfinished \(own_parts.py, line \d+\) has no 'receive', which it has to have \(--debug"),
-        ("Mute", r"the content 'model' of a message is a dict; allowed are refs, Partial, numbers, Sized and Free"),
+        ("Mute", r"the content 'model' of a message is a dict; allowed are refs, Partial, numbers, Opaque and Header"),
     ],
 )
 def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says: str) -> None:

@@ -30,8 +30,8 @@ from fedsim.compare.readings import Reading
 from fedsim.compare.table import Beside, Cell, Column, Estimate, Table, estimate
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
+from fedsim.language.wording import explain
 from fedsim.records.reading import RunFolder
-from fedsim.scenario import explain
 from fedsim.tables import read_toml
 
 CLAIMS = "Claims"  # the title of the table of them

@@ -165,15 +165,17 @@ class Question:
     Attributes:
         shard: the device's data, in the version that was asked for.
         models: weights, float32 [d] each.
+        samples: positions within its training samples that it asks about, int64 [k]; None for all.
     """
 
     shard: Shard
     models: list[Weights]
+    samples: NDArray[np.int64] | None = None
 
     @property
     def count(self) -> int:
-        """Training samples of the device."""
-        return len(self.shard.train)
+        """How many samples it asks about."""
+        return len(self.shard.train if self.samples is None else self.samples)
 
 
 class Chooser:
@@ -182,14 +184,15 @@ class Chooser:
     Args:
         solver: applies the models.
         samples: the shared samples, without anybody's shard.
+        streams: the run's streams.
     """
 
-    def __init__(self, solver: Solver, samples: FederatedData) -> None:
+    def __init__(self, solver: Solver, samples: FederatedData, streams: Streams) -> None:
         self._solver = solver
         self._all_samples = samples
+        self._streams = streams
 
-    @staticmethod
-    def question(ref: Ref, data: FederatedData) -> Question:
+    def question(self, ref: Ref, data: FederatedData) -> Question:
         """The question that ``ref`` stands for, whose models are known, put to a device of ``data``."""
         recipe = ref.recipe
         if not isinstance(recipe, Best):
@@ -197,7 +200,12 @@ class Chooser:
         models = [model.value for model in recipe.models if model.value is not None]
         if len(models) < len(recipe.models):
             raise ValueError(f"{ref} is a choice between models of which some have no value")
-        return Question(data.shard(recipe.device, recipe.version), models)
+        shard, samples = data.shard(recipe.device, recipe.version), None
+        if recipe.batch is not None and recipe.batch[0] < len(shard.train):
+            size, key = recipe.batch
+            generator = self._streams.generator("learning/batch", recipe.device, key)
+            samples = generator.choice(len(shard.train), size, replace=False)
+        return Question(shard, models, samples)
 
     def split(self, questions: Sequence[Question]) -> list[list[int]]:
         """Positions of the questions that are answered together, those with the most work first.
@@ -239,6 +247,8 @@ class Chooser:
     def _samples(self, question: Question) -> tuple[Tensor, Tensor]:
         """A device's training samples in memory of torch's: aligned, whatever numpy's was."""
         x, y = self._all_samples.train_samples(question.shard)
+        if question.samples is not None:
+            x, y = x[question.samples], y[question.samples]
         device = self._solver.device
         return torch.tensor(x, device=device), torch.tensor(y, device=device)
 

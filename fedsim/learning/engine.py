@@ -78,7 +78,7 @@ class Learning(Learner):
         self._solver = pick(self._architecture or self._module(), device, training.solver)
         samples = data.without_shards()
         self._trainer = Trainer(self._solver, training, samples, streams)
-        self._chooser = Chooser(self._solver, samples)
+        self._chooser = Chooser(self._solver, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
             simulation.place(thing)

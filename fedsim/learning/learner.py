@@ -65,7 +65,7 @@ class Learner:
         """What the first local epoch of an update made; itself where that cannot be told any more, or it has no other."""
         return update
 
-    def best(self, models: Sequence[Ref], device: int, *, version: int = 0) -> Ref:
+    def best(self, models: Sequence[Ref], device: int, *, version: int = 0, batch: tuple[int, int] | None = None) -> Ref:
         """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
 
         The objective is what local training minimises: the mean loss over the device's training samples, plus
@@ -76,11 +76,12 @@ class Learner:
             models: out of which, at least one.
             device: whose data.
             version: of the device's data.
+            batch: so many of its samples alone, and the number that with ``device`` names the stream they are drawn from.
 
         Returns:
             A name for the chosen model, which becomes that very model; ``losses`` and ``choices`` tell how it was chosen.
         """
-        return self._name("choice", Best(tuple(models), device, version), device)
+        return self._name("choice", Best(tuple(models), device, version, batch), device)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """The linear combination sum of coefficient x model, in the order given; float64 sums, float32 result.

@@ -82,11 +82,13 @@ class Best:
     Attributes:
         models: out of which; at least one.
         device, version: whose data, and in which version.
+        batch: how many of its samples the objective is estimated on, and the key of their stream; None: all.
     """
 
     models: tuple["Ref", ...]
     device: int
     version: int
+    batch: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.models:

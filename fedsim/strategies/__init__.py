@@ -8,6 +8,7 @@ before it is asked for. One of the user's own is named by its import path, ``pac
 from typing import TYPE_CHECKING, Any
 
 from fedsim.language.registry import Registry, with_any_kind
+from fedsim.language.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams
@@ -17,6 +18,12 @@ class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
         """The parameters that a strategy takes, which are what a scenario says of it."""
         return params_class(kind, key)
+
+    def holds(self, value: Spec) -> bool:
+        """Parameters of any strategy, whose class may stand in a notebook."""
+        from fedsim.strategies.base import StrategyParams
+
+        return isinstance(value, StrategyParams)
 
 
 _HERE = "fedsim.strategies"

@@ -21,8 +21,9 @@ from pydantic_core import CoreSchema
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.language.spec import Spec, json_schema
+from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
-from fedsim.scenario import Scenario, explain
+from fedsim.scenario import Scenario
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import METRICS, AnySearch, Search
 

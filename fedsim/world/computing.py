@@ -79,6 +79,8 @@ class Computing:
     def test(self, task: Task, step: Evaluate) -> None:
         """A test of models begins."""
         self._note_data(task)
+        if step.samples is not None:
+            task.samples = min(task.samples, step.samples)
         self._begin(task, None)
 
     def work(self, task: Task, step: Work) -> None:
@@ -213,7 +215,8 @@ class Computing:
         self._note_end(task, step.limit)
         if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
             cause = "late"
-        self._record_end(task, step, cause, models=len(step.models))
+        part = {} if step.samples is None else {"samples": task.samples}
+        self._record_end(task, step, cause, models=len(step.models), **part)
         return cause
 
     def worked(self, task: Task, step: Work, cause: Cause | None) -> Cause | None:

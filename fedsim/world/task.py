@@ -56,10 +56,14 @@ class Evaluate:
     """The device computes the loss of ``models`` on its own training data: a forward pass over each sample for each model.
 
     With a budget it is late if it is not through by then.
+
+    Attributes:
+        samples: of so many samples, drawn for this task; None: of all.
     """
 
     models: tuple[Any, ...]
     limit: Limit = NO_LIMIT
+    samples: int | None = None
     name = "evaluate"
 
 

@@ -24,7 +24,8 @@ class PowerOfChoice(Selection):
 
     Section 3, pi_pow-d: each candidate receives the present model (d parameters; ``loss-query``), tests it on its own training
     data, which takes a forward pass over them, and answers with its loss (4 bytes; ``loss``). In a strategy with groups it is
-    asked about its group's model, without a group about all of them, and the least loss counts. With ``losses = "reported"``
+    asked about its group's model, without a group about all of them, and the least loss counts. With ``samples`` it estimates
+    the loss on so many samples, drawn anew each time (section 5, pi_cpow-d). With ``losses = "reported"``
     (section 5, pi_rpow-d) nobody is asked: what counts is the loss of the last local epoch that a client has sent with its
     update (4 bytes), for one that never did infinity.
 
@@ -36,12 +37,14 @@ class PowerOfChoice(Selection):
     Attributes:
         candidates: d; at least as many as are wanted are drawn.
         losses: see above.
+        samples: b, on which a candidate tests the model; None: on all that it has.
         patience: candidates who have not answered by then (s) are not chosen; None: all are waited for.
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
     losses: Literal["asked", "reported"] = "asked"
+    samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
 
     @property
@@ -100,8 +103,8 @@ class PowerOfChoice(Selection):
         return sorted(candidates, key=lambda device: -losses[device])[:count]
 
     def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Test the model."""
-        return (Evaluate(tuple(order["loss-query"])),)
+        """Test the model, on ``samples`` samples if so many are given."""
+        return (Evaluate(tuple(order["loss-query"]), samples=self.samples),)
 
     def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
         """The loss."""
