@@ -75,36 +75,34 @@ def test_in_a_file_outside_of_any_package_killed_and_resumed_it_is_the_same_run(
         assert summary[name] == of_one_thread[name]
 
 
-def write(folder: Path, sections: Mapping[str, Any]) -> str:
-    path = folder / "scenario.toml"
+def write(folder: Path, sections: Mapping[str, Any], name: str = "scenario.toml") -> str:
+    path = folder / name
     path.write_text(tomli_w.dumps(dict(sections)))
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("section", "value"),
-    [
+def test_nothing_of_it_is_imported_from_a_file_without_leave(tmp_path: Path) -> None:
+    changes: list[tuple[str, Any]] = [
         ("strategy", {"kind": "tests.own_parts:Proud"}),
         ("strategy", {"kind": "fedavg", "selection": "tests.own_parts:Slowest"}),
         ("messages", {"up": "tests.own_parts:Half"}),
         ("data", {"source": "tests.own_parts:Rings"}),
         ("population", {"availability": {"kind": "tests.own_parts:Never"}}),
-    ],
-)
-def test_nothing_of_it_is_imported_from_a_file_without_leave(tmp_path: Path, section: str, value: Any) -> None:
+    ]
+    files = [write(tmp_path, {section: value}, f"{place}.toml") for place, (section, value) in enumerate(changes)]
     code = (
-        "import sys, fedsim\n"
-        f"try: fedsim.load({write(tmp_path, {section: value})!r})\n"
-        "except fedsim.ScenarioError as error: print(error)\n"
+        f"import sys, fedsim\nfor file in {files}:\n"
+        "    try: fedsim.load(file)\n    except fedsim.ScenarioError as error: print(error)\n"
         "print('tests.own_parts' in sys.modules)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "FEDSIM_ALLOW_CODE"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    told, imported = done.stdout.splitlines()
+    *told, imported = done.stdout.splitlines()
     assert imported == "False"
-    assert section in told
-    assert "--allow-code" in told
-    assert fedsim.load(tmp_path / "scenario.toml", allow_code=True)
+    for (section, _), file, message in zip(changes, files, told, strict=True):
+        assert section in message
+        assert "--allow-code" in message
+        assert fedsim.load(file, allow_code=True)
 
 
 def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
