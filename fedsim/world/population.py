@@ -15,13 +15,11 @@ from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 from fedsim.training import Training
-from fedsim.world.arrivals import ArrivalsSpec
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.capacity import CAPACITIES, Capacity, FedScaleCapacity
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import SlowPhases
-from fedsim.world.departures import DeparturesSpec
 from fedsim.world.device_kinds import OwnKind, find_kind
 from fedsim.world.distributions import (
     Choice,
@@ -37,6 +35,7 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
+from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.roofline import Rooflines
 from fedsim.world.task import Work
 

@@ -39,20 +39,14 @@ class Flow:
         size: float,
         started: float,
         done: Callable[[], None],
-        *,
         wire: float,
         weight: float,
     ) -> None:
-        self.id = flow_id
-        self.source = source
-        self.destination = destination
-        self.size = size
-        self.wire = wire
-        self.weight = weight
-        self.started = started
+        self.id, self.source, self.destination = flow_id, source, destination
+        self.size, self.wire, self.weight = size, wire, weight
+        self.started, self.done = started, done
         self.ended: float | None = None
         self.sent = 0.0
-        self.done = done
 
     def __repr__(self) -> str:
         source, destination = ("server" if end == SERVER else str(end) for end in (self.source, self.destination))
