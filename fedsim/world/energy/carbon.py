@@ -14,9 +14,7 @@ from fedsim.files import regular, sought
 from fedsim.language.spec import Spec
 from fedsim.language.units import GramsPerJoule, Seconds
 from fedsim.streams import Streams
-
-DAY_S = 86_400.0
-
+from fedsim.world.calendar import DAY_S
 
 _INTENSITY = TypeAdapter[float](GramsPerJoule)
 
