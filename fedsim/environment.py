@@ -42,10 +42,11 @@ class Alarm(Event):
         ring: called when it happens; None when it has happened or was cancelled.
     """
 
+    _ok, _value = True, None  # it has been triggered
+
     def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], None], callback: Any) -> None:
-        self.env = env  # all that ``Event.__init__`` and ``succeed`` would do, in one call
+        self.env = env  # what ``Event.__init__`` does
         self.callbacks = [callback]
-        self._value, self._ok = None, True
         self.name, self.when = name, when
         self.ring: Callable[[], None] | None = ring
 
@@ -98,10 +99,10 @@ class Join(Event):
 class Environment(simpy.Environment):
     """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and resources are SimPy's.
 
-    Three private names of SimPy are used: the time, the schedule and its counter. An alarm is scheduled at its time to the bit,
-    with any priority; a cancelled one is dropped without moving the clock, and many are dropped at once. Most alarms of a run
-    are cancelled, since devices finish before they disconnect; if they stayed until they were due, hours later, the schedule
-    would be several times as deep.
+    Private names of SimPy are used here alone: the schedule and its counter, and what tells that an event has been triggered.
+    So an alarm is one entry, at its time to the bit, with any priority; a cancelled one is dropped without moving the clock,
+    and many are dropped at once. Most alarms of a run are cancelled, since devices finish before they disconnect; if they
+    stayed until they were due, hours later, the schedule would be several times as deep.
 
     Attributes:
         pending: real work that must be done before the next event, and what goes on then.
@@ -135,7 +136,7 @@ class Environment(simpy.Environment):
         Returns:
             The time of the next event (s).
         """
-        schedule, step, now = self._schedule, super().step, self._now
+        schedule, step, now = self._schedule, super().step, self.now
         while schedule:
             when, _, _, event = schedule[0]
             if type(event) is Alarm and event.ring is None:
@@ -149,7 +150,7 @@ class Environment(simpy.Environment):
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
         when = self.peek()
-        if self.moved is not None and self._now < when:
+        if self.moved is not None and self.now < when:
             self.moved(when)
         super().step()
         while self.pending is not None:
@@ -161,15 +162,15 @@ class Environment(simpy.Environment):
 
     def at(self, name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
-        if when < self._now:
-            raise ValueError(f"an alarm at {when!r} s cannot be set at {self._now!r} s")
+        if when < (now := self.now):
+            raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
         alarm = Alarm(self, name, when, ring, _ring)
         heappush(self._queue, (when, priority, next(self._eid), alarm))
         return alarm
 
     def call(self, ring: Callable[[], None], priority: EventPriority = NORMAL) -> None:
         """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
-        now = self._now
+        now = self.now
         if self.unnamed:
             alarm = self.unnamed.pop()
             alarm.when, alarm.ring = now, ring

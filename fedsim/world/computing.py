@@ -22,16 +22,8 @@ if TYPE_CHECKING:
 
 
 class Computing:
-    """Begins and ends the steps of tasks in which devices compute.
-
-    Args:
-        simulation: the clock.
-        population: the devices' columns.
-        compute: how long training takes.
-        network: how long an upload will take, for which a limit keeps time back.
-        batch_size: B, samples of an SGD step.
-        cut: interrupts a task whose battery is flat.
-        batteries: those of the devices, if they have any.
+    """Begins and ends the steps of tasks in which devices compute; see ``TaskRunner``. ``cut`` interrupts a task whose battery
+    is flat.
 
     Attributes:
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.

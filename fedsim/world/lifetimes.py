@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,6 @@ from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
-
-if TYPE_CHECKING:
-    from fedsim.world.population import Population
 
 
 class Turnover(Spec):
@@ -195,8 +192,7 @@ class ScheduledDepartures(_Schedule):
     def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
         """Draws from ``world/departures`` if no devices are named.
 
-        Raises:
-            ScenarioError: a device would leave before it has arrived, or nobody is there who could leave.
+        ``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave.
         """
         departure = np.full(len(arrival), np.inf)
         if self.devices is not None:
@@ -243,6 +239,11 @@ DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFr
 # What becomes of them in a run.
 
 
+class _Lifetimes(Protocol):
+    arrival: NDArray[np.float64]
+    departure: NDArray[np.float64]
+
+
 class Bounded:
     """Paths of availability cut to each device's lifetime: off before its arrival, and off for good from its departure.
 
@@ -275,7 +276,7 @@ class Bounded:
         return there
 
 
-def bounded(within: Availability, population: "Population") -> Availability:
+def bounded(within: Availability, population: _Lifetimes) -> Availability:
     """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
     if population.arrival.any() or (population.departure < math.inf).any():
         return Bounded(within, population.arrival, population.departure)
@@ -286,18 +287,12 @@ class Lifetimes:
     """Records who joins and who leaves, and tells of newcomers when they can first be reached.
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
-    does not arrive.
-
-    Args:
-        simulation: the clock.
-        population: the lifetimes; they must not change any more.
-        availability: when devices can be reached, cut to their lifetimes (``bounded``).
-        on_arrival: called with each newcomer at the first instant in which it can be reached, be it its arrival or later;
-            never for one who leaves before.
+    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
+    arrival or later; never for one who leaves before. The lifetimes of the population must not change any more.
     """
 
     def __init__(
-        self, simulation: Simulation, population: "Population", availability: Availability, on_arrival: Callable[[int], None]
+        self, simulation: Simulation, population: _Lifetimes, availability: Availability, on_arrival: Callable[[int], None]
     ) -> None:
         self._simulation, self._population = simulation, population
         self._availability, self._on_arrival = availability, on_arrival

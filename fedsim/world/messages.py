@@ -51,8 +51,7 @@ class Messages:
     """Carries messages between endpoints.
 
     Args:
-        simulation: the clock.
-        network: how long messages take.
+        simulation, network: the clock, and how long messages take.
         until: until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
 
     Attributes:
@@ -74,8 +73,7 @@ class Messages:
     ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
 
-        Raises:
-            SimulationError: there is no such endpoint, or it would send to itself.
+        ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
         now = self._simulation.now
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)

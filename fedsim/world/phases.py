@@ -33,14 +33,9 @@ class Span(NamedTuple):
 class Phases:
     """Alternating exponential phases of each device, sampled lazily from its own counter.
 
-    Phase k of a device is its k-th draw, whoever asks; the phase at time 0 is on with the long-run share of on time, so
-    that the population starts in its steady state (an exponential phase has no memory of when it began).
-
-    Args:
-        streams: the run's streams; this draws from ``purpose`` and, for the phases at time 0, ``purpose/first``.
-        purpose: the name of the streams.
-        mean_on, mean_off: mean lengths (s).
-        devices: how many paths there are.
+    Phase k of a device is its k-th draw of ``purpose``, whoever asks; the phase at time 0 (drawn from ``purpose/first``) is on
+    with the long-run share of on time, so that the population starts in its steady state (an exponential phase has no memory of
+    when it began). Mean lengths are in s.
     """
 
     def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
@@ -77,11 +72,7 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Refuse to go through far too many phases from ``start`` to ``end`` (s).
-
-        Raises:
-            SimulationError: names the phases.
-        """
+        """Raise ``SimulationError`` if there are far too many phases from ``start`` to ``end`` (s) to go through."""
         expected = 2 * (end - start) / sum(self._means)
         if expected > _MOST_PHASES:
             off, on = self._means

@@ -21,13 +21,7 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 
 class Transfers:
-    """Begins and ends the steps of tasks in which messages move, or wait.
-
-    Args:
-        simulation: the clock.
-        network: how long messages take.
-        cut: interrupts a task whose battery is flat.
-        batteries: those of the devices, if they have any.
+    """Begins and ends the steps of tasks in which messages move, or wait; ``cut`` interrupts a task whose battery is flat.
 
     Attributes:
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
@@ -51,8 +45,7 @@ class Transfers:
     def queue(self, direction: Direction, slots: simpy.Resource, running: Mapping[int, Task]) -> None:
         """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
 
-        Raises:
-            SimulationError: messages of that direction queue for something else already.
+        ``SimulationError``: messages of that direction queue for something else already.
         """
         if direction in self.queues:
             raise SimulationError(

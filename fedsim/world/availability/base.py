@@ -89,13 +89,9 @@ class Renewal(AvailabilityModel):
 
 
 def changes(span: Callable[[int, float], Span], devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
-    """Each device's state at time 0, and every change of it up to ``end``, in order of devices and times.
+    """Each device's state at time 0, and every change of it up to ``end`` (s), in order of devices and times.
 
-    Args:
-        span: the phase that a device is in at a time (s), cut to its lifetime.
-        devices: whose changes are wanted.
-        end: of the run (s).
-        most: of rows. Of too many, whole devices are left out, evenly over their numbers.
+    Of more than ``most`` rows whole devices are left out, evenly over their numbers.
 
     Returns:
         ``device`` int64, ``time`` (s) float64 and ``on`` bool, [rows] each.

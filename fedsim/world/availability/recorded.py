@@ -35,10 +35,8 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 class Traces(Availability):
     """Recorded phases: each device follows one trace, over and over.
 
-    Args:
-        traces: what was recorded.
-        assigned: which of them each device follows, [devices].
-        ahead: how far into it each device is at time 0 (s), [devices]; None for all at its start.
+    ``assigned`` says which, and ``ahead`` how far into it each device is at time 0 (s), both [devices]; None for all at its
+    start.
     """
 
     def __init__(self, traces: Sequence[Trace], assigned: Sequence[int], ahead: Sequence[float] | None = None) -> None:
@@ -79,11 +77,7 @@ class Flash(AvailabilityModel):
     file: str = "traces/flash_availability_1000.json"
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
-        """The population's paths.
-
-        Raises:
-            DataError: the file is missing, is not such a file, or has a trace with holes (missing or disordered times).
-        """
+        """The population's paths. ``DataError``: the file is missing, is not such a file, or has a trace with holes."""
         path = sought(self.file, root)
         traces = read_flash(path)
         drawn = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
@@ -170,9 +164,7 @@ class Intervals(AvailabilityModel):
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
         """The population's paths; draws from ``world/availability`` if devices are drawn.
 
-        Raises:
-            DataError: the file is missing or malformed, or an interval is: it ends before it begins, or overlaps another one.
-            ScenarioError: the file has dates, and nothing says which of them is time 0.
+        ``DataError``: the file or an interval is malformed. ``ScenarioError``: dates, and nothing says which of them is time 0.
         """
         table = DeviceTable("population.availability", sought(self.file, root), ("device", "start", "end"))
         owners = table.values("device", Any) if self.drawn else table.devices(devices)

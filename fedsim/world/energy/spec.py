@@ -164,10 +164,7 @@ class EnergySpec(Spec):
         """What is drawn in a world, by device and at the server's side. Draws from ``world/energy/...``.
 
         The powers of the devices' kinds stand where there is no preset. Joules a byte are counted by payload from here on.
-
-        Raises:
-            ScenarioError: there are no cells for ``edge``.
-            DataError: a file is missing or malformed.
+        ``ScenarioError``: there are no cells for ``edge``. ``DataError``: a file is missing or malformed.
         """
         streams, devices, cells, root = context.streams, context.devices, context.places, context.folder
         if self.edge is not None and cells is None:

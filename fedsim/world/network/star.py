@@ -90,12 +90,7 @@ class Place:
 
 
 class Half:
-    """One direction of a star: flows with caps over one shared link.
-
-    Args:
-        capacity: of the shared link, bytes/s, infinity allowed.
-        link: its name.
-    """
+    """One direction of a star: flows with caps over one shared link of so many bytes/s, infinity allowed."""
 
     def __init__(self, capacity: float, link: str = "") -> None:
         self._link = link

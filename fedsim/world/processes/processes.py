@@ -31,18 +31,10 @@ _OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, w
 
 
 class Processes:
-    """Starts the processes of a run, and knows what they hold.
-
-    Args:
-        specs: what they are.
-        simulation, streams, capacity, population, compute, network, tasks, edges: the world.
-        on_switched_on: told of each device that is switched on again.
+    """Starts the processes of a run, and knows what they hold; ``ScenarioError`` if one does not fit this world.
 
     Attributes:
         world: the face of the world for processes that are started from Python.
-
-    Raises:
-        ScenarioError: a process does not fit this world.
     """
 
     def __init__(
@@ -162,8 +154,7 @@ class Processes:
     def _taken_up(self, number: int, call: Call) -> Any:
         """What a process that is restored had begun by this call; None if it is not restored.
 
-        Raises:
-            CheckpointError: it had not begun that.
+        ``CheckpointError``: it had not begun that.
         """
         if not self._restoring:
             return None
@@ -258,8 +249,7 @@ class Processes:
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
         """Bring each process to where it was, when all else is: what it had begun it takes up. Alarms follow by ``rearm``.
 
-        Raises:
-            CheckpointError: a process does not come to hold what was held, or to wait for what it waited for.
+        ``CheckpointError``: a process does not come to hold what was held, or to wait for what it waited for.
         """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)

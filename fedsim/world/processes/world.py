@@ -198,11 +198,7 @@ class World:
 
 
 def quantity(value: float | str, kind: Any, what: str) -> float:
-    """A number in the base unit, or text with a unit, as a number.
-
-    Raises:
-        SimulationError: it is no such quantity.
-    """
+    """A number in the base unit, or text with a unit, as a number; ``SimulationError`` if it is no such quantity."""
     try:
         number = TypeAdapter[float](kind).validate_python(value) if isinstance(value, str) else float(value)
     except ValidationError as error:
