@@ -26,7 +26,7 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability.changes import changes
+from fedsim.world.availability.base import changes
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
 from fedsim.world.edges import Edges

@@ -1,9 +1,10 @@
-"""A link that fails from time to time."""
+"""Processes that come with fedsim: a link or an edge server that fails from time to time, a server that takes few uploads."""
 
 from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Annotated, Any, ClassVar, Literal
 
+import simpy
 from pydantic import Field
 
 from fedsim.language.units import BytesPerSecond, PositiveSeconds
@@ -71,3 +72,41 @@ class LinkOutage(Outage):
     def fail(self, world: World) -> list[Hold]:
         """The link is held at the rate."""
         return [world.limit(self.link, self.rate)]
+
+
+class EdgeOutage(Outage):
+    """An edge server is not there for a while, again and again.
+
+    Attributes:
+        edge: its number.
+        work: what becomes of the work of its devices. ``wasted``: the edge server crashes: what it holds is lost, and what its
+            devices do for it ends. ``waits``: it is cut off: nothing comes to it or leaves it until it is back.
+    """
+
+    kind: Literal["edge-outage"] = "edge-outage"
+    edge: int = Field(ge=0)
+    work: Literal["wasted", "waits"] = "wasted"
+
+    def check(self, world: World) -> None:
+        """Is there such an edge server?"""
+        world.rate(f"edge {self.edge} receive")
+
+    def fail(self, world: World) -> list[Hold]:
+        """It is lost, or its own links carry nothing."""
+        if self.work == "wasted":
+            return [world.lose(self.edge)]
+        return [world.limit(f"edge {self.edge} {way}", 0.0) for way in ("receive", "send")]
+
+
+class UploadSlots(Process):
+    """At most ``slots`` uploads are under way at a time; the others wait, first come, first served."""
+
+    restorable: ClassVar[bool] = True
+
+    kind: Literal["upload-slots"] = "upload-slots"
+    slots: int = Field(ge=1)
+
+    def run(self, world: World) -> Generator[Any, Any, Any]:
+        """Uploads queue for a resource of SimPy, from the beginning of the run to its end."""
+        world.queue("up", simpy.Resource(world.env, self.slots))
+        yield world.env.event()
