@@ -333,19 +333,9 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
 
         monkeypatch.setattr(owner, name, outer)
 
-<<<<<<< HEAD
-    counted(simpy.Environment, "schedule", "scheduled")
     counted(simpy.Environment, "step", "stepped")
     counted(simpy.Process, "__init__", "process")
     counted(Interruption, "__init__", "interrupt")
-=======
-    for owner, name, what in [
-        (simpy.Environment, "step", "stepped"),
-        (simpy.Process, "__init__", "process"),
-        (Interruption, "__init__", "interrupt"),
-    ]:
-        counted(owner, name, what)
->>>>>>> world
     simulation, records = Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])), Counter[str]()
     run, inner = simulation.installed, simulation.env.moved
     assert inner is not None
