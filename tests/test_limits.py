@@ -37,16 +37,8 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
         ("strategy.local_epochs", 10**9, "at most 100,000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "at most 10,000"),
         ("strategy", {"kind": "lcfl", "groups": 10**9}, "at most 10,000"),
-        (
-            "strategy",
-            {"kind": "flexcfl", "pretrain_iterations": 10**9},
-            "epochs; or it must be at most 1,000,000",
-        ),
-        (
-            "strategy",
-            {"kind": "flexcfl", "pretrain_iterations": "epoch"},
-            "(did you mean 'epochs'?); or it must be a",
-        ),
+        ("strategy", {"kind": "flexcfl", "moment": {"steps": 10**9}}, "at most 1,000,000"),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "allowed is 'moment.steps'"),
         ("strategy.over_selection", float("inf"), "a finite number"),
         ("strategy.over_selection", 1e308, "at most 1,000,000"),
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),

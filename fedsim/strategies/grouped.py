@@ -1,12 +1,12 @@
 """The round loop with groups of devices, each with a model of its own.
 
 A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets a
-task of preparation first, and the round's task follows in the instant in which its group is known. Who is not asked in a
-round prepares beside it. All who are prepared in one instant are assigned together.
+task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not asked
+in a round prepare beside it. All that are prepared in one instant are assigned together.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
@@ -15,29 +15,63 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import AggregatingParams, Synchronous
+from fedsim.strategies.synchronous import CombiningParams, SelectingParams, Synchronous, SynchronousParams
+from fedsim.world.population import DeadlineBase
+
+Preset = Literal["paper", "published-code"]
 
 
-class GroupedParams(AggregatingParams):
-    """What every strategy with groups takes, besides ``AggregatingParams``.
+class ClusteredParams(SelectingParams, CombiningParams):
+    """What every strategy with groups takes, besides ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
         groups: m, how many groups there are.
-        sweep: the first rounds ask the devices in turn, until each has been asked once (as the published experiments of
-            FlexCFL do); then clients are drawn at random.
+        as: where the two differ, whether it does as its paper says (``paper``) or as the code that was published with it
+            (``published-code``): one table in docs/strategies.md lists the differences of all.
     """
 
-    looks_at_each: ClassVar[str | None] = "strategies with groups look at single updates"
-
     groups: int = Field(default=3, ge=1, le=10_000)
-    sweep: bool = False
+    __annotations__["as"] = Annotated[Preset, Field(default="published-code")]  # a keyword of Python
+
+    @property
+    def as_published(self) -> bool:
+        """Whether it does as the published code."""
+        return bool(getattr(self, "as") == "published-code")
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether the first rounds ask the devices in turn, until each has been asked once."""
+        return False
+
+
+class PlainDeadline(SelectingParams):
+    """For strategies whose deadline counts from the begin of the round, in seconds."""
+
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("relative_deadline", "reference_epochs", "deadline_base", "deadline_from"), "deadline"
+    )
+
+    relative_deadline: None = None
+    reference_epochs: None = None  # type: ignore[assignment]
+    deadline_base: None = None  # type: ignore[assignment]
+    deadline_from: None = None
+
+    @property
+    def mean_epoch_over(self) -> DeadlineBase:
+        return "unslowed"
+
+
+class GroupedParams(ClusteredParams, SynchronousParams):
+    """What a strategy takes that asks a number of clients, whatever their groups, besides ``ClusteredParams``."""
+
+    instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
 
     def combined_at_once(self, devices: int) -> int:
         """A group's share of a cohort."""
         return super().combined_at_once(devices) // self.groups
 
 
-G = TypeVar("G", bound=GroupedParams)
+G = TypeVar("G", bound=ClusteredParams)
 
 
 class Grouped(Synchronous[G]):
@@ -47,8 +81,8 @@ class Grouped(Synchronous[G]):
         models: each group's model.
         group: each device's group, -1 for none.
         asked: for each device whether it was ever asked in a round.
-        preparing: tasks of preparation that run, task -> (device, whether it is the round that waits for it).
-        prepared: those that have ended in this instant, dicts of task, device, in_round, asked and contents.
+        preparing: tasks of preparation that run, task -> (device, whether the round waits for it).
+        prepared: tasks of preparation that have ended in this instant, dicts of task, device, in_round, asked and contents.
         unprepared: devices that must be prepared before they train again, in order.
     """
 
@@ -61,7 +95,7 @@ class Grouped(Synchronous[G]):
     # What an algorithm fills in.
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """What is sent to the device, and the job that it must do, before it can train in a round; None for nothing."""
+        """The contents and the job of the task that the device must do before it can train in a round; None for nothing."""
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
@@ -88,9 +122,14 @@ class Grouped(Synchronous[G]):
         return [device for device, own in enumerate(self.state["group"]) if own == group]
 
     def group_of(self, device: int) -> int | None:
-        """The device's group; None while it has none."""
         group: int = self.state["group"][device]
         return None if group < 0 else group
+
+    async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
+        """The group in each entry's content ``id``; where nothing is learnt, one at random from the stream ``purpose``."""
+        if self.server.learns:
+            return await self.server.choices([entry["contents"]["id"] for entry in entries])
+        return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
         """The groups of ``count`` devices where nothing is learnt that could tell them, from the stream ``purpose``, ids."""
@@ -111,7 +150,7 @@ class Grouped(Synchronous[G]):
         """Clients in turn while the sweep lasts, then at random."""
         number, wanted = self.state["round"], self.params.asked_per_round
         chosen: list[int] = []
-        if self.params.sweep and number * wanted < self.server.devices:
+        if self.params.sweeps and number * wanted < self.server.devices:
             chosen = [device for device in self.server.online() if not self.state["asked"][device]][:wanted]
         if len(chosen) < wanted:
             others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None
@@ -145,7 +184,6 @@ class Grouped(Synchronous[G]):
         await self.after_aggregation()
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
-        """The model of the group that the update went into."""
         group = entry["group"]
         return None if group is None else self.state["models"][group]
 
@@ -153,9 +191,8 @@ class Grouped(Synchronous[G]):
 
     def must_prepare(self, device: int) -> None:
         """The device has to be prepared: in its round if it has just been selected, else beside the rounds, when it can."""
-        state = self.state
-        if device not in state["unprepared"]:
-            state["unprepared"].append(device)
+        if device not in self.state["unprepared"]:
+            self.state["unprepared"].append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
@@ -167,7 +204,7 @@ class Grouped(Synchronous[G]):
         if not about_to_be_asked and self.server.idle(device):
             needed = self.preparation(device)
             if needed is None:
-                self.state["unprepared"].remove(device)
+                state["unprepared"].remove(device)
             else:
                 self._prepare(device, *needed, in_round=False)
 
@@ -179,7 +216,6 @@ class Grouped(Synchronous[G]):
         self.state["preparing"][task] = (device, in_round)
 
     def passed_over(self, device: int) -> None:
-        """It may be prepared beside the round."""
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
@@ -189,31 +225,30 @@ class Grouped(Synchronous[G]):
         return running or any(device == entry["device"] for entry in state["prepared"])
 
     async def on_return(self, device: int) -> None:
-        """A device that could not be prepared is there again."""
         self._prepare_aside(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has been prepared, or has trained, or neither."""
-        if message.task not in self.state["preparing"]:
-            self._prepare_aside(message.device)
-            if message.device in self.state["unprepared"] and not self.is_preparing(message.device):
-                self.server.await_return(message.device)
+        state, device = self.state, message.device
+        if message.task not in state["preparing"]:
+            self._prepare_aside(device)
+            if device in state["unprepared"] and not self.is_preparing(device):
+                self.server.await_return(device)
             await super().on_task_end(message)
             return
-        _, in_round = self.state["preparing"].pop(message.task)
+        _, in_round = state["preparing"].pop(message.task)
         if message.outcome == "done":
-            if not self.state["prepared"]:
+            if not state["prepared"]:
                 self.server.timer("assign", self.server.now)
-            entry = {"task": message.task, "device": message.device, "in_round": in_round}
-            self.state["prepared"].append(entry | {"asked": dict(message.asked), "contents": dict(message.contents)})
+            entry = {"task": message.task, "device": device, "in_round": in_round}
+            state["prepared"].append(entry | {"asked": dict(message.asked), "contents": dict(message.contents)})
             return
-        if message.device in self.state["unprepared"]:
-            self.server.await_return(message.device)
+        if device in state["unprepared"]:
+            self.server.await_return(device)
         if in_round:
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Assign who has been prepared in this instant; what was asked of them only now can end at a deadline only then."""
+        """Assign the devices prepared in this instant first: what is asked of them only now can end at a deadline only then."""
         if name == "assign":
             if self.state["prepared"]:  # else another timer of this instant has seen to them
                 await self._assign()
@@ -234,4 +269,4 @@ class Grouped(Synchronous[G]):
                 del self.state["open"][entry["task"]]
                 self._go_on(entry["device"])
         if len(self.state["received"]) >= self.params.enough:
-            self.server.timer("deadline", self.server.now)  # enough have come: who goes on only now is not needed either
+            self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed

@@ -1,25 +1,23 @@
 """Groups whose devices notice when their own data have shifted, and then look for a group again."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
-from fedsim.language.spec import OnlyWith
+from fedsim.language.registry import Registry
+from fedsim.strategies.clustering.parts import EachRound, ShiftTest, WhenShifted
 from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.synchronous import SynchronousClient
 
 Counts = NDArray[np.int64]
 
-Metric = Literal["aligned_l1", "sorted_counts", "oracle"]
 
-
-def distance(counts: Counts, reference: Counts, metric: Metric) -> float:
+def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
     """How far a device's label counts [C] are from its reference, per class.
 
     ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
@@ -41,16 +39,23 @@ class MigratingParams(GroupedParams):
     """What every strategy with migration takes, besides ``GroupedParams``.
 
     Attributes:
-        dynamic: whether devices test themselves for a shift of their data, and migrate.
-        shift_metric: how far a device's label counts c are from its reference r, over C classes: ``aligned_l1``,
-            1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted counts (the published code of FlexCFL; it does not
-            see labels that change places); ``oracle``, any change of data counts as a shift.
-        shift_threshold: a shift is more than this times n / C, n the device's training samples at first (FlexCFL, Eq. 9).
+        moment: when devices choose their group: in each round, and when their data have shifted.
     """
 
-    dynamic: bool = True
-    shift_metric: Annotated[Metric, OnlyWith("dynamic")] = "aligned_l1"
-    shift_threshold: Annotated[float, OnlyWith("dynamic")] = Field(default=0.2, ge=0.0)
+    instead: ClassVar[Mapping[str, str]] = {
+        **GroupedParams.instead,
+        "dynamic": "moment.shift",
+        "shift_metric": "moment.shift",
+        "shift_threshold": "moment.shift_threshold",
+    }
+    usual_shift: ClassVar[ShiftTest] = "never"
+
+    moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
+
+    @property
+    def shift(self) -> ShiftTest:
+        """How devices test themselves for a shift of their data."""
+        return self.moment.shift or self.usual_shift
 
 
 M = TypeVar("M", bound=MigratingParams)
@@ -68,19 +73,17 @@ class MigratingClient(SynchronousClient[M]):
         raise NotImplementedError
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The label counts of the data that say which group it is become the reference."""
         if self.settles(device, order):
             device.state["reference"] = device.used_label_counts.tolist()
 
     def on_shift(self, device: Device) -> Contents | None:
         """How far the label counts are from the reference, and how far they may be."""
-        params = self.params
-        if not params.dynamic:
+        if self.params.shift == "never":
             return None
         first = device.first_label_counts
         reference = np.array(device.state["reference"]) if "reference" in device.state else first
-        far, limit = distance(device.label_counts, reference, params.shift_metric), threshold(first, params.shift_threshold)
-        return {"distance": Header(far), "threshold": Header(limit)}
+        far = distance(device.label_counts, reference, self.params.shift)
+        return {"distance": Header(far), "threshold": Header(threshold(first, self.params.moment.shift_threshold))}
 
 
 class Migrating(Grouped[M]):
@@ -88,19 +91,19 @@ class Migrating(Grouped[M]):
 
     A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
     too far apart it has to be prepared again, and its present counts become the reference. One that works or is away tests
-    itself when it is free or back; one that has just been selected is prepared before it trains. Who finds its group on data
-    that have changed meanwhile tests itself once more. Nothing is sent for a test.
+    itself when it is free or back; one that has just been selected is prepared before it trains. A device that finds its group
+    on data that have changed meanwhile tests itself once more. Nothing is sent for a test.
 
-    The test sees label counts only. Images that are rotated, or labels that are permuted among equal counts, do not fire it.
+    The test sees label counts only: neither rotated images nor labels permuted among equal counts fire it.
     """
 
-    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
+    async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
         """A device has tested itself: it counts if it has a group that it could leave and does not look for one already."""
         group = self.state["group"][device]
         if group < 0 or self.is_preparing(device):
             return
         fired = bool(contents["distance"] > contents["threshold"])
-        measured = {} if self.params.shift_metric == "oracle" else dict(contents)
+        measured = {} if self.params.shift == "oracle" else dict(contents)
         self.server.emit("shift-test", device=device, group=group, fired=fired, **measured)
         if fired:
             self.must_prepare(device)
@@ -111,7 +114,7 @@ class Migrating(Grouped[M]):
         self.move(device, group, "migration" if known else newcomer)
 
     async def test_again(self, devices: Iterable[int]) -> None:
-        """Who has been settled by data that it does not hold any more tests itself: it could not do so before."""
+        """Devices settled by data that they do not hold any more test themselves: they could not do so before."""
         for device in devices:
             await self.server.look_for_shift(device)
 

@@ -36,6 +36,7 @@ from tests.benchmarks.processors import PORTABLE
 
 TABLE = Path(__file__).with_suffix(".json")
 
+_ONCE = {"groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}}
 _FORMS = {"groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "cata-fed": {"clients_per_round": 6, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
@@ -49,7 +50,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fedbuff": {"concurrency": 7, "buffer": 3},
     "feddr": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     "feddyn": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s", "alpha": 0.1},
-    "fedgroup": _FORMS | {"alpha": 3},
+    "fedgroup": _FORMS | {"moment": {"devices": 3}},
     "fednova": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},
     "fedper": {"clients_per_round": 6, "head": ["*.bias"], "deadline": "30 s"},
     "fedprox": {"clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
@@ -59,16 +60,16 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     | {"selection": {"kind": "favor", "target": 0.9, "components": 5, "hidden": 16}},
     "fesem": _FORMS,
     "fesem-mig": _FORMS,
-    "fl-hc": {"groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    "fl-hc": _ONCE,
     "flanp": {"kind": "fedavg", "clients_per_round": 20, "selection": {"kind": "flanp", "accuracy": 50.0}},
-    "flexcfl": _FORMS | {"alpha": 3, "eta_g": 0.1},
+    "flexcfl": _FORMS | {"moment": {"devices": 3}, "eta_g": 0.1},
     "fpfc": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s", "lam": 0.3},
     "gossip": {"deadline": "30 s"},
     "hierfavg": {"clients_per_round": 9, "kappa2": 2, "deadline": "40 s"},
     "hypcluster": _FORMS,
     "ifca": _FORMS,
     "ifca-mig": _FORMS,
-    "lcfl": {"groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    "lcfl": _ONCE,
     "local": {"clients_per_round": 7},
     "moon": {"clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     "pfedme": {"clients_per_round": 6, "local_rounds": 3, "steps": 3, "deadline": "30 s"},

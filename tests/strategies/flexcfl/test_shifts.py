@@ -95,7 +95,7 @@ class TestAfterASwap:
     ) -> tuple[RunFolder, list[tuple[int, int]]]:
         """The run, and the pairs that crossed over between true groups."""
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [4]}}
-        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2, "sweep": True}
+        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2}
         run = ran(world(data, 4 * kinds, shape | strategy, 8, drift=drift), folder)
         partners = {event["device"]: event["data"]["partner"] for event in of_kind(run, "shift")}
         assert len(partners) == 4 * kinds
@@ -143,7 +143,7 @@ class TestAfterASwap:
         """Rotated digits, ten of each on every device: the test of Eq. 9 is blind to what has happened."""
         for metric in ("aligned_l1", "oracle"):
             data = evenly_rotated(tmp_path / "data")
-            run, crossed = self.swapped(tmp_path / metric, data, "flexcfl", kinds=4, shift_metric=metric)
+            run, crossed = self.swapped(tmp_path / metric, data, "flexcfl", kinds=4, moment={"shift": metric})
             before = self.before(run)
             home = homes([device % 4 for device in range(16)], [before[device] for device in range(16)])
             assert len(set(home.values())) == 4
