@@ -80,7 +80,6 @@ class CFLParams(GroupedParams):
         return self
 
     def check(self, devices: int) -> None:
-        """A round that asks all clients cannot ask more than these, nor choose."""
         super().check(devices)
         given = {
             "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
@@ -220,7 +219,6 @@ class CFL(Grouped[CFLParams]):
         await super().on_start()
 
     def select(self) -> list[int]:
-        """All clients that can be had, or some drawn at random."""
         among = None
         if self.params.order == "recursive":  # of a leaf of which nobody is there nothing can be learnt now
             group, online = self.state["group"], self.server.online()
@@ -241,7 +239,6 @@ class CFL(Grouped[CFLParams]):
     # Splits.
 
     async def aggregate(self) -> None:
-        """Look which clusters must be split, and move their models."""
         cuts = await self._cuts()
         self.state["last"] |= {entry["device"]: (entry["update"], entry["start"]) for entry in self.state["received"]}
         if not self.params.as_published:
@@ -417,12 +414,10 @@ class CFL(Grouped[CFLParams]):
         self.move(device, leaf, why)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer goes down the tree at once, if there is one."""
         if not self._is_leaf(0):
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """The model at which the newcomer's node was split, to train from."""
         node = self._node(device)
         if self.state["group"][device] >= 0 or self._is_leaf(node):
             return None
@@ -437,7 +432,6 @@ class CFL(Grouped[CFLParams]):
             self._prepare(device, *needed, in_round=True, continues=True)
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """One step down the tree for each."""
         for entry in prepared:
             device = entry["device"]
             children = self.state["children"][self._node(device)]

@@ -72,7 +72,6 @@ class FeSEM(Grouped[FeSEMParams]):
         await super().on_start()
 
     async def before_asking(self) -> None:
-        """The E-step: the nearest group of each client of the cohort, the first of equals."""
         cohort = self.state["cohort"]
         if self.params.as_published:
             for device, group in zip(cohort, await self._nearest(cohort), strict=True):
@@ -92,7 +91,6 @@ class FeSEM(Grouped[FeSEMParams]):
         return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]
 
     async def aggregate(self) -> None:
-        """The M-step; the server keeps what each client has sent."""
         for entry in self.state["received"]:
             self.state["last"][entry["device"]] = entry["update"]
         await (super().aggregate() if self.params.as_published else self._move_centers())

@@ -96,7 +96,6 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         return self.groups if drawn else min(self.moment.devices * self.groups, devices)
 
     def combined_at_once(self, devices: int) -> int:
-        """A group's share of a cohort, or of the pre-trained devices."""
         return min(super().combined_at_once(devices), self.pretrained(devices) // self.groups)
 
     def check(self, devices: int) -> None:
@@ -167,7 +166,6 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     """
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Remember what was received, and train."""
         found = {"initial": order.contents.get("initial-model") or order.contents.get("pre-training")}
         found["directions"] = order.contents.get("directions")
         device.state.update({name: value for name, value in found.items() if value is not None})
@@ -190,7 +188,6 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         return Limit(at_least=self._epochs(order) if order.job == "train" else self.params.pretraining_epochs or 1)
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; or the group whose direction is most like the change by the pre-training."""
         match order.job:
             case "pre-train":
                 return {"pre-training": done.update}
@@ -326,7 +323,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
     # Client cold start and migration.
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """What a device needs to find its group, if there is none yet or the data have shifted."""
         state = self.state
         if state["group"][device] >= 0 and device not in state["unprepared"]:
             return None
@@ -360,7 +356,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
     # Between groups.
 
     async def after_aggregation(self) -> None:
-        """Each group's model moves towards the others, through an auxiliary server."""
         state, server, params = self.state, self.server, self.params
         inhabited = sorted({group for group in state["group"] if group >= 0})
         if not params.eta_g or len(inhabited) < 2:
@@ -389,7 +384,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Pre-train again, or no longer; all else as in every round."""
         if name == "pre-training":
             self._begin_groups()
         elif name == "pre-training-deadline":

@@ -67,7 +67,6 @@ class GroupedParams(ClusteredParams, SynchronousParams):
     instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
 
     def combined_at_once(self, devices: int) -> int:
-        """A group's share of a cohort."""
         return super().combined_at_once(devices) // self.groups
 
 
@@ -137,7 +136,6 @@ class Grouped(Synchronous[G]):
         return found
 
     def models(self) -> ModelAssignment:
-        """A model a group, for the devices that are in it now."""
         served: list[list[int]] = [[] for _ in self.state["models"]]
         for device, group in enumerate(self.state["group"]):
             if group >= 0:
@@ -171,11 +169,9 @@ class Grouped(Synchronous[G]):
         self._start(device, self.contents_after_preparation(device), continues=True)
 
     def contents(self, device: int) -> Contents:
-        """The group's model."""
         return {"model": self.state["models"][self.state["group"][device]]}
 
     async def aggregate(self) -> None:
-        """Each group's updates become its model; a group without any keeps the one that it has."""
         models = self.state["models"]
         for group in range(len(models)):
             entries = [entry for entry in self.state["received"] if entry["group"] == group]

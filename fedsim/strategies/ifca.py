@@ -78,7 +78,6 @@ class IFCAClient(MigratingClient[IFCAParams]):
         return {"update": done.update, **choice, "samples": Header(done.samples)}
 
     def settles(self, device: Device, order: Instruction) -> bool:
-        """A choice after a shift, or the first one."""
         return order.job == "choose" or "reference" not in device.state
 
 
@@ -102,7 +101,6 @@ class IFCA(Migrating[IFCAParams]):
     Client = IFCAClient
 
     async def on_start(self) -> None:
-        """Begin with m models, each a draw of its own."""
         same = self.params.starts == "same"
         self.state["models"] = [self.server.initial(0 if same else group) for group in range(self.params.groups)]
         self.state["chosen_in"] = [-1] * self.server.devices
@@ -115,7 +113,6 @@ class IFCA(Migrating[IFCAParams]):
         return message["id"].ref  # type: ignore[no-any-return]
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """After a shift: all models, to choose one."""
         return ({"migration": self.state["models"]}, "choose") if device in self.state["unprepared"] else None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
@@ -124,7 +121,6 @@ class IFCA(Migrating[IFCAParams]):
             self.settle(entry["device"], group)
 
     async def aggregate(self) -> None:
-        """First see who has chosen which group."""
         received, latest = self.state["received"], self.state["chosen_in"]
         newcomers: list[int] = []
         for entry, group in zip(received, await self.choices(received, "choice"), strict=True):

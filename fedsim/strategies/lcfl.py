@@ -108,7 +108,6 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         return share_of(devices, self.participation)
 
     def check(self, devices: int) -> None:
-        """There must be as many devices as groups; whom a round asks follows from the groups alone."""
         self.aggregation.check(self.cohort_size(devices))
         if self.groups > devices:
             raise ScenarioError(
@@ -277,7 +276,6 @@ class LCFL(Grouped[LCFLParams]):
         return {"model": self.state["global"], "compared": Header(True)}
 
     async def aggregate(self) -> None:
-        """Each cluster's updates become its model; in the warm-up there is one, and the server keeps what each has sent."""
         state = self.state
         if state["clustered"]:
             await super().aggregate()
@@ -295,7 +293,6 @@ class LCFL(Grouped[LCFLParams]):
         return super().center(entry) if self.state["clustered"] else self.state["global"]
 
     def models(self) -> ModelAssignment:
-        """The global model until there are clusters, then one a cluster, for its members."""
         return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
 
     # From the warm-up to the clusters.
@@ -482,7 +479,6 @@ class LCFL(Grouped[LCFLParams]):
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """The clusters' models, to say which is the best."""
         return ({"cold-start": self.state["models"]}, "cold-start") if device in self.state["unprepared"] else None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:

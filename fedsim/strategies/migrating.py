@@ -77,7 +77,6 @@ class MigratingClient(SynchronousClient[M]):
             device.state["reference"] = device.used_label_counts.tolist()
 
     def on_shift(self, device: Device) -> Contents | None:
-        """How far the label counts are from the reference, and how far they may be."""
         if self.params.shift == "never":
             return None
         first = device.first_label_counts

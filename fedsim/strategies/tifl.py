@@ -102,7 +102,6 @@ class TiFLParams(AggregatingParams):
         return self
 
     def check(self, devices: int) -> None:
-        """Tiers need devices."""
         super().check(devices)
         if self.tiers > devices:
             raise ScenarioError(
@@ -111,7 +110,6 @@ class TiFLParams(AggregatingParams):
 
     @property
     def unaccounted(self) -> str | None:
-        """Tiers may be chosen by how well the model does on their data."""
         return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
 
     def credits_of_each(self, planned_rounds: int | None) -> int:
@@ -132,7 +130,6 @@ class TiFLClient(SynchronousClient[TiFLParams]):
     """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What is asked."""
         match order.job:
             case "report":
                 return ()
@@ -143,7 +140,6 @@ class TiFLClient(SynchronousClient[TiFLParams]):
         return super().work(device, order)
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What it has found."""
         match order.job:
             case "report":
                 return {"size-report": done.samples}
@@ -191,7 +187,6 @@ class TiFL(FedAvg[TiFLParams]):
         self.credits_of_each = params.credits_of_each(server.setting.planned_rounds) if params.mode == "credits" else 0
 
     async def on_start(self) -> None:
-        """Introduce whoever can be reached; the first round opens when all of them have a tier."""
         devices, tiers, server = self.server.devices, self.params.tiers, self.server
         self.state |= {"model": server.initial(), "round": 0, "open": {}}
         self.state |= {"introducing": {}, "expected": 0, "figures": [None] * devices}
@@ -211,11 +206,9 @@ class TiFL(FedAvg[TiFLParams]):
     # Introductions.
 
     async def on_return(self, device: int) -> None:
-        """A device that was away can be introduced."""
         self._introduce(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer is introduced."""
         self.state["expected"] += 1
         self._introduce(device)
 
@@ -324,7 +317,6 @@ class TiFL(FedAvg[TiFLParams]):
         return weights if weights.any() else inhabited
 
     def group_of(self, device: int) -> int | None:
-        """The tier; None for who has none."""
         tier: int | None = self.state["tier"][device]
         return tier
 
@@ -374,7 +366,6 @@ class TiFL(FedAvg[TiFLParams]):
     # Messages.
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device was introduced, tested, or has trained."""
         state = self.state
         if message.task in state["introducing"]:
             self._introduced(message)
@@ -388,7 +379,6 @@ class TiFL(FedAvg[TiFLParams]):
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Profiling that takes too long is ended; a test without messages is read."""
         if name.startswith("profiling/"):
             self.server.end(int(name.partition("/")[2]), "late")
         elif name == "tested":
