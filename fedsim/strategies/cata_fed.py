@@ -73,7 +73,8 @@ def fairest_group(blocks: list[Numbers], waiting: Numbers, generator: np.random.
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
-    return groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    fairest: Numbers = groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    return fairest
 
 
 def in_turn(cluster: Numbers, clusters: int, size: int, number: int, generator: np.random.Generator) -> Numbers:

@@ -109,45 +109,6 @@ def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
     assert not is_incongruent(found, 4.000001, 5.000001)
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 9), (7, 2)])
-def test_where_the_objective_is_stationary_the_groups_gradients_balance(first: int, second: int) -> None:
-    """grad R1 = -(a2 / a1) grad R2 (Eq. 3)."""
-    a1, a2 = first / (first + second), second / (first + second)
-    one, two = steps_of([np.eye(2)] * 2, [A, -A], a1 * A - a2 * A)
-    assert one == pytest.approx(-(a2 / a1) * two)
-    assert lengths([one, two], [first, second]).mean == pytest.approx(0, abs=1e-15)
-
-
-@given(
-    st.lists(st.tuples(*[st.floats(0.1, 3.0)] * 2, st.floats(0.0, 3.0)), min_size=2, max_size=6),
-    st.floats(1e-6, 1.0),
-)
-def test_clients_with_a_common_minimum_are_never_split_however_they_curve(
-    shapes: list[tuple[float, float, float]], eps2: float
-) -> None:
-    """When the mean has become small enough for all that curve least, every update has become shorter than any eps2."""
-    hessians = [turned(a, b, angle) for a, b, angle in shapes]
-    mean_hessian = np.mean(hessians, axis=0)
-    weight = [1 / len(shapes)] * len(shapes)
-    least, most = np.linalg.eigvalsh(mean_hessian)[0], max(np.linalg.norm(hessian, 2) for hessian in hessians)
-    eps1 = eps2 * least / most / 1.001
-    w, stopped = np.array([2.0, -3.0]), False
-    for _ in range(2000):
-        updates = steps_of(hessians, np.zeros((len(shapes), 2)), w)
-        found = lengths(updates, weight)
-        assert not is_incongruent(found, eps1, eps2)
-        if found.mean < eps1:
-            stopped = True
-            break
-        w = w + np.mean(updates, axis=0) / 3.0
-    assert stopped
-
-
-def turned(a: float, b: float, angle: float) -> Any:
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    return turn @ np.diag([a, b]) @ turn.T
-
-
 # The same through whole runs.
 
 

@@ -291,14 +291,6 @@ def first_groups(run: RunFolder) -> list[int]:
 
 
 class TestPoorData:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_devices_with_a_single_class(self, tmp_path: Path, kind: str) -> None:
-        data = {"source": "digits", "partition": {"kind": "label-groups", "groups": 10}}
-        drift = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}}
-        strategy = grouped(kind, groups=3)
-        run = ran(world(data, 20, strategy, 8, drift=drift), tmp_path / "run")
-        assert run.summary["rounds"] == 8
-
     @pytest.mark.parametrize("kind", MIGRATING)
     def test_a_device_may_lose_its_only_class(self, tmp_path: Path, kind: str) -> None:
         """It gives away all that it has, and holds what it got for it."""
@@ -388,20 +380,6 @@ def test_a_run_reaches_its_rounds_although_devices_keep_vanishing(tmp_path: Path
     assert run.summary["stopped"] == "30 rounds"
     assert sum(row["disconnected"] for row in run.rounds) > 0
     assert sum(row["valid"] for row in run.rounds) > 30
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_go_with_a_run_that_is_the_same_on_any_executor(small: dict[str, Any], kind: str) -> None:
-    small |= {"strategy": grouped(kind, groups=3), "stop": {"rounds": 5}, "model": {"kind": "mlp", "hidden": [13]}}
-    small["drift"] = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}}
-    found = {
-        (summary["events_sha256"], summary["models_sha256"])
-        for summary in (
-            fedsim.run(fedsim.Scenario(**small), executor="inline").summary,
-            fedsim.run(fedsim.Scenario(**small), executor="threads", workers=2).summary,
-        )
-    }
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind", MIGRATING)

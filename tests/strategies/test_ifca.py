@@ -113,12 +113,6 @@ def test_gradients_are_averaged_over_all_clients_of_the_round(
     assert [float(value[0]) for value in weights(run)] == pytest.approx(halfway, abs=1e-5)
 
 
-def test_the_models_begin_at_draws_of_their_own() -> None:
-    run, _ = played(world(PAIRED, 10, ifca(3, 2), 1))
-    values = weights(run, [run.learner.initial(group) for group in range(3)])
-    assert len({value.tobytes() for value in values}) == 3
-
-
 class ReversedParams(IFCAParams):
     kind: str = "tests.strategies.test_ifca:Reversed"  # type: ignore[assignment]
 
@@ -146,27 +140,6 @@ def test_equal_starts_are_refused_where_groups_must_be_told_apart() -> None:
     with pytest.raises(fedsim.ScenarioError, match=r"strategy.starts is 'same' with 3 groups.*allowed is 'different'"):
         fedsim.Scenario(**world(PAIRED, 10, ifca(3, 2, starts="same"), 1))
     fedsim.Scenario(**world(PAIRED, 10, ifca(1, 2, starts="same"), 1))
-
-
-class AlikeParams(IFCAParams):
-    kind: str = "tests.strategies.test_ifca:Alike"  # type: ignore[assignment]
-
-
-class Alike(IFCA):
-    """IFCA whose models begin alike, which the parameters refuse."""
-
-    Params = AlikeParams
-
-    async def on_start(self) -> None:
-        await super().on_start()
-        self.state["models"] = [self.server.initial()] * self.params.groups
-
-
-def test_equal_starts_would_put_all_into_one_group_for_ever() -> None:
-    """In its first round; later the first model has moved, and whoever it does not fit chooses the second."""
-    shape = world(ROTATED, 12, ifca(3, 12), 1)
-    run, _ = played(shape | {"strategy": shape["strategy"] | {"kind": AlikeParams().kind}})
-    assert run.strategy.state["group"] == [0] * 12
 
 
 @pytest.mark.parametrize("learning", ["on", "off"])

@@ -15,15 +15,12 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.errors import SimulationError
 from fedsim.evaluation.agreement import adjusted_rand_index
-from fedsim.learning.models import Logistic
-from fedsim.learning.refs import Ref
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
 from fedsim.strategies.clustering.algorithms import k_medoids
 from fedsim.strategies.clustering.similarity import diff_norm
 from fedsim.strategies.lcfl import by_losses, by_rows
-from tests.learning.small import federation, learning
 from tests.strategies.clustered import file_data
 from tests.test_runs import availabilities, networks
 
@@ -164,38 +161,6 @@ def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Pat
         assert np.array(found["distance"]) == pytest.approx(1 - units @ units.T, abs=1e-5)
 
 
-def test_linear_models_on_normalised_inputs(tmp_path: Path) -> None:
-    """Eq. 8: with the same second moments S of the inputs, L_i(w_j) - L_i(w_i) is dS' S^-1 dS of the inputs' and targets'."""
-    generator = np.random.default_rng(4)
-    inputs = generator.standard_normal((60, 3))
-    targets = [inputs @ generator.standard_normal(3) + generator.standard_normal(60) for _ in range(4)]
-    samples = [np.column_stack([inputs, y]) for y in targets]
-    scenario = with_module("LeastSquares", samples, tmp_path, lr=0.2, features=3)
-    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": 200}, "local_epochs": 1}
-    scenario["stop"] = {"rounds": 1}
-    inverse = np.linalg.inv(inputs.T @ inputs / 60)
-    cross = np.array([inputs.T @ y / 60 for y in targets])
-    expected = [[2 * (b - a) @ inverse @ (b - a) for b in cross] for a in cross]
-    assert np.array(clustering_of(ran(scenario, tmp_path / "run"))["distance"]) == pytest.approx(np.array(expected), rel=1e-4)
-
-
-def test_a_shift_of_all_logits_fools_diff_norm_alone() -> None:
-    """Section IV: adding one vector to every class's weights leaves a softmax model what it is."""
-    core, _ = learning(federation([30, 40], seed=3), Logistic())
-    first = asyncio.run(core.value(core.initial())).copy()
-    second = first.copy()
-    shift = np.random.default_rng(0).standard_normal(6).astype(np.float32)
-    kernel = core.tensors(second)  # views: what is added here is added to the flat model
-    weights = next(tensor for tensor in kernel.values() if tensor.ndim == 2)
-    weights += shift if weights.shape == (3, 6) else shift[:, None]
-    models = [Ref(f"given-{at}", at, None) for at in range(2)]
-    for model, value in zip(models, (first, second), strict=True):
-        model.settle(value)
-    losses = np.stack(asyncio.run(core.losses([core.best(models, device) for device in range(2)])))
-    assert by_losses(losses)[1] == pytest.approx(np.zeros((2, 2)), abs=1e-6)
-    assert by_rows([first, second], diff_norm)[1][0, 1] == pytest.approx(np.sqrt(3) * np.linalg.norm(shift), rel=1e-6)
-
-
 def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
     losses = np.arange(16.0).reshape(4, 4)
     without = by_losses(losses[np.ix_([0, 2, 3], [0, 2, 3])])[1]
@@ -238,13 +203,6 @@ def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], t
     assert found["groups"] == truth.tolist()
     assert run.rounds[-1]["ari"] == 1.0
     assert [row["group"] for row in run.devices] == truth.tolist()
-
-
-def test_rotations_are_found_after_a_federated_warm_up(tmp_path: Path) -> None:
-    scenario = rotated_digits(24, moment={"rounds": 3}) | {"stop": {"rounds": 4}}
-    run = ran(scenario, tmp_path / "run")
-    assert [row["purity"] for row in run.rounds] == [None, None, None, 1.0]
-    assert run.rounds[3]["accuracy"] > run.rounds[2]["accuracy"] + 0.1
 
 
 def test_models_that_began_apart_fool_diff_norm_alone(tmp_path: Path) -> None:
@@ -317,14 +275,6 @@ def test_the_warm_up_is_fedavg_bit_for_bit(share: float, tmp_path: Path) -> None
     assert alone.summary["models_sha256"] == expected.summary["models_sha256"]
     assert alone.rounds == expected.rounds
     assert longer.rounds[:4] == expected.rounds
-
-
-def test_equal_sizes_make_the_plain_mean_fedavg(tmp_path: Path) -> None:
-    samples = [np.random.default_rng(device).standard_normal((6, 3)) for device in range(5)]
-    scenario = {"data": given_data(samples, tmp_path), "population": {"devices": 5}, "stop": {"rounds": 3}}
-    fedavg = ran(scenario | {"strategy": {"kind": "fedavg", "clients_per_round": 5}}, tmp_path / "fedavg")
-    lcfl = ran(scenario | {"strategy": {"kind": "lcfl", "local_epochs": 1}}, tmp_path / "lcfl")
-    assert lcfl.summary["models_sha256"] == fedavg.summary["models_sha256"]
 
 
 def test_who_was_never_drawn_trains_before_the_exchange(tmp_path: Path) -> None:

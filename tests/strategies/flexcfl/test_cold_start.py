@@ -25,14 +25,6 @@ class TestClustering:
         assert scaled == groups
         assert np.array(again["features"]) == pytest.approx(np.array(record["features"]), abs=1e-6)
 
-    def test_two_blocks_by_madc(self) -> None:
-        updates = np.zeros((4, 5), dtype=np.float32)
-        updates[[0, 1, 2, 3], [2, 4, 2, 4]] = [1.0, 3.0, 0.5, 2.0]
-        groups, record = cluster_updates(updates, 2, "madc", np.random.default_rng(1))
-        assert groups == [0, 1, 0, 1]
-        assert record["similarity"] == [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
-        assert "features" not in record
-
     @pytest.mark.parametrize("measure", ["edc", "madc"])
     def test_the_groups_of_rotated_and_of_paired_digits_are_found(self, tmp_path: Path, measure: str) -> None:
         for number, (data, kinds) in enumerate([(ROTATED, 4), (PAIRED, 5)]):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.strategies.clustered import PAIRED, ROTATED, file_data, groups_of, homes, moves, of_kind, ran, world
+from tests.strategies.clustered import PAIRED, file_data, groups_of, moves, of_kind, ran, world
 from tests.strategies.flexcfl.common import FULL, flexcfl
 
 
@@ -39,20 +39,6 @@ class TestNewcomers:
         run = ran(world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5), tmp_path / "run")
         assert {event["group"] for event in moves(run, "cold-start")} == set(range(5))
         assert run.rounds[-1]["ari"] < 0.3
-
-    def test_of_two_hundred_with_twenty_samples_each_nearly_all_join_their_rotation(self, tmp_path: Path) -> None:
-        times = [f"{5000 + 50 * number} ms" for number in range(200)]  # the groups are made in the first three seconds
-        population = {"speed": "200 samples/s", "arrivals": {"kind": "schedule", "times": times}}
-        strategy = flexcfl(4, 5, local_epochs=10, moment={"steps": 50}, **{"as": "paper"})
-        run = ran(world(ROTATED, 280, strategy, 30, population=population, training={"lr": 0.05}), tmp_path / "run")
-        arrived = [event["device"] for event in of_kind(run, "arrival")]
-        assert (len(arrived), min(row["samples"] for row in run.devices)) == (200, 20)
-        old = [device for device in range(280) if device not in arrived]
-        home = homes([device % 4 for device in old], [groups_of(run)[device] for device in old])
-        assert len(set(home.values())) == 4
-        joined = {event["device"]: event["group"] for event in moves(run, "cold-start")}
-        right = sum(joined[device] == home[device % 4] for device in arrived)
-        assert right >= 190  # 95 %
 
     def test_who_does_not_look_on_arrival_does_when_selected(self, tmp_path: Path) -> None:
         population = {"arrivals": {"kind": "schedule", "times": ["2 s", "3 s"], "devices": [4, 7]}}

@@ -155,8 +155,3 @@ class TestAfterASwap:
                 assert groups_of(run) == [before[device] for device in range(16)]
             else:
                 assert all(groups_of(run)[one] == home[other % 4] for pair in crossed for one, other in (pair, pair[::-1]))
-
-    def test_without_a_shift_nobody_ever_migrates(self, tmp_path: Path) -> None:
-        run = ran(world(PAIRED, 20, flexcfl(5, 4), 60, learning="off"), tmp_path / "run")
-        assert not of_kind(run, "shift-test")
-        assert not moves(run, "migration")
