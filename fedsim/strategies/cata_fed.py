@@ -258,8 +258,6 @@ class CataFed(FedAvg[CataFedParams]):
                 f"{show_seconds(self.training_limit)}; allowed is less than that"
             )
 
-    # Connections.
-
     async def on_start(self) -> None:
         devices, server = self.server.devices, self.server
         self.state |= {"model": server.initial(), "round": 0, "open": {}}
@@ -298,8 +296,6 @@ class CataFed(FedAvg[CataFedParams]):
         self.state["waiting"] = True
         if not (self.state["away"] or self.state["connecting"] or self.server.expects_newcomers()):
             self.server.stop("no client is connected any more")
-
-    # A round.
 
     def select(self) -> list[int]:
         state, params = self.state, self.params

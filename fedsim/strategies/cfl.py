@@ -168,35 +168,28 @@ class CFLClient(SynchronousClient[CFLParams]):
 class CFL(Grouped[CFLParams]):
     """Clustered federated learning.
 
-    Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2; where the published code
-    differs, the parameters name both.
+    Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
 
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
-    had receive their cluster's model (d parameters), train, and send their update (d parameters): the traffic of FedAvg. A
-    cluster's model moves by the mean of its updates, weighted by training samples. When that mean has become shorter than
-    ``eps1`` while some client's update is still at least ``eps2`` long, the cluster is cut in two such that the largest cosine
-    of updates across the cut is as small as possible (Eq. 6), and both parts go on from its model. The paper trains one
-    cluster after another to its end (``order = "recursive"``); by default, as in the published code, all advance together.
+    had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
+    weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
+    the cluster is cut in two such that the largest cosine of updates across the cut is as small as possible (Eq. 6), and both
+    parts go on from its model.
 
-    The paper has every client take part in every round. Else, both criteria and the cut are about the updates of the round:
-    an old one says nothing of where the model stands now, and one that resembles no other would be cut off alone. A client of
-    the cluster that did not take part goes to the side that has the update with the largest cosine with the last one that it
-    sent to this cluster. One that has not sent any yet leaves it, and is a newcomer at this node of the tree.
+    Criteria and cut are about the updates of the round. A client of the cluster that took no part goes to the side that has the
+    update with the largest cosine with the last one that it sent to this cluster; one that has not sent any leaves it.
 
-    A newcomer joins the root when it is selected, as long as that is whole. Else it goes down the tree, on arrival or when it
-    is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains as in a round,
-    sends its update (d parameters), and goes to the side that had the update with the largest cosine with it at the split:
-    there it adds least to what Eq. 6 minimises. Its round's task follows at the leaf. For this the server keeps the updates
-    of every split, d parameters a client and level of the tree.
+    Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
+    arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
+    as in a round, sends its update (d parameters), and goes to the side that had the update with the largest cosine with it.
+    Its round's task follows at the leaf. For this the server keeps the updates of every split, d parameters a client and level.
 
-    Clients never change clusters else; data that shift move nobody. With ``learning = "off"`` nothing is ever split but by
-    ``split_rounds``, then at random, and newcomers choose sides at random.
+    Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
 
     Records besides ``Grouped``'s, where ``norm`` is a length: ``cluster-criteria`` for each cluster that was looked at,
     ``cluster-split``, and with it ``clustering``, the cosines.
 
-    State besides ``Grouped``'s (``models`` has one for each node of the tree; a node that was split keeps the model from which
-    its clients trained last or, as in the paper, the one that came of it):
+    State besides ``Grouped``'s (``models`` has one for each node of the tree; that of a split node stays as it was then):
         children: for each node its two children, or None for a leaf.
         pulls: for each node the updates by which its clients were cut out, each with the model from which it was trained.
         down: newcomers that are on their way down the tree, device -> node.
@@ -235,8 +228,6 @@ class CFL(Grouped[CFLParams]):
         for device in self.state["cohort"]:
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
                 self._join(device, self._node(device), "start")
-
-    # Splits.
 
     async def aggregate(self) -> None:
         cuts = await self._cuts()
@@ -399,8 +390,6 @@ class CFL(Grouped[CFLParams]):
         known = await self.server.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
-
-    # Newcomers.
 
     def _is_leaf(self, node: int) -> bool:
         return self.state["children"][node] is None

@@ -30,8 +30,7 @@ from fedsim.strategies.clustering.similarity import (
     shown_pairs,
 )
 from fedsim.strategies.clustering.weights import inter_group_coefficients
-from fedsim.strategies.grouped import PlainDeadline
-from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
+from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
 from fedsim.strategies.parts.aggregation import Protection
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
@@ -209,19 +208,17 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
     (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the
-    mean of their updates, which never changes again. Those who came back make the groups; with fewer than m it is repeated,
-    up to 100 times.
+    mean of their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
 
     Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions
-    (d + m d parameters), pre-trains, joins the group with the least dissimilarity (1 - cos) / 2 of dw and direction, and says
-    which (4 bytes); no round is lost by it. The pre-trained devices receive the directions with their first group model.
+    (d + m d parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes);
+    no round is lost by it. The pre-trained devices receive the directions with their first group model.
 
     A round: the K clients receive their group's model (d parameters), train, and send their update (d parameters); a group's
     model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other
     (Eq. 20), for which each goes from its group server to the auxiliary one (d parameters a group).
 
-    Migration (``Migrating``): a device whose data have shifted pre-trains again from w0, joins the group whose direction is now
-    nearest, and says which (4 bytes).
+    Migration (``Migrating``): a device whose data have shifted pre-trains again from w0, and says which group it joins now.
 
     State besides ``Migrating``'s:
         initial: w0; ``directions``: each group's.
@@ -238,8 +235,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
         self.state |= {"informed": [False] * server.devices}
         self.at_random = params.moment.newcomers == "random"
-
-    # Group cold start.
 
     async def on_start(self) -> None:
         self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.initial()}
@@ -320,8 +315,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         server.emit("clustering", devices=devices, **record)
         return devices, updates, labels
 
-    # Client cold start and migration.
-
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         state = self.state
         if state["group"][device] >= 0 and device not in state["unprepared"]:
@@ -353,8 +346,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if self.params.moment.newcomers == "arrival" and self.state["models"]:
             self.must_prepare(device)
 
-    # Between groups.
-
     async def after_aggregation(self) -> None:
         state, server, params = self.state, self.server, self.params
         inhabited = sorted({group for group in state["group"] if group >= 0})
@@ -372,8 +363,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         matrix = inter_group_coefficients(np.array(norms), params.eta_g, literal=not params.as_published)
         for group, row in zip(inhabited, matrix.tolist(), strict=True):
             state["models"][group] = server.mix(list(zip(models, row, strict=True)))
-
-    # Messages.
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.task in self.state["pretraining"]:

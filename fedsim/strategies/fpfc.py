@@ -74,10 +74,9 @@ class FPFC(Synchronous[FPFCParams]):
     v_ij = rho (delta - theta_ij).
 
     Devices with theta no longer than ``nu`` between them, or by way of others, are of one group, named by its first device; its
-    model is the mean of theirs, weighted by samples, on which they are tested. Who has never answered, a newcomer say, is in no
-    pair and no mean, and receives the first model (in the paper all do, and count from the beginning). The paper's warm-up of
-    lambda and asynchronous form are not built. Without learning there is one group. The server keeps two models for each pair
-    of devices that have answered: what it takes grows with the square of their number.
+    model is the mean of theirs, weighted by samples. A device that has never answered is in no pair and no mean, and receives
+    the first model. The paper's warm-up of lambda and asynchronous form are not built. Without learning there is one group. The
+    server keeps two models for each pair of devices that have answered.
 
     State besides ``Synchronous``'s: ``first``, the first model; ``own``, device -> w_i; ``samples``, device -> what it told;
     ``pairs``, (i, j) with i < j -> theta and v as one array [2 d]; ``apart``, (i, j) -> ||theta||; ``group``, device -> group;

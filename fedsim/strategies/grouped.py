@@ -1,21 +1,33 @@
-"""The round loop with groups of devices, each with a model of its own.
+"""The round loop with groups of devices, each with a model of its own, and groups that devices leave when their data shift.
 
 A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets a
 task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not asked
 in a round prepare beside it. All that are prepared in one instant are assigned together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.contents import Contents
+from fedsim.federation.client import Instruction
+from fedsim.federation.contents import Contents, Header
+from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
+from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import CombiningParams, SelectingParams, Synchronous, SynchronousParams
+from fedsim.strategies.clustering.parts import EachRound, ShiftTest, WhenShifted
+from fedsim.strategies.synchronous import (
+    CombiningParams,
+    SelectingParams,
+    Synchronous,
+    SynchronousClient,
+    SynchronousParams,
+)
 from fedsim.world.population import DeadlineBase
 
 Preset = Literal["paper", "published-code"]
@@ -91,8 +103,6 @@ class Grouped(Synchronous[G]):
         self.state |= {"models": [], "group": [-1] * devices, "asked": [False] * devices}
         self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
 
-    # What an algorithm fills in.
-
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         """The contents and the job of the task that the device must do before it can train in a round; None for nothing."""
         return None
@@ -106,8 +116,6 @@ class Grouped(Synchronous[G]):
 
     async def after_aggregation(self) -> None:
         """The groups' models are new: what happens between them."""
-
-    # Groups.
 
     def move(self, device: int, group: int, why: str) -> None:
         """Put a device into a group, and record it if it is another one than before."""
@@ -141,8 +149,6 @@ class Grouped(Synchronous[G]):
             if group >= 0:
                 served[group].append(device)
         return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
-
-    # A round.
 
     def select(self) -> list[int]:
         """Clients in turn while the sweep lasts, then at random."""
@@ -182,8 +188,6 @@ class Grouped(Synchronous[G]):
     def center(self, entry: dict[str, Any]) -> Ref | None:
         group = entry["group"]
         return None if group is None else self.state["models"][group]
-
-    # Preparation.
 
     def must_prepare(self, device: int) -> None:
         """The device has to be prepared: in its round if it has just been selected, else beside the rounds, when it can."""
@@ -266,3 +270,112 @@ class Grouped(Synchronous[G]):
                 self._go_on(entry["device"])
         if len(self.state["received"]) >= self.params.enough:
             self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed
+
+
+Counts = NDArray[np.int64]
+
+
+def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
+    """How far a device's label counts [C] are from its reference, per class.
+
+    ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
+    samples, as the published code computes it: it does not see labels that change places. For ``oracle`` any distance is far.
+    """
+    if metric == "oracle":
+        return float("inf")
+    if metric == "sorted_counts":
+        counts, reference = np.sort(counts), np.sort(reference)
+    return float(np.abs(counts - reference).sum() / len(counts))
+
+
+def threshold(first: Counts, share: float) -> float:
+    """tau_i = share n_i / C, from the label counts [C] of the device's first data."""
+    return share * float(first.sum()) / len(first)
+
+
+class MigratingParams(GroupedParams):
+    """What every strategy with migration takes, besides ``GroupedParams``.
+
+    Attributes:
+        moment: when devices choose their group: in each round, and when their data have shifted.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        **GroupedParams.instead,
+        "dynamic": "moment.shift",
+        "shift_metric": "moment.shift",
+        "shift_threshold": "moment.shift_threshold",
+    }
+    usual_shift: ClassVar[ShiftTest] = "never"
+
+    moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
+
+    @property
+    def shift(self) -> ShiftTest:
+        """How devices test themselves for a shift of their data."""
+        return self.moment.shift or self.usual_shift
+
+
+M = TypeVar("M", bound=MigratingParams)
+
+
+class MigratingClient(SynchronousClient[M]):
+    """Notices that its own data have shifted.
+
+    State: ``reference``, the label counts of the data that say which group it belongs to; before there are any, those of its
+    first data.
+    """
+
+    def settles(self, device: Device, order: Instruction) -> bool:
+        """Whether this task says which group the device belongs to."""
+        raise NotImplementedError
+
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+        if self.settles(device, order):
+            device.state["reference"] = device.used_label_counts.tolist()
+
+    def on_shift(self, device: Device) -> Contents | None:
+        if self.params.shift == "never":
+            return None
+        first = device.first_label_counts
+        reference = np.array(device.state["reference"]) if "reference" in device.state else first
+        far = distance(device.label_counts, reference, self.params.shift)
+        return {"distance": Header(far), "threshold": Header(threshold(first, self.params.moment.shift_threshold))}
+
+
+class Migrating(Grouped[M]):
+    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 3.4).
+
+    A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
+    too far apart it has to be prepared again, and its present counts become the reference. One that works or is away tests
+    itself when it is free or back; one that has just been selected is prepared before it trains. A device that finds its group
+    on data that have changed meanwhile tests itself once more. Nothing is sent for a test.
+
+    The test sees label counts only: neither rotated images nor labels permuted among equal counts fire it.
+    """
+
+    async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
+        """A device has tested itself: it counts if it has a group that it could leave and does not look for one already."""
+        group = self.state["group"][device]
+        if group < 0 or self.is_preparing(device):
+            return
+        fired = bool(contents["distance"] > contents["threshold"])
+        measured = {} if self.params.shift == "oracle" else dict(contents)
+        self.server.emit("shift-test", device=device, group=group, fired=fired, **measured)
+        if fired:
+            self.must_prepare(device)
+
+    def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
+        """A device's group is found."""
+        known = self.group_of(device) is not None
+        self.move(device, group, "migration" if known else newcomer)
+
+    async def test_again(self, devices: Iterable[int]) -> None:
+        """Devices settled by data that they do not hold any more test themselves: they could not do so before."""
+        for device in devices:
+            await self.server.look_for_shift(device)
+
+    async def _assign(self) -> None:
+        devices = [entry["device"] for entry in self.state["prepared"]]
+        await super()._assign()
+        await self.test_again(devices)

@@ -13,8 +13,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.parts import ShiftTest
-from fedsim.strategies.grouped import Preset
-from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
+from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
 from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
 from fedsim.strategies.parts.aggregation.means import Mean, Weighted
 from fedsim.training import Limit, Training
@@ -178,10 +177,8 @@ class HypCluster(IFCA):
     """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by those who chose it.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated learning" (2020), section 4,
-    HYPCLUSTER: in each round clients drawn at random receive all q hypotheses (``groups``), choose, and make a few steps; a
-    hypothesis minimises the mean loss of its clients weighted by their samples. That is IFCA with model averaging and these
-    weights: messages, state and newcomers are IFCA's. The hypotheses begin at draws of their own, where the paper begins near
-    one model that was trained before.
+    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q: messages, state and newcomers are
+    IFCA's. The hypotheses begin at draws of their own, where the paper begins near one model that was trained before.
     """
 
     Params: ClassVar[type[IFCAParams]] = HypClusterParams

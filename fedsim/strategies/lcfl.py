@@ -201,25 +201,20 @@ class LCFL(Grouped[LCFLParams]):
     Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the rounds of
     FedAvg before the clustering as in its published experiments.
 
-    Warm-up. ``moment = "rounds"``: rounds of FedAvg, with FedAvg's messages; the last model that a device sent is its w_i. A
-    device that was never drawn, and is there when these rounds are over, trains once more from the global model (d parameters
-    each way). ``local``: each device receives the initial model (d parameters; nothing if it draws its own), trains, and sends
-    w_i (d parameters).
+    Warm-up: rounds of FedAvg, where the last model that a device sent is its w_i (a device that was never drawn, and is there
+    when they are over, trains once more: d parameters each way). Or each device receives the initial model (d parameters;
+    nothing if it draws its own), trains, and sends w_i (d parameters).
 
-    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i
-    of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes). The
-    distance of two devices is the sum of what both found. (For ``loss-gap`` each sends L_i(w_j), M scalars.) The objective is
-    what training minimises, with the penalty ``training.l2`` if there is one. The other measures need no exchange. For
-    ``grad-cos`` each of these devices is asked for the gradient on all of its data at w_i: it makes one step of length 1 and
+    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
+    with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
+    of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
+    measures need no exchange. For ``grad-cos`` each of these devices makes one step of length 1 on all of its data from w_i and
     sends the model that it has then (d parameters).
 
-    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way).
-
-    A device that is lost in the local warm-up or in the exchange is asked again on its return, up to ``moment.attempts`` times.
-    Clusters are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training
-    has diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best
-    and say which (4 bytes): as soon as they can, but not before no two clusters have the same model, since clusters that begin
-    at the global one cannot be told apart. LCFL has no rule for data that shift: a device stays where it is.
+    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way). Clusters
+    are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training has
+    diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best and
+    say which (4 bytes): as soon as they can, but not before no two clusters have the same model.
 
     A campaign is one task each for many devices, outside of the rounds: the local warm-up, the exchange, or the gradients.
 
@@ -294,8 +289,6 @@ class LCFL(Grouped[LCFLParams]):
 
     def models(self) -> ModelAssignment:
         return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
-
-    # From the warm-up to the clusters.
 
     async def on_timer(self, name: str) -> None:
         """After the rounds of the warm-up: a model of everybody. A campaign's deadline ends what is open, waits for nobody."""
@@ -454,8 +447,6 @@ class LCFL(Grouped[LCFLParams]):
         others = await server.values([state["tested" if measure == "grad-cos" else "began"][device] for device in devices])
         with np.errstate(all="ignore"):  # of a device that has diverged
             return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
-
-    # Devices that come later.
 
     async def after_aggregation(self) -> None:
         self._admit()

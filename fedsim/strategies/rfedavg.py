@@ -176,26 +176,23 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it; benchmarks of section IV.
 
     A round: K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends the model
-    that it has then: the gradient but for the learning rate (d parameters), with its samples D_k, its imbalance I_k and its
-    loss F_k (a scalar each, those that are used). The server clusters the gradients; a cluster's model is the mean of its
-    clients', weighted by samples; the new model is the sum over clusters of p_n times theirs. As the p_n sum to 1, that is the
-    gradient step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is l_0. After several
-    gradient steps (``local_epochs``) F_k is the loss before the last of them.
+    that it has then (d parameters), with its samples D_k, its imbalance I_k and its loss F_k (a scalar each, those that are
+    used). The server clusters the gradients; a cluster's model is the mean of its clients', weighted by samples; the new model
+    is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
+    with the mean of the reported losses; the first is l_0.
 
-    I_k needs D, the samples of all devices. So each device that can be reached reports its size at the begin, the others and
-    newcomers when they can be (a scalar, ``size-report``); a device that has not is not drawn. D is the sum of the sizes last
-    heard, and goes with the model to each client that was told another before (a scalar, ``control``). ``optimal`` needs the
-    clients' class counts (M scalars, ``class-counts``).
+    I_k needs D, the samples of all devices: each device reports its size at the begin or when it can be reached (a scalar,
+    ``size-report``), and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that
+    was told another before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``).
 
-    An update that is not finite is left out of the clusters, and counts for nothing. Without learning the clusters are drawn
-    at random. Clusters are those of a round alone: ``group_of`` tells the last one's.
+    An update that is not finite counts for nothing. Without learning the clusters are drawn at random.
 
     Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
     balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
-    does not see and does not use). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
+    does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
 
     State besides FedAvg's:
-        sizes: the samples that each device has last said that it holds; None for who has said nothing.
+        sizes: the samples that each device has last said that it holds, or None.
         reporting: tasks of devices that report their size, device -> task; ``begun``: whether rounds have.
         total: D as it is told in this round; ``told``: which D each device knows, 0 for none.
         imbalance, counts: what each device has last said: I_k, and its samples of each class.
@@ -211,8 +208,6 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         devices = server.devices
         self.state |= {"sizes": [None] * devices, "reporting": {}, "begun": False, "total": 0, "told": [0] * devices}
         self.state |= {"imbalance": [0.0] * devices, "counts": {}, "first_loss": None, "loss": None, "cluster": {}}
-
-    # Sizes.
 
     async def on_start(self) -> None:
         if not self.params.uses_total:
@@ -242,8 +237,6 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         if not (self.state["begun"] or self.state["reporting"]):
             self.state["begun"] = True
             self._open_round()
-
-    # A round.
 
     def select(self) -> list[int]:
         sizes = self.state["sizes"]
@@ -282,8 +275,6 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             if self.params.weights == "optimal":
                 state["counts"][device] = message["class-counts"]
         await super().on_task_end(message)
-
-    # The server's side.
 
     async def aggregate(self) -> None:
         received: list[dict[str, Any]] = self.state["received"]

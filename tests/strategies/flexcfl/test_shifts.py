@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.migrating import distance, threshold
+from fedsim.strategies.grouped import distance, threshold
 from tests.strategies.clustered import PAIRED, Sections, file_data, groups_of, homes, moves, of_kind, ran, world
 from tests.strategies.flexcfl.common import flexcfl
 
