@@ -22,6 +22,7 @@ _WORDS = {
     "lcfl": "loss of each on the other's data (LCFL, Eq. 2)",
     "diff-norm": "norm of their models' difference",
     "grad-cos": "1 - cosine of their gradients",
+    "update-cos": "1 - cosine of their updates",
 }
 _PAIRS = {
     "alike": (style.BLUE, "in one group, data alike"),

@@ -19,6 +19,7 @@ from fedsim.running.runner import EXECUTORS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
+from fedsim.strategies.clustering.parts import CLUSTERERS, MOMENTS
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
 from fedsim.strategies.parts.selection import SELECTIONS
@@ -64,6 +65,8 @@ _REGISTRIES = {
     "client selections": SELECTIONS,
     "aggregations": AGGREGATIONS,
     "server optimisers": OPTIMISERS,
+    "clusterers": CLUSTERERS,
+    "moments of clustering": MOMENTS,
     "codecs": CODECS,
     "attacks": ATTACKS,
     "deadlines": DEADLINES,

@@ -30,7 +30,7 @@ PARTS = [
         {"messages": {"up": {"kind": "qsgd", "levels": 7, "error_feedback": True}, "down": "float16"}},
     ),
     (
-        {"kind": "flexcfl", "groups": 2, "clients_per_round": 8, "alpha": 4, "server": "adagrad"}
+        {"kind": "flexcfl", "groups": 2, "clients_per_round": 8, "moment": {"devices": 4}, "server": "adagrad"}
         | {"aggregation": {"kind": "trimmed-mean", "share": 0.3}},
         {"messages": {"up": {"kind": "random-k", "share": 0.2}, "down": "int8"}},
     ),
@@ -64,7 +64,7 @@ PARTS = [
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),
     ({"kind": "ifca", "groups": 2, "clients_per_round": 5, "averaging": "gradients"}, {}),
-    ({"kind": "lcfl", "groups": 2, "warmup_rounds": 2, "local_epochs": 2, "metric": "grad-cos"}, {}),
+    ({"kind": "lcfl", "groups": 2, "local_epochs": 2, "measure": "grad-cos", "moment": {"rounds": 2}}, {}),
 ]
 
 

@@ -55,7 +55,7 @@ STRATEGIES = _Strategies(
         "fpfc": (f"{_HERE}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": (f"{_HERE}.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
         "hierfavg": (f"{_HERE}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
-        "hypcluster": (f"{_HERE}.hypcluster:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
+        "hypcluster": (f"{_HERE}.ifca:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
         "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
         "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),
         "lcfl": (f"{_HERE}.lcfl:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),

@@ -125,7 +125,7 @@ def test_flexcfl() -> None:
         assert (drift.among, drift.quirk) == ("all" if name == "fedavg" else "selected", True)  # as the table was made
     for part, metric in (("swap-all", "sorted_counts"), ("bytes-mnist", "oracle")):
         migrating = [one.strategy.model_dump() for name, one in scenarios(study, part=part).items() if "ifca-mig" in name]
-        assert {params["shift_metric"] for params in migrating} == {metric}
+        assert {params["moment"]["shift"] for params in migrating} == {metric}
     assert {one.strategy.model_dump().get("groups", 5) for one in scenarios(study, part="no-shift-fashion").values()} == {5}
 
 

@@ -82,9 +82,9 @@ def _clients(evidence: Evidence, said: Mapping[str, Any], devices: int) -> Itera
 
 def _cohort(said: Mapping[str, Any], devices: int) -> int | None:
     """How many clients a round asks at most; None where the scenario sets no limit."""
-    shares = [said[key] for key in ("participation", "warmup_participation") if key in said]
-    if shares:
-        return int(round(max(shares) * devices) + said.get("groups", 0))
+    if "participation" in said:
+        share = max(said["participation"], said["moment"].get("participation", 0.0))
+        return int(round(share * devices) + said.get("groups", 0))
     if said.get("clients_per_round") is None:
         return None
     tiers = said["tiers"] if said["kind"] == "fedat" else 1

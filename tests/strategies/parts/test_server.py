@@ -96,7 +96,7 @@ def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimiser) -> 
 TWO_KEYS: list[dict[str, Any]] = [
     {"kind": "fedavg"},
     {"kind": "fedprox", "mu": 0.1},
-    {"kind": "flexcfl", "groups": 2, "alpha": 2},
+    {"kind": "flexcfl", "groups": 2, "moment": {"devices": 2}},
     {"kind": "ifca", "groups": 2},
     {"kind": "tifl", "tiers": 2},
     {"kind": "cata-fed", "clusters": 2, "smallest_part": 10},
