@@ -44,13 +44,11 @@ class _Axis(NamedTuple):
 
 @style.styled
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
+    """Test accuracy against rounds, simulated time, and the bytes moved until then.
 
     Of one run, in which these grow in step, there is one panel. Below its line stand shifts of data, devices that come and go,
-    and deadlines that were reached; where the run accounts for privacy, a second axis has what was spent of it.
-
-    Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
-    called after their folders, unless ``series`` has one for each, with its name and look.
+    and deadlines that were reached; a second axis has the privacy that was spent. A run without any evaluation is only named.
+    Runs are called after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     curves = [read_curve(run) for run in runs]
@@ -188,10 +186,9 @@ class Band(NamedTuple):
 
 @style.styled
 def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Three panels with one accuracy axis, against bytes, simulated time and rounds.
+    """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
 
-    Of several seeds the line is the mean and the band goes from the minimum to the maximum, between rounds on straight lines.
-    It begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
+    A band begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
     Runs of one scenario are a series, unless ``series`` says which are. More than six have a panel each, by bytes and by time.
     """
     series = group_by_scenario(runs) if series is None else series

@@ -1,4 +1,4 @@
-"""Edge servers: a lane each, with what came from the server and went to it, its devices at work, and its losses."""
+"""Edge servers over time."""
 
 from typing import Any
 
@@ -25,7 +25,10 @@ _LOST: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "h
 
 @style.styled
 def draw_edges(run: RunFolder) -> Figure:
-    """What edge servers did when; the band of a lane is the darker, the more of its devices work for it at a time."""
+    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses.
+
+    The band of a lane is the darker, the more of its devices work for it at a time.
+    """
     messages = read_messages(run)
     if messages.empty:
         raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")

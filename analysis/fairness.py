@@ -89,11 +89,10 @@ _APART = 1.8  # points between lines that would lie on one another
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Over rounds Jain's index of the selections and the waiting time of all devices; in total the selections of each.
+    """How evenly devices were selected: Jain's index and waiting times as the run goes on, and selections by device.
 
-    Waiting time is how long ago a device was last selected, or how old the run is if it never was: its mean, 90th percentile
-    and maximum. Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time.
-    They are called after their folders, unless ``series`` has one for each, with its name and look.
+    Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
+    after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     looks = [one.number for one in series]

@@ -1,8 +1,4 @@
-"""Group membership over time: a row a device, its colour the group, with moves, shifts, newcomers and leavers.
-
-Under the rows stand how many moves and shifts of data there were, round by round, the groups' sizes, and how well the groups
-agree with the true ones, where the truth is known.
-"""
+"""Group membership over time."""
 
 from typing import Any
 
@@ -40,7 +36,8 @@ _AGREEMENT: dict[str, dict[str, Any]] = {
 
 @style.styled
 def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
-    """Which group each device was in, over simulated time.
+    """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers, and below it
+    stand the sizes of the groups and how well they agree with the true ones where these are known.
 
     Rows are ordered by the devices' last groups, then by when they first had one. A row begins when its device arrives and ends
     when it departs. Group sizes count all devices, shown or not.

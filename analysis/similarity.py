@@ -37,12 +37,12 @@ _OVER_TIME_IN = 4.0
 
 @style.styled
 def draw_similarity(run: RunFolder) -> Figure:
-    """A panel a clustering: similarities (or distances) of every two devices, ordered by the groups that were found.
+    """The similarities or distances of every two devices that the server saw, ordered by the groups it made of them; below
+    them, where that was recorded, how alike updates were in each round, within groups and across them.
 
-    Within a group like ones stand together. Beside the matrix are the groups' colours, above it the mean within groups
-    and across them, without the diagonal, which is not drawn either. All panels have one scale. Of more than six clusterings
-    the first, the last and some between are drawn. Where the cosines of updates were recorded (``evaluation.cosines``), a panel
-    below shows them over the rounds, as Fig. 3 of the CFL paper does.
+    Within a group like ones stand together. Above the matrix stands the mean within groups and across them, without the
+    diagonal. All panels have one scale. Of more than six clusterings the first, the last and some between are drawn. Cosines
+    of updates (``evaluation.cosines``) are drawn as in Fig. 3 of the CFL paper.
     """
     history = History(run)
     found = [clustering for clustering in read_clusterings(history) if clustering.matrix is not None]

@@ -6,6 +6,7 @@ dark ones for work that is wasted.
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
@@ -225,6 +226,11 @@ def short(name: str, most: int = 40) -> str:
     if len(drawn) <= most:
         return drawn or "unnamed"
     return f"{drawn[: most - most // 3 - 1]}…{drawn[-(most // 3) :]}"
+
+
+def as_file_name(name: str) -> str:
+    """A name with letters, digits and ``-_.`` alone."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:

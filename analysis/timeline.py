@@ -1,8 +1,4 @@
-"""A lane a device and what it did when: its steps, wasted work and why, deadlines and round ends, absences, shifts, moves.
-
-Under the lanes stands how many devices were at work, what the server's link carried, and how each round's tasks ended; beside
-them how each device's did.
-"""
+"""The timeline: lanes of devices; under them how many were at work, what the server's link carried, and how tasks ended."""
 
 from typing import Any
 
@@ -46,7 +42,7 @@ def draw_timeline(
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:
-    """What each device did when.
+    """A lane a device, what it did when, what was wasted and why.
 
     Args:
         run: the run.

@@ -45,9 +45,9 @@ _POINTS = 800  # more points than pixels only make the SVG large
 
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
-    """Cumulative bytes over simulated time, stacked, and beside it each kind's total with its wasted part.
+    """Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted.
 
-    A broken line is the ledger's ``paper`` view: without what papers leave out, in the whole, wasted or not.
+    A broken line is the ledger's ``paper`` view, wasted or not.
     """
     parts = read_parts(run)
     if parts.empty or parts["bytes"].sum() == 0:
@@ -68,9 +68,9 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 @style.styled
 def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """A bar a run: what it moved down, up and within the server's side and was of use, and what was wasted.
+    """What each run moved down and up, and the part of it that was wasted.
 
-    Runs are called after their folders, unless ``series`` has one for each, with its name.
+    A bar a run, called after its folder, unless ``series`` has one for each, with its name.
     """
     ledgers = [read_parts(run) for run in runs]
     totals = [float(parts["bytes"].sum()) for parts in ledgers]
@@ -204,9 +204,9 @@ _VIEWS = {"strict": "everything that moved (strict)", "paper": "models and updat
 
 @style.styled
 def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """A bar a scenario, stacked by purpose, both ways together, in the ledger's two views: ``strict`` and ``paper``.
+    """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.
 
-    Of several seeds the bar is the mean, and a line at its end goes from the least to the most. Where all runs send updates of
+    A bar a scenario, both ways together, with a line from the least to the most of its seeds. Where all runs send updates of
     one size, an axis above counts in models of that size. Runs of one scenario are a series, unless ``series`` says which are.
     """
     series = group_by_scenario(runs) if series is None else series

@@ -1,4 +1,4 @@
-"""The pictures of a report: drawn by their modules, put into the page as they are, each with words that say what it shows."""
+"""The pictures of a report, each with words that say what it shows."""
 
 import base64
 import io
@@ -25,11 +25,10 @@ def key_of(run: RunFolder) -> str:
     return "traffic" if all(row["accuracy"] is None for row in run.rounds) else "accuracy"
 
 
-def key_figure(run: RunFolder) -> Iterator[Markup]:
+def key_figure(run: RunFolder) -> list[Markup]:
     """That picture, without a heading."""
-    name = key_of(run)
-    found = _drawn(OF_ONE[name], run) if name in OF_ONE else _drawn(OF_SEVERAL[name], [run])
-    yield from list(found)[1:]
+    found = _drawn(OF_ONE["traffic"], run) if key_of(run) == "traffic" else _drawn(OF_SEVERAL["accuracy"], [run])
+    return list(found)[1:]
 
 
 def of_run(run: RunFolder, but: str = "") -> Iterator[Markup]:

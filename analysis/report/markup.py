@@ -36,9 +36,8 @@ def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
 
 def join(*children: str | None) -> Markup:
     """Children one after the other, texts escaped."""
-    return Markup(
-        "".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child is not None)
-    )
+    there = [child for child in children if child is not None]
+    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in there))
 
 
 def plain(text: object, most: int = _LONGEST) -> str:
