@@ -129,9 +129,7 @@ def draw_clusters(run: RunFolder) -> Figure:
     if changed:
         panels[1].stairs(_count(first, bars), bars, gid="before", **_BEFORE)
     panels[-1].set_xlabel("samples that a device has reported: all it has, or its largest part")
-    figure.suptitle(style.headline(run), fontsize=12)
-    style.legend_below(figure, _handles(first, last, changed))
-    return figure
+    return style.finished(figure, [run], _handles(first, last, changed))
 
 
 def _title(grouping: Grouping, when: str) -> str:

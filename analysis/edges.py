@@ -58,9 +58,7 @@ def draw_edges(run: RunFolder) -> Figure:
     style.across([panel], ends[::every], **ROUND_END)
     handles.append(Line2D([], [], label=f"round's end{which}", **ROUND_END))
     part = "" if len(shown) == len(edges) else f"{len(shown)} of "
-    figure.suptitle(f"{style.headline(run)}\n{part}{style.counted(len(edges), 'edge server')}", fontsize=12)
-    style.legend_below(figure, handles)
-    return figure
+    return style.finished(figure, [run], handles, part + style.counted(len(edges), "edge server"))
 
 
 def read_messages(run: RunFolder) -> pd.DataFrame:

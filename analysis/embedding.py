@@ -66,9 +66,8 @@ def draw_embedding(run: RunFolder) -> Figure:
     groups = [int(group) for group in np.unique(np.concatenate([view.clustering.groups for view in views]))]
     handles = [Line2D([], [], linestyle="", markersize=7, label=_name(group, chosen), **_look(group)) for group in groups]
     cross: dict[str, Any] = {"marker": "+", "color": style.BLACK, "markersize": 14, "markeredgewidth": 0.8}
-    style.legend_below(figure, [*handles, Line2D([], [], linestyle="", label="a group's mean", **cross)])
-    figure.suptitle(f"{style.headline(run)}\n{_what(chosen[0])}; {_when(found, chosen)}", fontsize=12)
-    return figure
+    handles.append(Line2D([], [], linestyle="", label="a group's mean", **cross))
+    return style.finished(figure, [run], handles, f"{_what(chosen[0])}; {_when(found, chosen)}")
 
 
 def _name(group: int, chosen: Sequence[Clustering]) -> str:

@@ -55,10 +55,8 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
         panel.set_xlabel(f"{what} ({unit.name})")
         panel.xaxis.set_major_formatter("{x:,g}")
     name_bars(panels[0], labels)
-    figure.suptitle(style.headline_of(runs))
     shown = {phase: colour for phase, colour in _COLOURS.items() if any(table[phase].any() for table in tables)}
-    style.legend_below(figure, [Patch(facecolor=colour, label=phase) for phase, colour in shown.items()])
-    return figure
+    return style.finished(figure, runs, [Patch(facecolor=colour, label=phase) for phase, colour in shown.items()])
 
 
 def _wasted(books: Sequence[dict[str, Any]]) -> str:
@@ -96,15 +94,10 @@ def draw_batteries(run: RunFolder) -> Figure:
         panel.set_ylim(-14, 104)
         panel.set_yticks([0, 50, 100])
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)
-    panels[0].set_title(f"{style.headline(run)}: how full batteries were (%)")
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
-    line, work = (
-        Line2D([], [], color=style.BLUE, label="level of the battery"),
-        Patch(facecolor=style.GREEN, label="works on a task"),
-    )
-    style.legend_below(figure, [line, work, Line2D([], [], label="flat", **_FLAT)])
-    return figure
+    level, work = Line2D([], [], color=style.BLUE, label="level"), Patch(facecolor=style.GREEN, label="works on a task")
+    return style.finished(figure, [run], [level, work, Line2D([], [], label="flat", **_FLAT)], "how full batteries were (%)")
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:

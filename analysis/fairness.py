@@ -113,13 +113,11 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     devices, groups = below.subplots(1, 2)
     _draw_devices(devices, counts, looks)
     _draw_groups(groups, runs, looks)
-    figure.suptitle(style.headline_of(runs))
     named = series if len(series) > 1 else ()
     lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in named]
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
     hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
-    style.legend_below(figure, [*lines, age, Patch(label="not valid: slow, late, lost or cut off", **hatched)])
-    return figure
+    return style.finished(figure, runs, [*lines, age, Patch(label="not valid: slow, late, lost or cut off", **hatched)])
 
 
 def _draw_over_rounds(

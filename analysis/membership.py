@@ -84,12 +84,10 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         handles += _draw_agreement(panels["agreement"], agreement, unit.size)
     _number_rounds(panels["rows"], history, unit.size)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
-    figure.suptitle(_title(history, len(shown), counts, len(splits)), fontsize=12)
-    style.legend_below(figure, handles)
-    return figure
+    return style.finished(figure, [run], handles, _counts(history, len(shown), counts, len(splits)))
 
 
-def _title(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
+def _counts(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
     final = history.final
     words = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
     words += [
@@ -101,7 +99,7 @@ def _title(history: History, shown: int, counts: "pd.Series[int]", splits: int) 
     words += [style.counted(splits, "split")] if splits else []
     without = int((final == NO_GROUP).sum())
     words += [f"{without:,} without a group at the end"] if without else []
-    return f"{style.headline(history.run)}\n{', '.join(words)}"
+    return ", ".join(words)
 
 
 # Rows.

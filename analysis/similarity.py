@@ -61,9 +61,8 @@ def draw_similarity(run: RunFolder) -> Figure:
         _draw_matrices(parts[0], chosen, columns)
     if cosines:
         _draw_over_time(parts[-1], cosines, history.of("cluster-split")["round"].to_numpy(int))
-    part = f": {len(chosen)} of {len(kind)} clusterings" if len(chosen) < len(kind) else ""
-    figure.suptitle(style.headline(run) + part, fontsize=12)
-    return figure
+    part = f"{len(chosen)} of {len(kind)} clusterings" if len(chosen) < len(kind) else ""
+    return style.finished(figure, [run], [], part)
 
 
 def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints) -> None:

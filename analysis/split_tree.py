@@ -113,14 +113,12 @@ def draw_split_tree(run: RunFolder) -> Figure:
         _draw_accuracy(bottom, curve, [one.split_round for one in splits])
         bottom.sharex(panels["tree"])
         panels["tree"].tick_params(labelbottom=False)
-        key = Line2D([], [], label="accuracy over all devices", **_ACCURACY)
-        style.legend_below(figure, [key, Line2D([], [], label="a cluster splits", **_SPLIT)])
     bottom.set_xlabel("rounds that have ended")
     style.whole_ticks(bottom.xaxis, 12)
     bottom.set_xlim(0, rounds)
     counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
-    figure.suptitle(f"{style.headline(run)}\n{counts}", fontsize=12)
-    return figure
+    lines = {"accuracy over all devices": _ACCURACY, "a cluster splits": _SPLIT} if len(curve) else {}
+    return style.finished(figure, [run], [Line2D([], [], label=label, **look) for label, look in lines.items()], counts)
 
 
 def _draw_accuracy(panel: Axes, curve: pd.DataFrame, splits: list[int | None]) -> None:

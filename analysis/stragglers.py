@@ -171,9 +171,8 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
     for panel in grid.flat[len(shown) :]:
         panel.set_visible(False)
     _name_axes(grid, len(shown), order, unit.name, many)
-    figure.suptitle(f"{style.headline(run)}\n{_excerpt(shown, len(trained))}; {_what(many, counted)}", fontsize=12)
-    style.legend_below(figure, _handles_of_many(attempts) if many else _handles(attempts))
-    return figure
+    handles = _handles_of_many(attempts) if many else _handles(attempts)
+    return style.finished(figure, [run], handles, f"{_excerpt(shown, len(trained))}; {_what(many, counted)}")
 
 
 def _window(run: RunFolder, trained: list[int], rounds: tuple[int, int] | None) -> list[int]:

@@ -77,18 +77,16 @@ def draw_timeline(
     _number_rounds(lanes, view)
     _draw_totals(totals, view)
     _write_counts(words, view)
-    figure.suptitle(_title(view), fontsize=12)
-    style.legend_below(figure, handles)
-    return figure
+    return style.finished(figure, [run], handles, _part(view))
 
 
-def _title(view: View) -> str:
+def _part(view: View) -> str:
     population = len(view.history.population)
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
     who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
     out_of = "" if view.at_work == population else f", out of {population:,}"
-    return f"{style.headline(view.history.run)}\n{span}: {part}{who}{out_of}"
+    return f"{span}: {part}{who}{out_of}"
 
 
 def _tint_groups(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]:

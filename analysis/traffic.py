@@ -57,13 +57,11 @@ def draw_traffic(run: RunFolder) -> Figure:
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
     _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
-    figure.suptitle(style.headline(run))
     handles: list[Artist] = [Patch(facecolor=colour, label=_label(*kind)) for kind, colour in colours.items()]
     if parts["purpose"].isin(NOT_IN_PAPER).any():
         paper = show_bytes(float(parts.loc[~parts["purpose"].isin(NOT_IN_PAPER), "bytes"].sum()))
         handles.append(Line2D([], [], label=f"all as the papers count it: models and updates, {paper}", **_PAPER))
-    style.legend_below(figure, [*handles, _WASTED_KEY])
-    return figure
+    return style.finished(figure, [run], [*handles, _WASTED_KEY])
 
 
 @style.styled
@@ -95,9 +93,7 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
-    figure.suptitle(style.headline_of(runs))
-    style.legend_below(figure, [*(Patch(facecolor=_HUES[way][0], label=_way(way)) for way in ways), _WASTED_KEY])
-    return figure
+    return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_way(way)) for way in ways), _WASTED_KEY])
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
@@ -234,14 +230,12 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
             above.tick_params(labelsize=9)
     name_bars(panels[0], [one.label for one in series])
     panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
-    figure.suptitle(style.headline_of(runs))
     named = {own: [purpose for purpose, colour in colours.items() if colour == own] for own in colours.values()}
     labels = {
         colour: style.short(own[0], 24) if colour != style.GREY else f"others: {style.short(', '.join(own), 60)}"
         for colour, own in named.items()
     }
-    style.legend_below(figure, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
-    return figure
+    return style.finished(figure, runs, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
 
 
 def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
