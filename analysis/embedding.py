@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
-from fedsim.analysis.clusterings import Clustering, read_clusterings, some_of
 from fedsim.analysis.history import History
+from fedsim.analysis.similarity import Clustering, read_clusterings, some_of
 from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder

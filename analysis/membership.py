@@ -12,8 +12,7 @@ from matplotlib.patches import Patch
 
 from fedsim.analysis import style
 from fedsim.analysis.history import NO_GROUP, History
-from fedsim.analysis.lanes import MANY_BARS, mark_rows
-from fedsim.analysis.view import MOST_LANES
+from fedsim.analysis.lanes import MANY_BARS, MOST_LANES, mark_rows
 from fedsim.arrays import Ints
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder

@@ -13,8 +13,19 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.history import NO_GROUP, History
-from fedsim.analysis.lanes import MANY_BARS, draw_lanes, label_lanes, mark_rows
-from fedsim.analysis.view import MOST_LANES, ORDERS, Span, View, look_at, on_lanes, span_of_rounds
+from fedsim.analysis.lanes import (
+    MANY_BARS,
+    MOST_LANES,
+    ORDERS,
+    Span,
+    View,
+    draw_lanes,
+    label_lanes,
+    look_at,
+    mark_rows,
+    on_lanes,
+    span_of_rounds,
+)
 from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
 from fedsim.records.link_load import Curve, link_load, means, summed

@@ -8,7 +8,7 @@ import pytest
 import fedsim
 from fedsim.analysis.accuracy import draw_accuracy
 from fedsim.analysis.report import tables
-from fedsim.analysis.report.figures import key_figure
+from fedsim.analysis.report.sections import key_figure
 from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.records.reading import RunFolder
 

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from fedsim.analysis.clusterings import Clustering, read_clusterings
 from fedsim.analysis.history import History
-from fedsim.analysis.similarity import draw_similarity
+from fedsim.analysis.similarity import Clustering, draw_similarity, read_clusterings
 from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder

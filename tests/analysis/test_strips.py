@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from fedsim.analysis.history import History
+from fedsim.analysis.lanes import Span, View, look_at
 from fedsim.analysis.timeline import draw_load, draw_work
-from fedsim.analysis.view import Span, View, look_at
 from fedsim.records.link_load import Curve, means
 from fedsim.records.reading import RunFolder
 

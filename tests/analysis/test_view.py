@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from fedsim.analysis.history import History
+from fedsim.analysis.lanes import look_at, span_of_rounds
 from fedsim.analysis.style import NothingToDrawError, PictureError
-from fedsim.analysis.view import look_at, span_of_rounds
 from fedsim.records.reading import RunFolder
 
 
