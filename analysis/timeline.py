@@ -21,7 +21,6 @@ from fedsim.analysis.lanes import (
     View,
     draw_lanes,
     label_lanes,
-    look_at,
     mark_rows,
     on_lanes,
     span_of_rounds,
@@ -66,7 +65,7 @@ def draw_timeline(
         PictureError: there are no such rounds, window, order or number of devices.
     """
     history = History(run)
-    view = look_at(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
+    view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
     height = min(max(len(view.devices) * _LANE_IN, _LEAST_IN), _MOST_IN)
     figure = Figure(figsize=(style.WIDTH_IN, height + sum(_STRIPS_IN) + _FRAME_IN))
     panels = figure.subplots(4, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, *_STRIPS_IN))

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.analysis.report.gather import gather
-from fedsim.analysis.report.page import asset, build
+from fedsim.analysis.report.markup import asset
+from fedsim.analysis.report.page import build
 from fedsim.errors import FedsimError
 from fedsim.executors.isolated import start
 from fedsim.output.harmless import say

@@ -5,6 +5,7 @@ import html
 import json
 import zlib
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ class Markup(str):
     """HTML, to be taken as it stands."""
 
     __slots__ = ()
+
+
+def asset(name: str) -> Markup:
+    """The text of a file in ``assets``."""
+    return Markup(resources.files("fedsim.analysis.report").joinpath("assets", name).read_text(encoding="utf-8").rstrip("\n"))
 
 
 def el(tag: str, *children: str | None, **attributes: Any) -> Markup:

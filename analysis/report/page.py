@@ -2,15 +2,16 @@
 
 import base64
 import hashlib
+import html
 import os
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
+from string import Template
 
 from fedsim.analysis import style
 from fedsim.analysis.report import sections, words
 from fedsim.analysis.report.gather import Subject, gather
-from fedsim.analysis.report.markup import Markup, data_block, el, join, plain
+from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
 from fedsim.errors import RunFolderError
 from fedsim.records.folder import refuse_within_run, writing
 from fedsim.version import __version__
@@ -68,31 +69,19 @@ def build(subject: Subject) -> str:
     parts = [sections.answer(subject), *sections.comparison(subject)] if several else [sections.in_short(subject.shown[0])]
     parts.append(sections.timelines(subject.shown))
     parts += [sections.details(place, shown, several) for place, shown in enumerate(subject.shown)]
-    return _frame(subject.title, join(_header(subject, several), el("main", *parts), _footer()))
+    footer = f"Written by fedsim {__version__} from run folders alone. Times are simulated unless said otherwise."
+    return _frame(subject.title, join(_header(subject, several), el("main", *parts), el("footer", el("p", footer))))
 
 
 def _frame(title: str, body: Markup) -> str:
     """The whole document. Its policy lets it run the one script and the one style that stand in it, and load nothing."""
-    script = "\n".join(asset(f"{name}.js") for name in SCRIPTS)
-    sheet = asset("report.css")
+    script, sheet = "\n".join(asset(f"{name}.js") for name in SCRIPTS), asset("report.css")
     own = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(sheet)}'"
     policy = f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"
-    head = join(
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", title),
-        Markup(f"<style>{sheet}</style>"),
-    )
     palette = data_block("palette", {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE, "away": style.AWAY})
-    tail = join(palette, Markup(f'<script type="module">{script}</script>'))
-    return f"<!doctype html>\n{el('html', el('head', head), el('body', body, tail), lang='en')}\n"
-
-
-def asset(name: str) -> str:
-    """The text of a file in ``assets``."""
-    return resources.files("fedsim.analysis.report").joinpath("assets", name).read_text(encoding="utf-8")
+    texts = {"policy": html.escape(policy), "title": html.escape(title)}
+    parts = {"sheet": sheet, "body": body, "palette": palette, "script": script}
+    return Template(asset("page.html")).substitute(texts | parts) + "\n"
 
 
 def _hash(text: str) -> str:
@@ -120,11 +109,4 @@ def _header(subject: Subject, several: bool) -> Markup:
     return join(
         el("header", el("h1", subject.title), el("p", about, class_="soft")),
         el("nav", el("ul", *entries), aria_label="Parts of this page"),
-    )
-
-
-def _footer() -> Markup:
-    return el(
-        "footer",
-        el("p", f"Written by fedsim {__version__} from run folders alone. Times are simulated unless said otherwise."),
     )

@@ -4,8 +4,10 @@ A lane is a device. Steps stand lane by lane in order of time, in whole ticks, e
 before and its length, which are small numbers and therefore compress well.
 """
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from fedsim.analysis import style
 from fedsim.analysis.history import MARKS, NO_GROUP, History, parsed
 from fedsim.analysis.lanes import MEANING, on_lanes
-from fedsim.analysis.report.markup import Markup, el, join
+from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import capacity, counted
 from fedsim.arrays import Ints
 from fedsim.records.folder import AVAILABILITY, ROUNDS
@@ -179,27 +181,6 @@ def _before(values: NDArray[Any], first: Ints) -> Ints:
     return before
 
 
-_BUTTONS = (
-    ("out", "\N{MINUS SIGN}", "zoom out (-)"),
-    ("in", "+", "zoom in (+)"),
-    ("left", "◀", "earlier (left arrow)"),
-    ("right", "▶", "later (right arrow)"),
-    ("whole", "whole run", "show everything (0)"),
-    ("flatter", "flatter", "flatter lanes ([)"),
-    ("taller", "taller", "taller lanes (])"),
-)
-_ORDERS = (("speed", "fastest on top"), ("number", "by number"), ("first", "first at work on top"))
-_HELP = (
-    ("wheel", "zooms"),
-    ("Shift + wheel", "taller or flatter lanes"),
-    ("drag", "moves"),
-    ("+ - 0", "zoom, show everything"),
-    ("← →", "move in time"),
-    ("↑ ↓", "other lanes"),
-    ("/", "looks for a device"),
-    ("n p", "next, previous task of the chosen device"),
-    ("Esc", "lets go"),
-)
 _CROSS, _CIRCLE = "M6 2.5 L14 10.5 M14 2.5 L6 10.5", "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
 _SIGNS = {
     "lost": (_CROSS, "its device disconnected"),
@@ -222,63 +203,27 @@ def stage(place: int, name: str, block: str, grouped: bool) -> Markup:
         block: the id of the data block that it shows.
         grouped: whether devices are in groups.
     """
-    buttons = [
-        el("button", sign, type="button", data_do=act, title=title, aria_label=title.partition(" (")[0])
-        for act, sign, title in _BUTTONS
-    ]
-    orders = [*_ORDERS, ("group", "by last group")] if grouped else _ORDERS
-    options = [el("option", text, value=value) for value, text in orders]
-    tint = el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints") if grouped else None
-    toolbar = el(
-        "div",
-        el("span", *buttons, class_="buttons"),
-        _finder("device", "device"),
-        _finder("round", "round"),
-        el("label", "lanes ", el("select", *options, name="order")),
-        tint,
-        class_="toolbar",
-        role="group",
-        aria_label=f"Timeline of {name}",
-    )
-    drawn = el(
-        "div",
-        el("canvas", class_="lanes"),
-        el("canvas", class_="over"),
-        el("div", class_="hover", hidden=True),
-        class_="stage",
-        tabindex="0",
-        role="application",
-        aria_label=f"Timeline of {name}: a lane a device, simulated time from left to right",
-        aria_describedby="timeline-help",
-    )
-    told = el("output", class_="told", aria_live="polite")
-    return el("div", toolbar, drawn, told, class_="timeline", id=f"timeline-{place}", data_block=block, hidden=True)
-
-
-def _finder(name: str, text: str) -> Markup:
-    field = el("input", type="text", name=name, inputmode="numeric", autocomplete="off")
-    missed = el("output", class_="missed", role="alert")
-    return el("form", el("label", text, field), el("button", "show", type="submit"), missed, data_find=name)
+    tint = el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints") if grouped else ""
+    by_group = el("option", "by last group", value="group") if grouped else ""
+    words = {"place": str(place), "name": html.escape(name), "block": block, "tint": tint, "by_group": by_group}
+    return Markup(Template(asset("stage.html")).substitute(words))
 
 
 def key(found: Sequence[TimelineData]) -> Markup:
     """What the colours and signs of these timelines mean, and what hands can do."""
     kinds = np.unique(np.concatenate([data.columns["kind"] for data in found]))
     marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
-    there = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
-    entries = [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in there[0]]
+    steps, outcomes = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
+    entries = [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps]
     knows = all(data.header["knows_away"] for data in found)
     entries.append((_swatch(style.PALE), "idle" if knows else "idle or disconnected"))
     if any(len(data.columns["off_start"]) for data in found):
         entries.append((_swatch(style.AWAY), "cannot be reached"))
-    entries += [
-        (_swatch("#ffffff", style.OUTCOMES[outcome]), f"wasted, {text}")
-        for outcome, text in MEANING.items()
-        if outcome in there[1]
-    ]
-    signs = [name for name in ("lost", "left", "battery") if name in there[1]]
+    wasted = [outcome for outcome in MEANING if outcome in outcomes]
+    entries += [(_swatch("#ffffff", style.OUTCOMES[outcome]), f"wasted, {MEANING[outcome]}") for outcome in wasted]
+    signs = [name for name in ("lost", "left", "battery") if name in outcomes]
     entries += [(_sign(name), _SIGNS[name][1]) for name in [*signs, *(MARKS[mark] for mark in marks)]]
-    entries.append((_line("#283036", ""), "round's end"))
+    entries.append((_line("#283036", None), "round's end"))
     if any(data.columns["round_deadline"].any() for data in found):
         entries.append((_line(style.VERMILLION, "4 3"), "deadline that was reached"))
     if any(len(data.columns["act"]) for data in found):
@@ -286,43 +231,34 @@ def key(found: Sequence[TimelineData]) -> Markup:
     if any(data.header["groups"] for data in found):
         entries.append((_tint(), "in a group, each its colour"))
     entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
-    if there[1] - {"done"}:
+    if outcomes - {"done"}:
         entries.append((_swatch(style.VERMILLION), "devices whose work is wasted"))
     items = [el("li", swatch, text) for swatch, text in entries]
-    hands = [el("li", el("kbd", what), does) for what, does in _HELP]
-    return join(
-        el("ul", *items, class_="key", aria_label="Colours and signs"),
-        el("details", el("summary", "Mouse and keys"), el("ul", *hands, class_="key"), id="timeline-help"),
-    )
+    return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
 
 
 def _sign(name: str) -> Markup:
     path, _ = _SIGNS[name]
     fill = {"left": style.PURPLE, "shift": "#ffffff"}.get(name, "#000000")
     edge = style.PURPLE if name == "left" else "#000000"
-    return el("svg", el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill), viewBox="0 0 20 13", aria_hidden="true")
+    return _icon(el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill))
 
 
 def _swatch(colour: str, hatch: str | None = None) -> Markup:
-    lines = (
-        [el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none") for x in range(-12, 20, 6)]
-        if hatch
-        else []
-    )
     box = el("rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=hatch or "#9aa5ac")
-    return el("svg", box, *lines, viewBox="0 0 20 13", aria_hidden="true")
+    starts = range(-12, 20, 6) if hatch else ()
+    lines = [el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none") for x in starts]
+    return _icon(box, *lines)
 
 
-def _line(colour: str, dashes: str) -> Markup:
-    look = {"stroke_dasharray": dashes} if dashes else {}
-    return el(
-        "svg", el("path", d="M10 0 V13", stroke=colour, stroke_width="2", **look), viewBox="0 0 20 13", aria_hidden="true"
-    )
+def _line(colour: str, dashes: str | None) -> Markup:
+    return _icon(el("path", d="M10 0 V13", stroke=colour, stroke_width="2", stroke_dasharray=dashes))
 
 
 def _tint() -> Markup:
-    halves = [
-        el("rect", x=x, y="0", width="10", height="13", fill=style.tint(style.group_colour(group)))
-        for group, x in ((0, 0), (1, 10))
-    ]
-    return el("svg", *halves, viewBox="0 0 20 13", aria_hidden="true")
+    colours = [style.tint(style.group_colour(group)) for group in (0, 1)]
+    return _icon(*(el("rect", x=10 * place, y="0", width="10", height="13", fill=own) for place, own in enumerate(colours)))
+
+
+def _icon(*shapes: Markup) -> Markup:
+    return el("svg", *shapes, viewBox="0 0 20 13", aria_hidden="true")

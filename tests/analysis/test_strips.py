@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from fedsim.analysis.history import History
-from fedsim.analysis.lanes import Span, View, look_at
+from fedsim.analysis.lanes import Span, View
 from fedsim.analysis.timeline import draw_load, draw_work
 from fedsim.records.link_load import Curve, means
 from fedsim.records.reading import RunFolder
@@ -25,7 +25,7 @@ def areas(axes: Axes) -> dict[str, float]:
 
 
 def seen(run: RunFolder, span: Span | None = None) -> View:
-    return look_at(History(run), span)
+    return View(History(run), span)
 
 
 def test_means_against_sums_by_hand() -> None:
@@ -37,7 +37,7 @@ def test_means_against_sums_by_hand() -> None:
 @pytest.mark.parametrize("share", [None, (0.2, 0.7)])
 def test_devices_at_work_and_away(run: RunFolder, share: Span | None) -> None:
     history = History(run)
-    view = look_at(history, share and (share[0] * history.end, share[1] * history.end))
+    view = View(history, share and (share[0] * history.end, share[1] * history.end))
     assert view.unit.size == 1.0
     draw_work(axes := Figure().subplots(), view)
     expected = {}
