@@ -44,13 +44,11 @@ class _Axis(NamedTuple):
 
 @style.styled
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
+    """Test accuracy against rounds, simulated time, and the bytes moved until then.
 
     Of one run, in which these grow in step, there is one panel. Below its line stand shifts of data, devices that come and go,
-    and deadlines that were reached; where the run accounts for privacy, a second axis has what was spent of it.
-
-    Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
-    called after their folders, unless ``series`` has one for each, with its name and look.
+    and deadlines that were reached; a second axis has the privacy that was spent. A run without any evaluation is only named.
+    Runs are called after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     curves = [read_curve(run) for run in runs]
@@ -70,14 +68,11 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         _plot(panel, curves, [one.number for one in series], axis)
     cut = f"; the axis begins at {low:.2g}" if (low := panels[0].get_ylim()[0]) > _CUT else ""
     panels[0].set_ylabel(f"test accuracy (0 to 1{cut})")
-    figure.suptitle(style.headline_of(runs))
-    if len(runs) > 1:
-        names = [one.name + ("" if len(curve) else " (not evaluated)") for one, curve in zip(series, curves, strict=True)]
-        key = [Line2D([], [], label=name, **_line(one.number, True)) for one, name in zip(series, names, strict=True)]
-        style.legend_below(figure, key)
-    elif marks := [*_draw_epsilon(panels, curves[0], axes), *_mark(panels, runs[0], axes)]:
-        style.legend_below(figure, marks)
-    return figure
+    if len(runs) == 1:
+        return style.finished(figure, runs, _draw_epsilon(panels, curves[0], axes) + _mark(panels, runs[0], axes))
+    names = [one.name + ("" if len(curve) else " (not evaluated)") for one, curve in zip(series, curves, strict=True)]
+    lines = [Line2D([], [], label=name, **_line(one.number, True)) for one, name in zip(series, names, strict=True)]
+    return style.finished(figure, runs, lines)
 
 
 def read_curve(run: RunFolder) -> pd.DataFrame:
@@ -188,10 +183,9 @@ class Band(NamedTuple):
 
 @style.styled
 def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Three panels with one accuracy axis, against bytes, simulated time and rounds.
+    """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
 
-    Of several seeds the line is the mean and the band goes from the minimum to the maximum, between rounds on straight lines.
-    It begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
+    A band begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
     Runs of one scenario are a series, unless ``series`` says which are. More than six have a panel each, by bytes and by time.
     """
     series = group_by_scenario(runs) if series is None else series
@@ -215,12 +209,14 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
         panel.grid(color=style.PALE, linewidth=1)
         _scale(panel, is_log, 7, whole=axis.column == "rounds")
     panels[0].set_ylabel("test accuracy (0 to 1)")
-    figure.suptitle(style.headline_of([run for one in series for run in one.runs]))
     labels = [one.label + ("" if own else " (not evaluated)") for one, own in zip(series, curves, strict=True)]
     lines = [Line2D([], [], label=text, **style.line_of(one.number, _WIDTH)) for one, text in zip(series, labels, strict=True)]
     words = "from the lowest to the highest of the seeds; lines are means"
-    style.legend_below(figure, [*lines, Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words)])
-    return figure
+    return style.finished(figure, _every(series), [*lines, Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words)])
+
+
+def _every(series: Sequence[Series]) -> list[RunFolder]:
+    return [run for one in series for run in one.runs]
 
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> Band:
@@ -260,10 +256,8 @@ def _one_by_one(series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame
             panel.set_visible(False)
         block.supxlabel(f"{axis.label}, log scale" if is_log else axis.label, fontsize=11)
         block.supylabel("test accuracy (0 to 1)", fontsize=11)
-    title = style.headline_of([run for one in series for run in one.runs])
     words = "lines are means of seeds, bands go from the lowest to the highest; grey: all others"
-    figure.suptitle(f"{title}\n{words}", fontsize=11)
-    return figure
+    return style.finished(figure, _every(series), [], words)
 
 
 def _scale(panel: Axes, is_log: bool, ticks: int, whole: bool = False) -> None:

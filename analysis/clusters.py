@@ -1,4 +1,4 @@
-"""Clusters over the sizes of the devices' data: who belongs together, at first and after the last re-clustering."""
+"""Clusters of devices by the sizes of their data."""
 
 import json
 from collections.abc import Mapping
@@ -102,10 +102,10 @@ _OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": ""
 
 @style.styled
 def draw_clusters(run: RunFolder) -> Figure:
-    """Histograms of the sizes that devices reported, coloured by cluster, with the clusters' borders, members and outliers.
+    """Groups that the server made of the devices by the sizes of their data, at first and when it grouped them again.
 
-    Where sizes or members changed, the first clustering stands above the last one, and beside them each cluster's members
-    over the rounds. TiFL's tiers by size are drawn alike.
+    Histograms of the sizes that devices reported, with the groups' borders, members and outliers. Where sizes or members
+    changed, the members over the rounds stand beside them. TiFL's tiers by size are drawn alike.
     """
     groupings = [grouping for grouping in read_groupings(run) if len(grouping.sizes)]
     if not groupings:
@@ -129,9 +129,7 @@ def draw_clusters(run: RunFolder) -> Figure:
     if changed:
         panels[1].stairs(_count(first, bars), bars, gid="before", **_BEFORE)
     panels[-1].set_xlabel("samples that a device has reported: all it has, or its largest part")
-    figure.suptitle(style.headline(run), fontsize=12)
-    style.legend_below(figure, _handles(first, last, changed))
-    return figure
+    return style.finished(figure, [run], _handles(first, last, changed))
 
 
 def _title(grouping: Grouping, when: str) -> str:

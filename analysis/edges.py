@@ -1,4 +1,4 @@
-"""Edge servers: a lane each, with what came from the server and went to it, its devices at work, and its losses."""
+"""Edge servers over time."""
 
 from typing import Any
 
@@ -25,7 +25,10 @@ _LOST: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "h
 
 @style.styled
 def draw_edges(run: RunFolder) -> Figure:
-    """What edge servers did when; the band of a lane is the darker, the more of its devices work for it at a time."""
+    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses.
+
+    The band of a lane is the darker, the more of its devices work for it at a time.
+    """
     messages = read_messages(run)
     if messages.empty:
         raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")
@@ -55,9 +58,7 @@ def draw_edges(run: RunFolder) -> Figure:
     style.across([panel], ends[::every], **ROUND_END)
     handles.append(Line2D([], [], label=f"round's end{which}", **ROUND_END))
     part = "" if len(shown) == len(edges) else f"{len(shown)} of "
-    figure.suptitle(f"{style.headline(run)}\n{part}{style.counted(len(edges), 'edge server')}", fontsize=12)
-    style.legend_below(figure, handles)
-    return figure
+    return style.finished(figure, [run], handles, part + style.counted(len(edges), "edge server"))
 
 
 def read_messages(run: RunFolder) -> pd.DataFrame:

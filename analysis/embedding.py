@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
-from fedsim.analysis.clusterings import Clustering, read_clusterings, some_of
 from fedsim.analysis.history import History
+from fedsim.analysis.similarity import Clustering, read_clusterings, some_of
 from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
@@ -33,16 +33,16 @@ class _Scatter(NamedTuple):
 
 @style.styled
 def draw_embedding(run: RunFolder) -> Figure:
-    """The devices of each clustering as points, which lie apart as far as the server took the devices to be apart.
+    """What was clustered, a point a device, its colour and shape the group that was found; a panel for each time.
 
-    They are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a distance
-    of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken for the
-    inner product of the two. Of several clusterings each has a panel of its first two principal components, turned so that
-    devices lie near where they lay in the panel before; of more than six the first, the last and some between are drawn.
+    Points are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a
+    distance of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken
+    for the inner product of the two. Panels have the first two principal components, turned so that devices lie near where they
+    lay in the panel before; of more than six clusterings the first, the last and some between are drawn.
 
     Features that were clustered once are drawn in more detail: two dimensions as they are, three pair by pair. Of more, the
-    first two dimensions stand beside the first three principal components (of the centred features), with the share of the
-    variance that each component has. Crosses under the points are the groups' means. Shapes say the groups as colours do.
+    first two dimensions stand beside the first three principal components, with the share of the variance of each. Crosses
+    under the points are the groups' means.
     """
     found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
     if not found:
@@ -66,9 +66,8 @@ def draw_embedding(run: RunFolder) -> Figure:
     groups = [int(group) for group in np.unique(np.concatenate([view.clustering.groups for view in views]))]
     handles = [Line2D([], [], linestyle="", markersize=7, label=_name(group, chosen), **_look(group)) for group in groups]
     cross: dict[str, Any] = {"marker": "+", "color": style.BLACK, "markersize": 14, "markeredgewidth": 0.8}
-    style.legend_below(figure, [*handles, Line2D([], [], linestyle="", label="a group's mean", **cross)])
-    figure.suptitle(f"{style.headline(run)}\n{_what(chosen[0])}; {_when(found, chosen)}", fontsize=12)
-    return figure
+    handles.append(Line2D([], [], linestyle="", label="a group's mean", **cross))
+    return style.finished(figure, [run], handles, f"{_what(chosen[0])}; {_when(found, chosen)}")
 
 
 def _name(group: int, chosen: Sequence[Clustering]) -> str:

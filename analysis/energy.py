@@ -25,11 +25,10 @@ _FLAT: dict[str, Any] = {"marker": "s", "color": style.OUTCOMES["battery"], "lin
 
 @style.styled
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """A bar a scenario, stacked by phase: what the devices drew, and beside it all with the server's side, if that drew any.
+    """Joules that devices drew by phase, and with those of the server's side; what was wasted, and the carbon.
 
-    Of several seeds the bar is the mean, and a line at its end goes from the least to the most. What of the devices' was wasted
-    and, where it is counted, the carbon of all is written beside the bars. Runs of one scenario are a series, unless ``series``
-    says which are. Runs in which energy was not counted are left out.
+    A bar a scenario, of several seeds the mean, with a line from the least to the most. Runs of one scenario are a series,
+    unless ``series`` says which are. Runs in which energy was not counted are left out.
     """
     series = group_by_scenario(runs) if series is None else series
     every = [[run.summary["energy"] for run in one.runs if "energy" in run.summary] for one in series]
@@ -56,10 +55,8 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
         panel.set_xlabel(f"{what} ({unit.name})")
         panel.xaxis.set_major_formatter("{x:,g}")
     name_bars(panels[0], labels)
-    figure.suptitle(style.headline_of(runs))
     shown = {phase: colour for phase, colour in _COLOURS.items() if any(table[phase].any() for table in tables)}
-    style.legend_below(figure, [Patch(facecolor=colour, label=phase) for phase, colour in shown.items()])
-    return figure
+    return style.finished(figure, runs, [Patch(facecolor=colour, label=phase) for phase, colour in shown.items()])
 
 
 def _wasted(books: Sequence[dict[str, Any]]) -> str:
@@ -69,9 +66,10 @@ def _wasted(books: Sequence[dict[str, Any]]) -> str:
 
 @style.styled
 def draw_batteries(run: RunFolder) -> Figure:
-    """How full the batteries of a few devices were: those that ran flat most often, then those that worked most.
+    """How full the batteries of a few devices were as time went on, when these devices worked, and when they ran flat.
 
-    A level is a line from one breakpoint to the next, as the records tell it; a strip shows when the device worked.
+    Devices are those that ran flat most often, then those that worked most. A level is a line from one breakpoint of the
+    records to the next.
     """
     history = History(run)
     levels = read_levels(history) if "energy" in run.summary else {}
@@ -96,15 +94,10 @@ def draw_batteries(run: RunFolder) -> Figure:
         panel.set_ylim(-14, 104)
         panel.set_yticks([0, 50, 100])
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)
-    panels[0].set_title(f"{style.headline(run)}: how full batteries were (%)")
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
-    line, work = (
-        Line2D([], [], color=style.BLUE, label="level of the battery"),
-        Patch(facecolor=style.GREEN, label="works on a task"),
-    )
-    style.legend_below(figure, [line, work, Line2D([], [], label="flat", **_FLAT)])
-    return figure
+    level, work = Line2D([], [], color=style.BLUE, label="level"), Patch(facecolor=style.GREEN, label="works on a task")
+    return style.finished(figure, [run], [level, work, Line2D([], [], label="flat", **_FLAT)], "how full batteries were (%)")
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:

@@ -90,11 +90,10 @@ _APART = 1.8  # points between lines that would lie on one another
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Over rounds Jain's index of the selections and the waiting time of all devices; in total the selections of each.
+    """How evenly devices were selected: Jain's index and waiting times as the run goes on, and selections by device.
 
-    Waiting time is how long ago a device was last selected, or how old the run is if it never was: its mean, 90th percentile
-    and maximum. Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time.
-    They are called after their folders, unless ``series`` has one for each, with its name and look.
+    Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
+    after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     looks = [one.number for one in series]
@@ -115,13 +114,11 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     devices, groups = below.subplots(1, 2)
     _draw_devices(devices, counts, looks)
     _draw_groups(groups, runs, looks)
-    figure.suptitle(style.headline_of(runs))
     named = series if len(series) > 1 else ()
     lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in named]
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
     hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
-    style.legend_below(figure, [*lines, age, Patch(label="not valid: slow, late, lost or cut off", **hatched)])
-    return figure
+    return style.finished(figure, runs, [*lines, age, Patch(label="not valid: slow, late, lost or cut off", **hatched)])
 
 
 def _draw_over_rounds(

@@ -1,10 +1,10 @@
-"""Lanes of devices: each one's steps as bars, and marks where something happened to it.
+"""Lanes of devices: the part of a run that is shown, each device's steps as bars, and marks where something happened to it.
 
 Bars of one kind are one collection, and many bars become pixels inside the SVG, so that a thousand devices over hundreds of
 rounds take seconds.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,96 @@ from matplotlib.patches import Patch
 
 from fedsim.analysis import style
 from fedsim.analysis.history import MARKS, History
-from fedsim.analysis.view import View
+from fedsim.analysis.style import NothingToDrawError, PictureError, evenly, time_unit
+from fedsim.arrays import Ints
+from fedsim.errors import nearest
+
+Order = Literal["speed", "first", "number"]
+ORDERS: tuple[str, ...] = get_args(Order)
+Span = tuple[float, float]
+
+MOST_LANES = 1500  # more would be thinner than a pixel
+_GAPPED_LANES = 150
+
+
+class View:
+    """The part of a run that is shown.
+
+    Args:
+        history: what happened. If it is known of some devices when they could be reached, only those have lanes.
+        span: from and to, in simulated seconds; None for the whole run. Records at its start belong to the time before.
+        most: show at most so many of the devices that worked, evenly spread over the order.
+        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
+
+    Attributes:
+        devices: the devices shown, from the top lane to the bottom one.
+        at_work: how many devices worked within the span, shown or not.
+        there, away, steps, tasks: tables of the history cut to the devices, with ``lane``, the last two to the span as well;
+            ``away`` is None where nobody knows.
+        rounds, acts: tables of the history cut to the span.
+        half_lane: half of a bar's height in its lane; thin lanes have no gap between them.
+        unit: of the time axis.
+
+    Raises:
+        PictureError: there is no such order, fewer than one device is asked for, or the span ends before it begins.
+        NothingToDrawError: nobody worked within the span, or it is empty.
+    """
+
+    def __init__(self, history: History, span: Span | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
+        if order not in ORDERS:
+            raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
+        if most < 1:
+            raise PictureError(f"the number of devices is {most}; allowed is 1 or more")
+        start, end = span or (0.0, history.end)
+        if 0 <= start == end:
+            raise NothingToDrawError(f"no simulated time passes from {start:g} s to {end:g} s, so there is no timeline to draw")
+        if not 0 <= start < end:
+            raise PictureError(f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and end after that")
+        since = start if start > 0 else -np.inf  # what ends at the very beginning of the run belongs to it
+        steps = history.steps[(history.steps["end"] > since) & (history.steps["start"] < end)]
+        tables = (history.tasks, history.rounds, history.acts)
+        tasks, self.rounds, self.acts = (table[table["end"].between(since, end, inclusive="right")] for table in tables)
+        at_work = _sorted(steps, history.population, order)
+        if not len(at_work):
+            raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
+        known = at_work[np.isin(at_work, history.known)] if len(history.known) else at_work
+        self.history, self.start, self.end, self.span = history, start, end, end - start
+        self.devices, self.at_work = known[evenly(len(known), most)], len(at_work)
+        self.half_lane, self.unit = 0.4 if len(self.devices) <= _GAPPED_LANES else 0.5, time_unit(self.span)
+        lane = pd.Series(np.arange(len(self.devices)), index=self.devices)
+        self.there, self.steps, self.tasks = (on_lanes(table, lane) for table in (history.there, steps, tasks))
+        self.away = on_lanes(history.away, lane) if len(history.known) else None
+
+
+def span_of_rounds(history: History, first: int, stop: int) -> Span:
+    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 as in the records.
+
+    Raises:
+        PictureError: the run has no such rounds.
+    """
+    numbers, ends = history.rounds["round"], history.rounds["end"]
+    inside = ends[(numbers >= first) & (numbers < stop)]
+    if inside.empty:
+        last = f"rounds 0 to {numbers.max()}" if len(numbers) else "no finished round"
+        raise PictureError(f"rounds {first}:{stop} are not in this run, which has {last}")
+    before = ends[numbers < first]
+    return (float(before.max()) if len(before) else 0.0), float(inside.max())
+
+
+def on_lanes(rows: pd.DataFrame, lane: "pd.Series[Any]") -> pd.DataFrame:
+    """The rows of the devices that have a lane, with the column ``lane``."""
+    shown = rows[rows["device"].isin(lane.index)]
+    return shown.assign(lane=shown["device"].map(lane).astype(int))
+
+
+def _sorted(steps: pd.DataFrame, population: pd.DataFrame, order: str) -> Ints:
+    """The devices that did these steps, in order."""
+    if order == "speed":
+        speeds = population.loc[population.index.isin(steps["device"]), "speed"]
+        return speeds.sort_values(ascending=False, kind="stable").index.to_numpy(np.int64)
+    first = steps.groupby("device")["start"].min()
+    return (first.sort_values(kind="stable") if order == "first" else first).index.to_numpy(np.int64)
+
 
 _LEAST_LANES = 5  # fewer lanes leave room, rather than to grow fat
 _MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each

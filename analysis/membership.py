@@ -1,8 +1,4 @@
-"""Group membership over time: a row a device, its colour the group, with moves, shifts, newcomers and leavers.
-
-Under the rows stand how many moves and shifts of data there were, round by round, the groups' sizes, and how well the groups
-agree with the true ones, where the truth is known.
-"""
+"""Group membership over time."""
 
 from typing import Any
 
@@ -16,8 +12,7 @@ from matplotlib.patches import Patch
 
 from fedsim.analysis import style
 from fedsim.analysis.history import NO_GROUP, History
-from fedsim.analysis.lanes import MANY_BARS, mark_rows
-from fedsim.analysis.view import MOST_LANES
+from fedsim.analysis.lanes import MANY_BARS, MOST_LANES, mark_rows
 from fedsim.arrays import Ints
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
@@ -40,7 +35,8 @@ _AGREEMENT: dict[str, dict[str, Any]] = {
 
 @style.styled
 def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
-    """Which group each device was in, over simulated time.
+    """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers, and below it
+    stand the sizes of the groups and how well they agree with the true ones where these are known.
 
     Rows are ordered by the devices' last groups, then by when they first had one. A row begins when its device arrives and ends
     when it departs. Group sizes count all devices, shown or not.
@@ -87,12 +83,10 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         handles += _draw_agreement(panels["agreement"], agreement, unit.size)
     _number_rounds(panels["rows"], history, unit.size)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
-    figure.suptitle(_title(history, len(shown), counts, len(splits)), fontsize=12)
-    style.legend_below(figure, handles)
-    return figure
+    return style.finished(figure, [run], handles, _counts(history, len(shown), counts, len(splits)))
 
 
-def _title(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
+def _counts(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
     final = history.final
     words = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
     words += [
@@ -104,7 +98,7 @@ def _title(history: History, shown: int, counts: "pd.Series[int]", splits: int) 
     words += [style.counted(splits, "split")] if splits else []
     without = int((final == NO_GROUP).sum())
     words += [f"{without:,} without a group at the end"] if without else []
-    return f"{style.headline(history.run)}\n{', '.join(words)}"
+    return ", ".join(words)
 
 
 # Rows.

@@ -1,4 +1,4 @@
-"""How a server split its clusters, as a tree over the rounds, above the accuracy of all devices in the same rounds."""
+"""The tree of clusters that a server split."""
 
 import math
 from dataclasses import dataclass, field
@@ -82,12 +82,11 @@ _ACCURACY: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4}
 
 @style.styled
 def draw_split_tree(run: RunFolder) -> Figure:
-    """CFL's bipartitions (Sattler et al. 2020): each cluster from its making to its split, and the clusters of the end.
+    """A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.
 
-    A line is as thick as its cluster has members. Splits have numbers; below stand their rounds and times, and the two norms
-    that decided them: of the cluster's mean update, and of its members' largest update. At the end of each leaf stand its
-    devices and the mean of their accuracies. Under the tree is the accuracy over all devices: a cluster's own is known at the
-    end only.
+    They are CFL's bipartitions (Sattler et al. 2020). A line is as thick as its cluster has members. Splits have numbers; below
+    stand their rounds and times, and the two norms that decided them: of the cluster's mean update, and of its members' largest
+    update. Under the tree is the accuracy over all devices: a cluster's own is known at the end only.
     """
     history = History(run)
     roots = read_splits(history)
@@ -114,14 +113,12 @@ def draw_split_tree(run: RunFolder) -> Figure:
         _draw_accuracy(bottom, curve, [one.split_round for one in splits])
         bottom.sharex(panels["tree"])
         panels["tree"].tick_params(labelbottom=False)
-        key = Line2D([], [], label="accuracy over all devices", **_ACCURACY)
-        style.legend_below(figure, [key, Line2D([], [], label="a cluster splits", **_SPLIT)])
     bottom.set_xlabel("rounds that have ended")
     style.whole_ticks(bottom.xaxis, 12)
     bottom.set_xlim(0, rounds)
     counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
-    figure.suptitle(f"{style.headline(run)}\n{counts}", fontsize=12)
-    return figure
+    lines = {"accuracy over all devices": _ACCURACY, "a cluster splits": _SPLIT} if len(curve) else {}
+    return style.finished(figure, [run], [Line2D([], [], label=label, **look) for label, look in lines.items()], counts)
 
 
 def _draw_accuracy(panel: Axes, curve: pd.DataFrame, splits: list[int | None]) -> None:

@@ -1,4 +1,4 @@
-"""The straggler timeline: a panel a round, a bar a selected device made of its epochs, against the deadline that it had.
+"""The straggler timeline: each selected device's epochs against its deadline.
 
 Time counts from the start of the round. A round's deadline is one instant for all; CATA-Fed's T, which counts from the end of
 each device's own download, stands a little differently in each lane. Rounds of more devices than there is room for are drawn
@@ -126,7 +126,7 @@ _SPLITS = _PART | {"markerfacecolor": "white"}
 
 @style.styled
 def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, order: str = SORTS[0]) -> Figure:
-    """What each selected device made of the time it had, round by round.
+    """Each selected device's epochs against its deadline, a panel a round: how far it came, and what became of it.
 
     Args:
         run: the run.
@@ -171,9 +171,8 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
     for panel in grid.flat[len(shown) :]:
         panel.set_visible(False)
     _name_axes(grid, len(shown), order, unit.name, many)
-    figure.suptitle(f"{style.headline(run)}\n{_excerpt(shown, len(trained))}; {_what(many, counted)}", fontsize=12)
-    style.legend_below(figure, _handles_of_many(attempts) if many else _handles(attempts))
-    return figure
+    handles = _handles_of_many(attempts) if many else _handles(attempts)
+    return style.finished(figure, [run], handles, f"{_excerpt(shown, len(trained))}; {_what(many, counted)}")
 
 
 def _window(run: RunFolder, trained: list[int], rounds: tuple[int, int] | None) -> list[int]:

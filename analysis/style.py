@@ -6,6 +6,7 @@ dark ones for work that is wasted.
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
@@ -227,6 +228,11 @@ def short(name: str, most: int = 40) -> str:
     return f"{drawn[: most - most // 3 - 1]}…{drawn[-(most // 3) :]}"
 
 
+def as_file_name(name: str) -> str:
+    """A name with letters, digits and ``-_.`` alone."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+
+
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
     """What to call runs side by side: their folders, with the parent's name where two are called the same."""
     paths = [run.path.resolve() for run in runs]
@@ -262,26 +268,25 @@ def step_for(count: int, most: int) -> int:
     return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
-def headline(run: RunFolder) -> str:
-    """What a picture of one run says first: the scenario, the strategy and the seed."""
-    summary = run.summary
-    return f"{short(str(summary['name']), 70)}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+def headline(runs: Sequence[RunFolder]) -> str:
+    """What a picture says first: the scenario, and of one run the strategy and the seed."""
+    summary, *others = [run.summary for run in runs]
+    name = short(str(summary["name"]), 70)
+    if not others:
+        return f"{name}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+    count = len({short(str(other["name"]), 70) for other in others} - {name})
+    more = f" and {counted(count, 'other scenario')}" if count else ""
+    return f"{name}{more}   ({len(runs)} runs)"
 
 
-def headline_of(runs: Sequence[RunFolder]) -> str:
-    """What a picture of one run or of several says first."""
-    if len(runs) == 1:
-        return headline(runs[0])
-    names = list(dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs))
-    others = f" and {counted(len(names) - 1, 'other scenario')}" if len(names) > 1 else ""
-    return f"{names[0]}{others}   ({len(runs)} runs)"
-
-
-def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
-    """Draw a legend of the labelled handles under all panels, in as many columns as surely fit."""
-    labels, room = [str(handle.get_label()) for handle in handles], figure.get_figwidth() * 11
-    columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+def finished(figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], told: str = "") -> Figure:
+    """The figure with its title, ``told`` below the headline, and a legend of the labelled handles under all panels."""
+    figure.suptitle(f"{headline(runs)}\n{told}" if told else headline(runs), fontsize=12)
+    if handles:
+        labels, room = [str(handle.get_label()) for handle in handles], figure.get_figwidth() * 11
+        columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    return figure
 
 
 def _letters(labels: Sequence[str], columns: int) -> int:

@@ -1,8 +1,4 @@
-"""A lane a device and what it did when: its steps, wasted work and why, deadlines and round ends, absences, shifts, moves.
-
-Under the lanes stands how many devices were at work, what the server's link carried, and how each round's tasks ended; beside
-them how each device's did.
-"""
+"""The timeline: lanes of devices; under them how many were at work, what the server's link carried, and how tasks ended."""
 
 from typing import Any
 
@@ -17,8 +13,18 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.history import NO_GROUP, History
-from fedsim.analysis.lanes import MANY_BARS, draw_lanes, label_lanes, mark_rows
-from fedsim.analysis.view import MOST_LANES, ORDERS, Span, View, look_at, on_lanes, span_of_rounds
+from fedsim.analysis.lanes import (
+    MANY_BARS,
+    MOST_LANES,
+    ORDERS,
+    Span,
+    View,
+    draw_lanes,
+    label_lanes,
+    mark_rows,
+    on_lanes,
+    span_of_rounds,
+)
 from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
 from fedsim.records.link_load import Curve, link_load, means, summed
@@ -46,7 +52,7 @@ def draw_timeline(
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:
-    """What each device did when.
+    """A lane a device, what it did when, what was wasted and why.
 
     Args:
         run: the run.
@@ -59,7 +65,7 @@ def draw_timeline(
         PictureError: there are no such rounds, window, order or number of devices.
     """
     history = History(run)
-    view = look_at(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
+    view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
     height = min(max(len(view.devices) * _LANE_IN, _LEAST_IN), _MOST_IN)
     figure = Figure(figsize=(style.WIDTH_IN, height + sum(_STRIPS_IN) + _FRAME_IN))
     panels = figure.subplots(4, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, *_STRIPS_IN))
@@ -81,18 +87,16 @@ def draw_timeline(
     _number_rounds(lanes, view)
     _draw_totals(totals, view)
     _write_counts(words, view)
-    figure.suptitle(_title(view), fontsize=12)
-    style.legend_below(figure, handles)
-    return figure
+    return style.finished(figure, [run], handles, _part(view))
 
 
-def _title(view: View) -> str:
+def _part(view: View) -> str:
     population = len(view.history.population)
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
     who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
     out_of = "" if view.at_work == population else f", out of {population:,}"
-    return f"{style.headline(view.history.run)}\n{span}: {part}{who}{out_of}"
+    return f"{span}: {part}{who}{out_of}"
 
 
 def _tint_groups(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]:

@@ -45,9 +45,9 @@ _POINTS = 800  # more points than pixels only make the SVG large
 
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
-    """Cumulative bytes over simulated time, stacked, and beside it each kind's total with its wasted part.
+    """Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted.
 
-    A broken line is the ledger's ``paper`` view: without what papers leave out, in the whole, wasted or not.
+    A broken line is the ledger's ``paper`` view, wasted or not.
     """
     parts = read_parts(run)
     if parts.empty or parts["bytes"].sum() == 0:
@@ -57,20 +57,18 @@ def draw_traffic(run: RunFolder) -> Figure:
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
     _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
-    figure.suptitle(style.headline(run))
     handles: list[Artist] = [Patch(facecolor=colour, label=_label(*kind)) for kind, colour in colours.items()]
     if parts["purpose"].isin(NOT_IN_PAPER).any():
         paper = show_bytes(float(parts.loc[~parts["purpose"].isin(NOT_IN_PAPER), "bytes"].sum()))
         handles.append(Line2D([], [], label=f"all as the papers count it: models and updates, {paper}", **_PAPER))
-    style.legend_below(figure, [*handles, _WASTED_KEY])
-    return figure
+    return style.finished(figure, [run], [*handles, _WASTED_KEY])
 
 
 @style.styled
 def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """A bar a run: what it moved down, up and within the server's side and was of use, and what was wasted.
+    """What each run moved down and up, and the part of it that was wasted.
 
-    Runs are called after their folders, unless ``series`` has one for each, with its name.
+    A bar a run, called after its folder, unless ``series`` has one for each, with its name.
     """
     ledgers = [read_parts(run) for run in runs]
     totals = [float(parts["bytes"].sum()) for parts in ledgers]
@@ -95,9 +93,7 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
-    figure.suptitle(style.headline_of(runs))
-    style.legend_below(figure, [*(Patch(facecolor=_HUES[way][0], label=_way(way)) for way in ways), _WASTED_KEY])
-    return figure
+    return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_way(way)) for way in ways), _WASTED_KEY])
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
@@ -204,9 +200,9 @@ _VIEWS = {"strict": "everything that moved (strict)", "paper": "models and updat
 
 @style.styled
 def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """A bar a scenario, stacked by purpose, both ways together, in the ledger's two views: ``strict`` and ``paper``.
+    """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.
 
-    Of several seeds the bar is the mean, and a line at its end goes from the least to the most. Where all runs send updates of
+    A bar a scenario, both ways together, with a line from the least to the most of its seeds. Where all runs send updates of
     one size, an axis above counts in models of that size. Runs of one scenario are a series, unless ``series`` says which are.
     """
     series = group_by_scenario(runs) if series is None else series
@@ -234,14 +230,12 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
             above.tick_params(labelsize=9)
     name_bars(panels[0], [one.label for one in series])
     panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
-    figure.suptitle(style.headline_of(runs))
     named = {own: [purpose for purpose, colour in colours.items() if colour == own] for own in colours.values()}
     labels = {
         colour: style.short(own[0], 24) if colour != style.GREY else f"others: {style.short(', '.join(own), 60)}"
         for colour, own in named.items()
     }
-    style.legend_below(figure, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
-    return figure
+    return style.finished(figure, runs, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
 
 
 def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:

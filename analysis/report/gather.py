@@ -1,4 +1,4 @@
-"""What a report is about: runs and studies, and which of many runs are shown in detail."""
+"""The runs and studies of a report, and which of many runs are shown in detail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

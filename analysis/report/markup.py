@@ -5,6 +5,7 @@ import html
 import json
 import zlib
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ class Markup(str):
     """HTML, to be taken as it stands."""
 
     __slots__ = ()
+
+
+def asset(name: str) -> Markup:
+    """The text of a file in ``assets``."""
+    return Markup(resources.files("fedsim.analysis.report").joinpath("assets", name).read_text(encoding="utf-8").rstrip("\n"))
 
 
 def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
@@ -36,9 +42,8 @@ def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
 
 def join(*children: str | None) -> Markup:
     """Children one after the other, texts escaped."""
-    return Markup(
-        "".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child is not None)
-    )
+    there = [child for child in children if child is not None]
+    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in there))
 
 
 def plain(text: object, most: int = _LONGEST) -> str:

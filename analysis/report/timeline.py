@@ -1,10 +1,13 @@
-"""What the interactive timeline shows of a run, as arrays for ``lanes.js``: every step of every lane, in whole ticks of time.
+"""The interactive timeline: every step of every lane as arrays for ``lanes.js``, its controls and its key.
 
-A lane is a device. Steps stand lane by lane in order of time, each as its distance from the end of the one before and its
-length, which are small numbers and therefore compress well.
+A lane is a device. Steps stand lane by lane in order of time, in whole ticks, each as its distance from the end of the one
+before and its length, which are small numbers and therefore compress well.
 """
 
+import html
+from collections.abc import Sequence
 from dataclasses import dataclass
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedsim.analysis import style
 from fedsim.analysis.history import MARKS, NO_GROUP, History, parsed
+from fedsim.analysis.lanes import MEANING, on_lanes
+from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import capacity, counted
-from fedsim.analysis.view import on_lanes
 from fedsim.arrays import Ints
 from fedsim.records.folder import AVAILABILITY, ROUNDS
 from fedsim.records.link_load import link_load, thinned
@@ -175,3 +179,86 @@ def _before(values: NDArray[Any], first: Ints) -> Ints:
     before = np.concatenate([[0], values[:-1]]).astype(np.int64) if len(values) else np.zeros(0, np.int64)
     before[first[:-1][first[:-1] < first[1:]]] = 0
     return before
+
+
+_CROSS, _CIRCLE = "M6 2.5 L14 10.5 M14 2.5 L6 10.5", "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
+_SIGNS = {
+    "lost": (_CROSS, "its device disconnected"),
+    "left": ("M10 2 L14.5 6.5 L10 11 L5.5 6.5 Z", "its device left for good"),
+    "battery": ("M7 2 H13 V11 H7 Z", "its battery is flat"),
+    "arrival": ("M6 2 L14 6.5 L6 11 Z", "arrives"),
+    "departure": ("M14 2 L6 6.5 L14 11 Z", "leaves for good"),
+    "shift": (_CIRCLE, "its data shift"),
+    "noticed": (_CIRCLE, "it notices the shift"),
+    "move": ("M10 1 V12", "moves to another group"),
+}
+
+
+def stage(place: int, name: str, block: str, grouped: bool) -> Markup:
+    """One timeline: its controls, and where it is drawn.
+
+    Args:
+        place: its number on the page.
+        name: the run's.
+        block: the id of the data block that it shows.
+        grouped: whether devices are in groups.
+    """
+    tint = el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints") if grouped else ""
+    by_group = el("option", "by last group", value="group") if grouped else ""
+    words = {"place": str(place), "name": html.escape(name), "block": block, "tint": tint, "by_group": by_group}
+    return Markup(Template(asset("stage.html")).substitute(words))
+
+
+def key(found: Sequence[TimelineData]) -> Markup:
+    """What the colours and signs of these timelines mean, and what hands can do."""
+    kinds = np.unique(np.concatenate([data.columns["kind"] for data in found]))
+    marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
+    steps, outcomes = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
+    entries = [(_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps]
+    knows = all(data.header["knows_away"] for data in found)
+    entries.append((_swatch(style.PALE), "idle" if knows else "idle or disconnected"))
+    if any(len(data.columns["off_start"]) for data in found):
+        entries.append((_swatch(style.AWAY), "cannot be reached"))
+    wasted = [outcome for outcome in MEANING if outcome in outcomes]
+    entries += [(_swatch("#ffffff", style.OUTCOMES[outcome]), f"wasted, {MEANING[outcome]}") for outcome in wasted]
+    signs = [name for name in ("lost", "left", "battery") if name in outcomes]
+    entries += [(_sign(name), _SIGNS[name][1]) for name in [*signs, *(MARKS[mark] for mark in marks)]]
+    entries.append((_line("#283036", None), "round's end"))
+    if any(data.columns["round_deadline"].any() for data in found):
+        entries.append((_line(style.VERMILLION, "4 3"), "deadline that was reached"))
+    if any(len(data.columns["act"]) for data in found):
+        entries.append((_line(style.PURPLE, "1 2"), "a process of the world acts"))
+    if any(data.header["groups"] for data in found):
+        entries.append((_tint(), "in a group, each its colour"))
+    entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
+    if outcomes - {"done"}:
+        entries.append((_swatch(style.VERMILLION), "devices whose work is wasted"))
+    items = [el("li", swatch, text) for swatch, text in entries]
+    return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
+
+
+def _sign(name: str) -> Markup:
+    path, _ = _SIGNS[name]
+    fill = {"left": style.PURPLE, "shift": "#ffffff"}.get(name, "#000000")
+    edge = style.PURPLE if name == "left" else "#000000"
+    return _icon(el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill))
+
+
+def _swatch(colour: str, hatch: str | None = None) -> Markup:
+    box = el("rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=hatch or "#9aa5ac")
+    starts = range(-12, 20, 6) if hatch else ()
+    lines = [el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none") for x in starts]
+    return _icon(box, *lines)
+
+
+def _line(colour: str, dashes: str | None) -> Markup:
+    return _icon(el("path", d="M10 0 V13", stroke=colour, stroke_width="2", stroke_dasharray=dashes))
+
+
+def _tint() -> Markup:
+    colours = [style.tint(style.group_colour(group)) for group in (0, 1)]
+    return _icon(*(el("rect", x=10 * place, y="0", width="10", height="13", fill=own) for place, own in enumerate(colours)))
+
+
+def _icon(*shapes: Markup) -> Markup:
+    return el("svg", *shapes, viewBox="0 0 20 13", aria_hidden="true")

@@ -1,12 +1,15 @@
 """Runs to draw: with losses and late tasks, without learning, and cut off in the middle."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.axes import Axes
 
 import fedsim
 from fedsim.records.reading import RunFolder
@@ -23,6 +26,17 @@ PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES}
 PARAMETERS |= {alias: PARAMETERS[kind] | {"kind": alias} for alias, kind in ALIASES.items()}
 PARAMETERS |= {kind: {"kind": kind} | HASHED[kind] for kind in ("fedbn", "fedper", "hierfavg", "moon")}
 PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
+
+
+def drawn(*panels: Axes) -> Counter[str]:
+    """How many bars, marks and lines of each kind the panels have."""
+    count: Counter[str] = Counter()
+    for panel in panels:
+        for item in panel.collections:
+            count[str(item.get_gid())] += len(item.get_paths())
+        for line in panel.lines:
+            count[str(line.get_gid())] += np.size(line.get_xdata())
+    return count
 
 
 @pytest.fixture

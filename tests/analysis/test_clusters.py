@@ -61,11 +61,6 @@ def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(small: dict[str, Any]
         draw_clusters(RunFolder(tmp_path / "latency"))
 
 
-def test_no_clusters_is_said(run: RunFolder) -> None:
-    with pytest.raises(NothingToDrawError, match="no clusters"):
-        draw_clusters(run)
-
-
 def test_devices_of_one_size_are_one_bar(small: dict[str, Any], tmp_path: Path) -> None:
     """Nobody is left out, and borders that are all the same draw no warning (which would fail here)."""
     small["population"] |= {"samples": {"kind": "list", "values": [30] * 20}}

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from fedsim.analysis.history import MARKS, NO_GROUP, History
 from fedsim.analysis.membership import draw_membership
-from fedsim.analysis.style import NothingToDrawError, PictureError, save
+from fedsim.analysis.style import PictureError, save
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived
 
@@ -125,8 +125,3 @@ def test_a_device_that_leaves_before_it_has_a_group_comes_last() -> None:
     made.stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
     made.moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2]})
     assert made.order().tolist() == [2, 0, 1]
-
-
-def test_no_groups_is_said(run: RunFolder) -> None:
-    with pytest.raises(NothingToDrawError, match="never puts a device into a group"):
-        draw_membership(run)

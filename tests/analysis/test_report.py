@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import write_report
-from fedsim.analysis.report.page import SCRIPTS
-from fedsim.analysis.report.write import default_out
+from fedsim.analysis.report.page import SCRIPTS, default_out
 from fedsim.cli import main
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder

@@ -11,7 +11,7 @@ import pytest
 from fedsim.analysis.history import History
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.split_tree import draw_split_tree, read_splits
-from fedsim.analysis.style import NothingToDrawError, save
+from fedsim.analysis.style import save
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
@@ -116,8 +116,3 @@ def test_a_cluster_that_is_split_twice_is_damage(run: RunFolder, tmp_path: Path)
     damaged = with_splits(run, tmp_path / "damaged", [*SPLITS, (6, 1, (7, 8), ([0], [1]))])
     with pytest.raises(RunFolderError, match="group 1 is split twice"):
         draw_split_tree(damaged)
-
-
-def test_no_splits_are_said(run: RunFolder) -> None:
-    with pytest.raises(NothingToDrawError, match="never splits a cluster"):
-        draw_split_tree(run)

@@ -6,20 +6,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 import fedsim
 from fedsim.analysis.history import History
 from fedsim.analysis.stragglers import MOST_PANELS, draw_stragglers, read_attempts, trained_rounds
 from fedsim.analysis.style import NothingToDrawError, PictureError, save
 from fedsim.records.reading import RunFolder
-
-
-def drawn(figure: Figure, gid: str) -> int:
-    """How many bars or marks of this kind all panels have."""
-    bars = [item for panel in figure.axes for item in panel.collections if item.get_gid() == gid]
-    marks = [line for panel in figure.axes for line in panel.lines if line.get_gid() == gid]
-    return sum(len(item.get_paths()) for item in bars) + sum(len(np.atleast_1d(line.get_ydata())) for line in marks)
+from tests.analysis.conftest import drawn
 
 
 def attempts_of(run: RunFolder) -> pd.DataFrame:
@@ -53,7 +46,7 @@ def test_who_waits_in_a_queue_is_not_said_to_send(queued: RunFolder) -> None:
         assert row.sends - row.train_end == pytest.approx(times.get((row.task, "queue"), 0.0))
     waited = int((sent["sends"] > sent["train_end"]).sum())
     figure = draw_stragglers(queued)
-    assert 0 < waited == drawn(figure, "queue") < drawn(figure, "upload") == len(sent)
+    assert 0 < waited == drawn(*figure.axes)["queue"] < drawn(*figure.axes)["upload"] == len(sent)
 
 
 def test_time_counts_from_the_start_of_the_round(run: RunFolder) -> None:
@@ -96,11 +89,11 @@ def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
     least, courses = figure.axes[0].get_xlim()[1] / 60, zip(attempts["begun"], attempts["epoch_ends"], strict=True)
     short = [bool(ends) and (ends[-1] - begun) / len(ends) < least for begun, ends in courses]
     expected = sum(1 if one else len(ends) for one, ends in zip(short, attempts["epoch_ends"], strict=True))
-    assert drawn(figure, "epochs") == expected > 20
-    assert drawn(figure, "splits") == attempts["splits"].sum() > 0
-    assert drawn(figure, "part") == (attempts["part"] > 0).sum() > 0
-    assert drawn(figure, "limit") == len(attempts)
-    assert drawn(figure, "no-download") == attempts["train_end"].isna().sum()
+    assert drawn(*figure.axes)["epochs"] == expected > 20
+    assert drawn(*figure.axes)["splits"] == attempts["splits"].sum() > 0
+    assert drawn(*figure.axes)["part"] == (attempts["part"] > 0).sum() > 0
+    assert drawn(*figure.axes)["limit"] == len(attempts)
+    assert drawn(*figure.axes)["no-download"] == attempts["train_end"].isna().sum()
 
 
 def test_lanes_are_sorted(split: RunFolder) -> None:
@@ -154,7 +147,7 @@ def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], tmp_pa
         row = attempts.loc[event["task"]]
         assert row["cut"] == pytest.approx(event["time"] - starts[event["round"]])
     figure = draw_stragglers(run)
-    assert drawn(figure, "cut-upload") == len(cut)
+    assert drawn(*figure.axes)["cut-upload"] == len(cut)
     assert "all rounds with training" in figure.get_suptitle()
 
 

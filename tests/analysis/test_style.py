@@ -9,6 +9,7 @@ from PIL import Image
 
 from fedsim.analysis import style
 from fedsim.errors import RunFolderError
+from fedsim.records.reading import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_picture_takes_the_place_of_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pixels_are_those_of_the_file() -> None:
+def test_pixels_are_those_of_the_file(run: RunFolder) -> None:
     """With a legend outside, which only the layout finds room for."""
 
     @style.styled
@@ -66,8 +67,7 @@ def test_pixels_are_those_of_the_file() -> None:
         for panel in figure.subplots(1, 2):
             panel.plot([0, 1, 5], [2, 0, 1e6], label="a line")
             panel.set_title("a title\nof two lines")
-        style.legend_below(figure, figure.axes[0].get_legend_handles_labels()[0])
-        return figure
+        return style.finished(figure, [run], figure.axes[0].get_legend_handles_labels()[0])
 
     file = Image.open(io.BytesIO(style.rendered(draw(), "png", 160)))
     assert np.array_equal(style.pixels(draw(), 160), np.asarray(file))
