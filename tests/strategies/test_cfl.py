@@ -1,6 +1,5 @@
 """CFL against known answers: its criteria, its cuts, its tree, its bytes, and clients that are late, absent or new."""
 
-import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -8,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.strategies.cfl import is_incongruent, lengths
 from fedsim.strategies.clustering.algorithms import bipartition
 from fedsim.strategies.clustering.similarity import cosine_matrix
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
-from tests.test_runs import availabilities, networks, refused_for_its_deadline
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}
 """Thresholds by which every cluster is split in every round."""
@@ -480,31 +475,3 @@ def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_sel
 def test_what_makes_no_sense_is_refused(small: dict[str, Any], strategy: Sections, message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(**small | {"strategy": {"kind": "cfl"} | strategy})
-
-
-@pytest.mark.long
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    deadline=st.sampled_from([None, "60 s", "10 min"]),
-    cohort=st.sampled_from([None, 5]),
-    source=st.sampled_from(["paper", "published-code"]),
-)
-def test_in_any_world_its_books_are_sound(
-    seed: int, network: Any, availability: Any, deadline: Any, cohort: Any, source: str
-) -> None:
-    strategy = {"kind": "cfl", "retry": "10 s", "split_rounds": [0, 1, 3], "as": source}
-    strategy |= {"deadline": deadline} if deadline else {}
-    strategy |= {"clients_per_round": cohort} if cohort else {}
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "availability": availability}
-    population |= {"arrivals": {"kind": "poisson", "rate": "1 /min", "newcomers": 5}}
-    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
-    scenario |= {"stop": {"rounds": 8, "simulated_time": "1 day"}}
-    if refused_for_its_deadline(scenario):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        found = audit(Path(folder) / "run")
-        assert not any(found.values()), found

@@ -1,15 +1,12 @@
 """LCFL against known answers, through whole runs: its distances, its clusters, its bytes, and who comes and goes."""
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
@@ -22,7 +19,6 @@ from fedsim.strategies.clustering.algorithms import k_medoids
 from fedsim.strategies.clustering.similarity import diff_norm
 from fedsim.strategies.lcfl import by_losses, by_rows
 from tests.strategies.clustered import file_data
-from tests.test_runs import availabilities, networks
 
 MODULE = "tests.strategies.test_lcfl"
 
@@ -440,37 +436,3 @@ def test_a_warm_up_that_diverges_is_named() -> None:
 def test_what_cannot_work_is_refused(strategy: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(**rotated_digits(24, **strategy))
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    options=st.fixed_dictionaries(
-        {
-            "measure": st.sampled_from(["lcfl", "diff-norm"]),
-            "participation": st.sampled_from([0.3, 1.0]),
-            "moment": st.sampled_from([{"rounds": 2}, {"rounds": 2, "participation": 0.3, "attempts": 1}, {"kind": "local"}]),
-        }
-    ),
-    limit=st.sampled_from([None, "20 s", "5 min"]),
-    arriving=st.booleans(),
-    leaving=st.booleans(),
-)
-def test_devices_that_come_and_go_leave_no_trace_of_disorder(
-    seed: int, network: Any, availability: Any, options: dict[str, Any], limit: str | None, arriving: bool, leaving: bool
-) -> None:
-    moment = options["moment"] | ({"deadline": limit} if limit else {})
-    scenario = off(12, 8, **options | {"moment": moment}) | {"seed": seed, "network": network}
-    scenario["population"] |= {"availability": availability}
-    scenario["population"] |= {"arrivals": {"kind": "poisson", "rate": "2 /min"}} if arriving else {}
-    scenario["population"] |= {"departures": {"kind": "exponential", "mean_stay": "3 min"}} if leaving else {}
-    scenario["stop"] |= {"simulated_time": "1 h"}
-    with tempfile.TemporaryDirectory() as folder:
-        run = ran(scenario, Path(folder) / "run")
-        groups = {event["device"]: event["group"] for event in run.events if event["kind"] == "assign"}
-        for event in run.events:
-            if event["kind"] == "task-start" and event["round"] is not None and event["round"] >= 2:
-                assert event["group"] == groups[event["device"]]
