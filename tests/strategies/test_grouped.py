@@ -178,13 +178,6 @@ class TestPreparation:
                 assert following["round"] > event["round"]
         assert repeated > 0
 
-    def test_enough_is_enough_even_for_who_has_just_been_prepared(self, tmp_path: Path) -> None:
-        """Over-selection closes a round with K updates; nobody who goes on after its preparation holds it up."""
-        strategy = grouped("flexcfl", moment={"devices": 1}, over_selection=1.5, local_epochs=5)
-        population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 3.0}}
-        run = ran(world(PAIRED, 20, strategy, 8, population=population, learning="off"), tmp_path / "run")
-        assert [(row["selected"], row["valid"], row["slow"]) for row in run.rounds] == [(6, 4, 2)] * 8
-
     def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(self, tmp_path: Path) -> None:
         """A pre-training takes as long as a round's training, so all with a group come at once, and nobody else is needed."""
         strategy = grouped("flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, **{"as": "paper"})

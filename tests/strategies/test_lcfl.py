@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import fedsim
 from fedsim.errors import SimulationError
-from fedsim.evaluation.agreement import adjusted_rand_index
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
@@ -201,19 +200,6 @@ def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], t
     assert [row["group"] for row in run.devices] == truth.tolist()
 
 
-def test_models_that_began_apart_fool_diff_norm_alone(tmp_path: Path) -> None:
-    """Devices that draw their own initial models end far apart in whatever their data say nothing about."""
-    agreement = {}
-    for metric in ("lcfl", "diff-norm"):
-        scenario = rotated_digits(24, moment={"kind": "local", "start": "own"}, measure=metric)
-        scenario["training"] |= {"init": "glorot"}
-        scenario["model"] = {"kind": "mlp", "hidden": [32]}
-        found = clustering_of(ran(scenario, tmp_path / metric))
-        agreement[metric] = adjusted_rand_index(np.array(found["groups"]), np.arange(24) % 4)
-    assert agreement["lcfl"] == 1.0
-    assert agreement["diff-norm"] < 0.5
-
-
 def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) -> None:
     samples = [np.full((2, 1), c) for c in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 100.0, 100.1, 100.2)]
     scenario = with_module("Centre", samples, tmp_path, lr=1.0, features=1) | {"stop": {"rounds": 1}}
@@ -300,11 +286,6 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
     assert purposes.get("warm-up", 0.0) == (models if warmup == "local" else 0.0)
     rounds = scenario["stop"]["rounds"]
     assert (purposes["model"], purposes["update"]) == (rounds * models, rounds * models)
-
-
-def test_a_common_start_is_sent(tmp_path: Path) -> None:
-    moved = ran(off(10, 1, moment={"kind": "local", "steps": 7}), tmp_path / "run").summary["bytes"]["by_purpose"]
-    assert moved["warm-up"] == 2 * 10 * 1000.0
 
 
 @pytest.mark.parametrize(
@@ -397,16 +378,6 @@ def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     assert [row["group"] for row in run.devices] == (np.arange(24) % 4).tolist()
     purposes = run.summary["bytes"]["by_purpose"]
     assert (purposes["cold-start"], purposes["id"]) == (3 * 4 * 650 * 4.0, 3 * 4.0)
-
-
-def test_without_learning_groups_are_drawn_and_nearly_equal(tmp_path: Path) -> None:
-    scenario = off(20, 4, moment={"rounds": 2})
-    scenario["population"]["arrivals"] = {"kind": "schedule", "times": ["20 s"], "devices": [5]}
-    run = ran(scenario | {"stop": {"rounds": 12}}, tmp_path / "run")
-    found = clustering_of(run)
-    assert sorted(np.bincount(found["groups"]).tolist()) == [6, 6, 7]
-    assert "distance" not in found
-    assert all(0 <= row["group"] < 3 for row in run.devices)
 
 
 def test_a_warm_up_that_diverges_is_named() -> None:

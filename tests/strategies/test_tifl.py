@@ -239,19 +239,6 @@ def test_where_all_are_too_slow_the_run_ends_and_says_so() -> None:
     assert result.rows == []
 
 
-def test_one_tier_is_fedavg_of_all(small: dict[str, Any], tmp_path: Path) -> None:
-    """With one tier the same clients are drawn as by FedAvg."""
-    small |= {"learning": "off"}
-    small["population"] |= {"availability": {"kind": "always"}}
-    asked = []
-    for strategy in ({"kind": "fedavg"}, {"kind": "tifl", "tiers": 1}):
-        small["strategy"] = strategy | {"clients_per_round": 4}
-        run = ran(small, tmp_path / strategy["kind"])  # type: ignore[operator]
-        starts = [event for event in run.events if event["kind"] == "task-start" and event["round"] is not None]
-        asked.append([(event["round"], event["device"]) for event in starts])
-    assert asked[0] == asked[1]
-
-
 @pytest.mark.parametrize(
     ("strategy", "stop", "message"),
     [
