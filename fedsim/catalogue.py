@@ -27,14 +27,13 @@ from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import SEARCHES
 from fedsim.study.spec import StudySpec
-from fedsim.world.arrivals import ARRIVALS
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.capacity import CAPACITIES
-from fedsim.world.departures import DEPARTURES
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
 from fedsim.world.energy.charging import CHARGINGS
 from fedsim.world.energy.presets import TITLES
+from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
 from fedsim.world.network.protocol import PROTOCOLS
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS

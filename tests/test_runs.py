@@ -101,7 +101,7 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 
 
-def fingerprints(sections: dict[str, Any], executor: Executor, simulation: type[Simulation] | None = None) -> tuple[str, str]:
+def fingerprints(sections: dict[str, Any], executor: Executor) -> tuple[str, str]:
     summary = asyncio.run(Job(fedsim.Scenario(**sections), None, executor).execute()).summary
     assert summary["status"] == "done"
     return summary["events_sha256"], summary["models_sha256"]
@@ -118,28 +118,24 @@ def test_workers_executors_and_real_delays_change_nothing(small: dict[str, Any],
         assert fingerprints(small, Delayed(Threads(workers))) == reference
 
 
-def test_another_seed_is_another_run(small: dict[str, Any]) -> None:
-    small["stop"] = {"rounds": 2}
-    assert fingerprints(small, Inline()) != fingerprints(small | {"seed": 4}, Inline())
-
-
 def test_evaluating_less_often_changes_no_model(small: dict[str, Any]) -> None:
-    small["evaluation"] = {"every": 1}
-    often = fingerprints(small, Inline())
-    small["evaluation"] = {"every": 8}
-    seldom = fingerprints(small, Inline())
-    assert seldom[1] == often[1]
-    assert seldom[0] != often[0]
+    often, seldom = (fingerprints(small | {"evaluation": {"every": every}}, Inline()) for every in (1, 8))
+    assert (seldom[0] != often[0], seldom[1] == often[1]) == (True, True)
 
 
-def test_the_same_world_for_every_strategy(small: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_world_for_every_strategy_and_another_for_another_seed(small: dict[str, Any], tmp_path: Path) -> None:
     columns = ("speed", "link_down", "link_up", "latency", "samples", "test_samples")
+    small |= {"learning": "off", "stop": {"rounds": 1000, "simulated_time": "9 s"}}
+    small["drift"] = {"kind": "swap-all", "probability": 0.3, "at": {"times": ["1 s", "3 s", "8 s"]}}
     worlds = []
-    for number, strategy in enumerate(STRATEGIES):
-        fedsim.run(fedsim.Scenario(**small | {"strategy": strategy, "stop": {"rounds": 1}}), tmp_path / str(number))
-        devices = RunFolder(tmp_path / str(number)).devices
-        worlds.append([[row[name] for name in columns] for row in devices])
-    assert all(world == worlds[0] for world in worlds)
+    for number, change in enumerate([*({"strategy": strategy} for strategy in STRATEGIES), {"seed": 4}]):
+        fedsim.run(fedsim.Scenario(**small | change), tmp_path / str(number), executor="inline")
+        run = RunFolder(tmp_path / str(number))
+        shifts = [(event["time"], event["device"], event["data"]) for event in run.events if event["kind"] == "shift"]
+        worlds.append((shifts, [[row[name] for name in columns] for row in run.devices]))
+    assert len(worlds[0][0]) > 6
+    assert all(world == worlds[0] for world in worlds[:-1])
+    assert all(one != other for one, other in zip(worlds[0], worlds[-1], strict=True))
 
 
 def test_watching_sees_what_is_recorded(small: dict[str, Any]) -> None:

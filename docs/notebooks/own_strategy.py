@@ -35,7 +35,8 @@ file.write_text('''
 
 from typing import ClassVar
 
-from fedsim.plugin import AggregatingParams, Contents, Device, Done, FedAvg, Free, Order, SynchronousClient, SynchronousParams
+from fedsim.plugin import AggregatingParams, SynchronousClient, SynchronousParams
+from fedsim.plugin import Contents, Device, FedAvg, Header, Instruction, LocalResult
 
 
 class BoldParams(AggregatingParams):
@@ -52,14 +53,14 @@ class BoldParams(AggregatingParams):
 class BoldClient(SynchronousClient[BoldParams]):
     """Sends its update longer than it is."""
 
-    def reply(self, device: Device, order: Order, done: Done) -> Contents:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         """w + (1 + b) (w_i - w), with b = boldness / (1 + times heard)."""
         times = device.state.get("times", 0)
         extra = self.params.boldness / (1 + times)
-        bold = device.mix([(done.update, 1 + extra), (order["model"], -extra)])
-        return {"update": bold, "times": Free(times), "samples": Free(done.samples)}
+        bold = device.mix([(result.update, 1 + extra), (instruction["model"], -extra)])
+        return {"update": bold, "times": Header(times), "samples": Header(result.samples)}
 
-    def sent(self, device: Device, order: Order, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """One time more."""
         device.state["times"] = device.state.get("times", 0) + 1
 

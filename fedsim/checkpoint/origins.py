@@ -1,4 +1,4 @@
-"""What a run is made of beside its scenario: data and traces, from files that may change while the run is stopped.
+"""Inputs of a run beside its scenario: data and traces, from files that may change while the run is stopped.
 
 A run reads all of them once, when it is built. One that is resumed reads them again, so a checkpoint keeps their fingerprints.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
     from fedsim.learning import Learner
     from fedsim.running.assembly import Run
-    from fedsim.scenario import Scenario
+    from fedsim.sections import Sections
 
 Fingerprints = dict[str, str]
 """Section of the scenario -> what tells its files' content from any other, usually a sha256."""
@@ -54,7 +54,7 @@ class Origins:
 
 
 def _shape(learner: "Learner") -> str:
-    """What a run without samples has had from them: their shape and classes, which make the model."""
+    """Of a run that needs no samples: size and cost of the model, which follow from their shape and classes."""
     return f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
 
 
@@ -77,7 +77,7 @@ def _add(digest: "hashlib._Hash", *arrays: NDArray[Any] | None) -> None:
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _traces(scenario: "Scenario") -> Fingerprints:
+def _traces(scenario: "Sections") -> Fingerprints:
     """Of the files that the world is described by; they have just been read."""
     root = scenario.data.own_folder()
     sections = {"population": scenario.population, "network": scenario.network}

@@ -11,8 +11,8 @@ from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
+from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial
-from fedsim.federation.dispatch import TaskContext
 from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
@@ -39,7 +39,7 @@ _CLASSES: dict[str, Any] = {
 }
 
 _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
-"""What cannot be written and is made again: whom a flow tells of its end."""
+"""Attributes that cannot be written and are made again: callbacks at the end of a flow."""
 
 
 def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
@@ -112,7 +112,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
 
 
 def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
-    """Who sets an alarm of each kind again."""
+    """The method that sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat"), run.tasks.rearm)

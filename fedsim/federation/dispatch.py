@@ -1,13 +1,11 @@
 """Between the strategy's two halves and the world: messages become tasks, tasks become messages.
 
-The server half asks; the world carries the message; the client half says what is computed and what is answered, each at the
-instant at which the device comes to it; the world carries the answer; the server half is told. Neither half holds the other.
+The server half asks; the world carries the message; the client half says what is computed and what is answered
+(``client_side``); the world carries the answer; the server half is told. Neither half holds the other.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +13,10 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
-from fedsim.federation.contents import Contents, Partial, payloads, received
+from fedsim.federation.client import Client, Instruction
+from fedsim.federation.client_side import ClientSide, TaskContext
+from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
-from fedsim.federation.devices import Devices
-from fedsim.federation.malicious import Attack
 from fedsim.federation.messages import (
     Arrival,
     Carried,
@@ -33,12 +30,12 @@ from fedsim.federation.messages import (
     TaskEnd,
     Timer,
 )
-from fedsim.federation.wire import MessagesSpec, Wire
+from fedsim.federation.wire import Wire
 from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.flow import SERVER, Direction
-from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Cause, Download, Outcome, Payload, Step, Task
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
@@ -50,33 +47,10 @@ if TYPE_CHECKING:
 
 
 _MESSAGES: dict[str, Callable[[int], Message]] = {"return": Return, "shift": Shift, "newcomer": Arrival}
-"""What is said of a device as soon as it can be reached, by the kind of its alarm."""
+"""Message about a device as soon as it can be reached, by the kind of its alarm."""
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
-"""What the server sees of how tasks end: who vanishes does not say for how long, or why."""
-
-
-@dataclass(slots=True)
-class TaskContext:
-    """What a running task is about.
-
-    Attributes:
-        order: what was asked.
-        begun: whether the client half has said what is computed.
-        computed: whether that was anything.
-        reply: what it has answered; None until then, or for nothing.
-        replied: whether it has.
-        keeping: what the device keeps of its answer if it arrives, by name.
-        real: its real work, as soon as that is begun.
-    """
-
-    order: Instruction
-    begun: bool = False
-    computed: bool = False
-    reply: Contents | None = None
-    replied: bool = False
-    keeping: dict[str, Any] | None = None
-    real: "Future[Any] | None" = None
+"""Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
 
 
 class Dispatch:
@@ -88,15 +62,12 @@ class Dispatch:
         learner: where models are made and measured, or the one for ``learning = "off"``.
         streams: the run's streams; strategies draw only through ``Server.rng`` and ``Server.sample``.
         evaluator: measures aggregations and says when the run is over.
-        messages: how models are written.
         own: what the server's own computing takes, and how long it waits for a device that has vanished.
-        batch_size: B, samples of an SGD step.
-        devices: what each device knows of itself.
-        attack: what malicious devices do to their updates; None where there are no such devices.
-        malicious: which they are.
+        wires: how models are written on their way down, and up.
+        client_side: computes and answers.
 
     Attributes:
-        devices: as given.
+        devices: what each device knows of itself.
         busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
         unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
     """
@@ -109,12 +80,9 @@ class Dispatch:
         streams: Streams,
         *,
         evaluator: Evaluator,
-        messages: MessagesSpec,
         own: ServerSpec,
-        batch_size: int,
-        devices: Devices,
-        attack: Attack | None = None,
-        malicious: Collection[int] = (),
+        wires: tuple[Wire, Wire],
+        client_side: ClientSide,
     ) -> None:
         self.simulation = simulation
         self.population = population
@@ -128,11 +96,8 @@ class Dispatch:
         self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
         self._own = own
-        self._down, self._up = Wire(messages.down, learner), Wire(messages.up, learner)
-        self._client: Client[Any]
-        self.devices = devices
-        self._attack, self._malicious = attack, frozenset(malicious)
-        self._batch_size = batch_size
+        self._down, self._up = wires
+        self._client_side, self.devices = client_side, client_side.devices
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
@@ -145,8 +110,7 @@ class Dispatch:
         """Join the sides that need this to be made."""
         self.tasks, self.edges = tasks, edges
         self.strategy = strategy
-        self._client = client
-        self._is_real = type(client).real is not Client.real
+        self._client_side.connect(client)
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
         self.devices.model_s = lambda device, way: (
@@ -174,15 +138,10 @@ class Dispatch:
         edge = self.edges.of(device) if at_edge else None
         if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
-        errand = TaskContext(Instruction(job, received(contents), number))
-        task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=errand)
-        if self._is_real and self.simulation.executor.workers > 1:
-            self._begin_real(device, errand)
+        context = TaskContext(Instruction(job, received(contents), number))
+        task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=context)
+        self._client_side.prefetch(device, context)
         return task.id
-
-    def _begin_real(self, device: int, errand: TaskContext) -> None:
-        if real := self._client.real(self.devices.of(device), errand.order):
-            errand.real = self.simulation.submit(real.function, *real.arguments, alone=True)
 
     def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
         """See ``Server.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
@@ -199,8 +158,7 @@ class Dispatch:
         """Send contents from a device to others, written once; ``number`` is the round's."""
         parts = payloads(contents, self._up)
         if self._up.changes(contents):
-            contents, keeping = self._up.through(contents, {}, self.devices.kept(source))
-            self.devices.keep(source, keeping)
+            contents, _ = self._up.through(contents, {}, {})
         for destination in destinations:
             message = self.edges.messages.send(source, destination, parts, number, self.on_message_end)
             self._sent[message.id] = contents, {}
@@ -221,7 +179,7 @@ class Dispatch:
 
     @property
     def coding_s(self) -> tuple[float, float]:
-        """How long a device decodes a model that came down, and encodes one that goes up (s)."""
+        """Times that a device takes to decode a model that came down, and to encode one that goes up (s)."""
         return self._down.model_s, self._up.model_s
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
@@ -251,122 +209,13 @@ class Dispatch:
         del self._timers[name]
         self.simulation.post(Timer(name))
 
-    # From the world to the client half: what does the device do next?
-
-    def next_steps(self, task: Task) -> tuple[Step, ...]:
-        """A device has carried out all steps that its task had: those that follow, none if that was all."""
-        errand: TaskContext = task.context
-        if errand.replied:
-            return ()
-        device = self.devices.of(task.device)
-        if not errand.begun:
-            errand.begun = True
-            if self._is_real and errand.real is None:
-                self._begin_real(task.device, errand)
-            if errand.real is not None:  # the clock stands still until it is done
-                errand.order.value, errand.real = errand.real.result(), None
-            steps = tuple(self._client.work(device, errand.order))
-            if steps:
-                errand.computed = True
-                return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
-        errand.replied = True
-        done = self._client.computed(device, errand.order, self._done(task))
-        errand.reply = self._client.reply(device, errand.order, done)
-        if errand.reply is None:
-            return ()
-        if self._attack is not None and task.device in self._malicious:
-            done, errand.reply = self._attacked(task, self._attack, done, errand.reply)
-        meant = errand.reply
-        parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
-        if self._up.changes(errand.reply):
-            bases = {} if done.update is None or done.start is None else {done.update: done.start}
-            kept, added_up = self.devices.kept(task.device), getattr(self._client.params, "added_up", ())
-            errand.reply, errand.keeping = self._up.through(errand.reply, bases, kept, added_up)
-        self._report(done, meant, errand.reply)
-        return (*encoding, Upload(parts)) if parts else ()
-
-    @staticmethod
-    def _report(done: LocalResult, meant: Contents, arriving: Contents) -> None:
-        """What arrives of an update reports the loss of the training that it comes from, whatever was made of it."""
-        if done.trained is None or done.update is None:
-            return
-        for name, value in meant.items():
-            if (value.model if type(value) is Partial else value) is done.update and arriving[name].loss is None:
-                arriving[name].loss = done.trained.loss
-
-    def _with_time_to_encode(self, step: Computation) -> Computation:
-        """A training that must leave time for its upload leaves time for encoding it, too."""
-        if not isinstance(step, Train) or not step.limit.reserve_upload:
-            return step
-        models = step.limit.reserve_upload / self._up.model_bytes
-        return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
-
-    def _done(self, task: Task) -> LocalResult:
-        """What a device has computed."""
-        update: Ref | None = None
-        start: Ref | None = None
-        tested: Ref | None = None
-        steps, epochs = 0, iter(task.trained)
-        earlier: tuple[Ref, ...] = ()
-        for step in task.steps:
-            if isinstance(step, Evaluate):
-                tested = self.learner.best(step.models, task.device, version=task.version)
-            elif isinstance(step, Train) and (finished := next(epochs)):
-                start, training = tested if step.training.start == BEST else step.training.start, step.training
-                before = earlier if update is None else (*earlier, update)
-                if type(start) is PreviousResult or type(training.anchor) is PreviousResult:
-                    start, anchor = self._found(start, before), self._found(training.anchor, before)
-                else:
-                    anchor = training.anchor
-                if start is not training.start or anchor is not training.anchor or finished != training.epochs:
-                    training = replace(training, start=start, anchor=anchor, epochs=finished)
-                number, earlier = task.round or 0, before
-                update = self.learner.train(training, task.device, key=task.count, round=number, version=task.version)
-                steps = training.sgd_steps(task.samples, self._batch_size)
-        return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
-
-    def _found(self, model: Any, earlier: "tuple[Ref, ...]") -> Any:
-        """A model that a training starts from or is held to, where it follows from the trainings before."""
-        if not isinstance(model, PreviousResult):
-            return model
-        parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
-        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
-
-    def _attacked(self, task: Task, attack: Attack, done: LocalResult, reply: Contents) -> tuple[LocalResult, Contents]:
-        """What a malicious device says that it has computed: every model in its reply is attacked, the update from its start.
-
-        Any other model in a reply is a change of something (a control variate): it starts from 0.
-        """
-        meant = done.update
-        if meant is None or done.start is None:
-            return done, reply
-        draw = (task.device, task.count)
-        update = attack.update(self.learner, meant, done.start, ("world/attack", *draw))
-
-        def attacked(name: str, value: Any) -> Any:
-            if isinstance(value, Partial):
-                return replace(value, model=attacked(name, value.model))
-            if value is meant or not isinstance(value, Ref):
-                return update if value is meant else value
-            return attack.update(self.learner, value, self.devices.zero, (f"world/attack/{name}", *draw))
-
-        return done._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
-
     # From the world to the server half.
 
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: put the message into the inbox."""
-        errand: TaskContext = task.context
-        outcome = task.outcome or "done"
-        contents: Mapping[str, Any] = {}
-        if outcome == "done":
-            if errand.computed:
-                self.devices.note_use(task.device, task.version)
-            if errand.reply is not None:
-                self.devices.keep(task.device, errand.keeping)
-                self._client.sent(self.devices.of(task.device), errand.order, errand.reply)
-                contents = received(errand.reply)
-        order, seen = errand.order, _SEEN.get(outcome, outcome)
+        order, outcome = task.context.order, task.outcome or "done"
+        contents = self._client_side.arrived(task) if outcome == "done" else {}
+        seen = _SEEN.get(outcome, outcome)
         end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
         if seen != "lost" or not self._own.patience:
             self.simulation.post(end)
@@ -456,7 +305,7 @@ class Dispatch:
             await self._shift(device)
 
     async def _shift(self, device: int) -> None:
-        told = self._client.on_shift(self.devices.of(device))
+        told = self._client_side.client.on_shift(self.devices.of(device))
         if told is not None:
             await self.strategy.on_shift(device, received(told))
 
@@ -482,8 +331,7 @@ class Dispatch:
             case Shift(device):
                 await self._shift(device)
             case Start():
-                if self._attack is not None:
-                    self.simulation.emit("malicious", attack=self._attack.kind, devices=sorted(self._malicious))
+                self._client_side.tell_attack()
                 await self.strategy.on_start()
             case _:
                 raise SimulationError(f"the server cannot handle a {type(message).__name__}")
@@ -491,7 +339,7 @@ class Dispatch:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """What must be remembered: names of timers, what tasks are about, what devices know. Who waits stands in the alarms."""
+        """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
         return {
             "timers": timers,

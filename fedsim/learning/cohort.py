@@ -1,8 +1,9 @@
-"""What workers are asked for many devices, local training or which model is best there, and how that is split into requests."""
+"""Local trainings and choices of models of many devices: carried out on workers, in requests of like work."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
-from fedsim.learning.refs import Best, Ref, Trained, Weights
+from fedsim.learning.refs import Best, Ref, Trained, Weights, parents
 from fedsim.learning.solvers import batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
 from fedsim.learning.spec import TrainingSpec
@@ -29,9 +30,8 @@ class Job:
         recipe: what was asked.
         lr: learning rate.
         batch_size: samples of a batch.
-        weights: the start's weights, float32 [d].
-        anchor, linear: the same of the models in the terms that are added to the gradient; None without them.
-        previous: the same of the one in the contrastive term.
+        weights: of the start, float32 [d].
+        anchor, linear, previous: of the models in the proximal, linear and contrastive terms; None without them.
         shard: the device's data, in the version that was asked for.
         samples: positions within its training samples that it trains on, int64 [k]; None for all.
     """
@@ -82,7 +82,7 @@ class Trainer:
     def job(self, ref: Ref, data: FederatedData) -> Job:
         """The job that computes ``ref``, whose start is known, on a device of ``data``."""
         recipe = ref.recipe
-        if not isinstance(recipe, Trained) or any(parent.value is None for parent in recipe.parents):
+        if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
             raise ValueError(f"{ref} is no training that could be done now")
         training, shard = recipe.training, data.shard(recipe.device, recipe.version)
         previous = None if training.contrast is None else training.contrast.previous
@@ -158,22 +158,17 @@ def _evenly(jobs: list[int], most: int) -> list[list[int]]:
 _SAMPLES_AT_ONCE = 512  # training samples in one request, unless one device alone has more: a model is loaded once for all
 
 
-@dataclass(frozen=True)
-class Question:
-    """Which of several models is best on one device's data, with all of them known.
-
-    Attributes:
-        shard: the device's data, in the version that was asked for.
-        models: weights, float32 [d] each.
-    """
+class Question(NamedTuple):
+    """Which of several known models, float32 [d] each, is best on the training samples of a shard, or on some (positions)."""
 
     shard: Shard
     models: list[Weights]
+    samples: NDArray[np.int64] | None = None
 
     @property
-    def count(self) -> int:
-        """Training samples of the device."""
-        return len(self.shard.train)
+    def asked(self) -> int:
+        """Number of samples that it asks about."""
+        return len(self.shard.train if self.samples is None else self.samples)
 
 
 class Chooser:
@@ -182,14 +177,15 @@ class Chooser:
     Args:
         solver: applies the models.
         samples: the shared samples, without anybody's shard.
+        streams: the run's streams.
     """
 
-    def __init__(self, solver: Solver, samples: FederatedData) -> None:
+    def __init__(self, solver: Solver, samples: FederatedData, streams: Streams) -> None:
         self._solver = solver
         self._all_samples = samples
+        self._streams = streams
 
-    @staticmethod
-    def question(ref: Ref, data: FederatedData) -> Question:
+    def question(self, ref: Ref, data: FederatedData) -> Question:
         """The question that ``ref`` stands for, whose models are known, put to a device of ``data``."""
         recipe = ref.recipe
         if not isinstance(recipe, Best):
@@ -197,22 +193,28 @@ class Chooser:
         models = [model.value for model in recipe.models if model.value is not None]
         if len(models) < len(recipe.models):
             raise ValueError(f"{ref} is a choice between models of which some have no value")
-        return Question(data.shard(recipe.device, recipe.version), models)
+        shard, samples = data.shard(recipe.device, recipe.version), None
+        if recipe.batch is not None and recipe.batch[0] < len(shard.train):
+            size, key = recipe.batch
+            generator = self._streams.generator("learning/batch", recipe.device, key)
+            samples = generator.choice(len(shard.train), size, replace=False)
+        return Question(shard, models, samples)
 
     def split(self, questions: Sequence[Question]) -> list[list[int]]:
         """Positions of the questions that are answered together, those with the most work first.
 
         Looks at the questions alone, never at the number of workers.
         """
-        work = [question.count * len(question.models) for question in questions]
+        counts = [question.asked for question in questions]
+        work = [count * len(question.models) for count, question in zip(counts, questions, strict=True)]
         chunks: list[list[int]] = []
         room = 0
         for at in sorted(range(len(questions)), key=lambda at: (-work[at], at)):
-            if not chunks or questions[at].count > room:
+            if not chunks or counts[at] > room:
                 chunks.append([])
                 room = _SAMPLES_AT_ONCE
             chunks[-1].append(at)
-            room -= questions[at].count
+            room -= counts[at]
         return chunks
 
     def mean_losses(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
@@ -239,6 +241,8 @@ class Chooser:
     def _samples(self, question: Question) -> tuple[Tensor, Tensor]:
         """A device's training samples in memory of torch's: aligned, whatever numpy's was."""
         x, y = self._all_samples.train_samples(question.shard)
+        if question.samples is not None:
+            x, y = x[question.samples], y[question.samples]
         device = self._solver.device
         return torch.tensor(x, device=device), torch.tensor(y, device=device)
 

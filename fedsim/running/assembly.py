@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import Evaluator, World
 from fedsim.federation.client import RunInfo
+from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.messages import Start
@@ -25,7 +26,7 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability.changes import changes
+from fedsim.world.availability.base import changes
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
 from fedsim.world.edges import Edges
@@ -39,7 +40,7 @@ from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
-    from fedsim.scenario import Scenario
+    from fedsim.sections import Sections
 
 
 _ALL_DEVICES = 2_000  # of so many a picture may show them all
@@ -63,7 +64,7 @@ class Run:
         dispatch: what carries the messages of the two halves.
     """
 
-    def __init__(self, scenario: "Scenario", simulation: Simulation, learner: type[Learner] | None = None) -> None:
+    def __init__(self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> None:
         self.scenario = scenario
         self.simulation = simulation
         spec, root = scenario.population, scenario.data.own_folder()
@@ -98,25 +99,20 @@ class Run:
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )
-        self.dispatch = Dispatch(
+        down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
+        devices = Devices(self.population, self.learner, self._label_counts, up)
+        attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
+        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, scenario.strategy.added_up, attack, members)
+        self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
             self.learner,
             streams,
             evaluator=self.evaluator,
-            messages=scenario.messages,
             own=scenario.server,
-            batch_size=scenario.training.batch_size,
-            devices=Devices(
-                self.population,
-                self.learner,
-                self._label_counts,
-                Wire(scenario.messages.up, self.learner),
-            ),
-            attack=None if malicious is None else malicious.attack,
-            malicious=members,
+            wires=(down, up),
+            client_side=client_side,
         )
-        dispatch = self.dispatch
         messages = Messages(simulation, self.network, self._reachable_until)
         self.edges = Edges(messages, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
@@ -126,9 +122,9 @@ class Run:
             availability,
             compute,
             self.network,
-            scenario.training.batch_size,
-            self.dispatch.next_steps,
-            self.dispatch.on_task_end,
+            batch_size,
+            client_side.next_steps,
+            dispatch.on_task_end,
             batteries,
             self.edges,
         )
@@ -178,7 +174,7 @@ class Run:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """How long kinds of devices take for the scenario's model; None where there are none."""
+        """Training times of kinds of devices for the scenario's model; None where there are none."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         from fedsim.learning.profile import cost_of  # loads torch
@@ -211,7 +207,7 @@ class Run:
         return self.simulation.now if self.network.edge_at(endpoint) in self.edges.off else math.inf
 
     def present(self) -> NDArray[np.bool_] | None:
-        """Who has arrived and not left, bool [devices]; None when that is everybody, always."""
+        """Devices that have arrived and not left, bool [devices]; None when these are all, always."""
         return self.lifetimes.present(self.simulation.now) if self._some_come_or_go else None
 
     def truth(self) -> NDArray[np.int64] | None:
@@ -219,7 +215,7 @@ class Run:
         return None if self.data is None else self.data.truth
 
     def versions(self) -> NDArray[np.int64]:
-        """Which version of its data each device holds now, int64 [devices]."""
+        """Version of the data that each device holds now, int64 [devices]."""
         return self.population.version
 
     def _build_drift(self, streams: Streams) -> Drift | None:
@@ -305,7 +301,7 @@ class Run:
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
-def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
+def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
     """Build ``scenario`` into ``simulation`` so that it only needs to be run; see ``Run``.
 
     Raises:

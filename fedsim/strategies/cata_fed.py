@@ -16,7 +16,8 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import CombiningParams, RoundParams, SynchronousClient, Verdict
+from fedsim.strategies.round_params import CombiningParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 
@@ -250,12 +251,13 @@ class CataFed(FedAvg[CataFedParams]):
 
     def __init__(self, params: CataFedParams, server: Server) -> None:
         super().__init__(params, server)
-        assert self.training_limit is not None  # the parameters see to it
-        self.budget = self.training_limit - params.margin
+        limit = params.deadline_s(self.setting.mean_epoch_s)
+        assert limit is not None  # the parameters see to it
+        self.budget = limit - params.margin
         if self.budget <= 0:
             raise ScenarioError(
                 f"strategy.margin is {show_seconds(params.margin)}, which leaves nothing of the deadline of "
-                f"{show_seconds(self.training_limit)}; allowed is less than that"
+                f"{show_seconds(limit)}; allowed is less than that"
             )
 
     async def on_start(self) -> None:
@@ -292,7 +294,7 @@ class CataFed(FedAvg[CataFedParams]):
         if self.params.rejoin:
             state["away"] += self.server.await_return(device, self.params.rejoin_delay)
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         self.state["waiting"] = True
         if not (self.state["away"] or self.state["connecting"] or self.server.expects_newcomers()):
             self.server.stop("no client is connected any more")
@@ -332,8 +334,8 @@ class CataFed(FedAvg[CataFedParams]):
     def contents(self, device: int) -> Contents:
         return {"model": self.state["model"], "control": self.budget}
 
-    def verdict(self, message: TaskEnd) -> Verdict:
-        verdict = super().verdict(message)
+    def _verdict(self, message: TaskEnd) -> Verdict:
+        verdict = super()._verdict(message)
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     def heard(self, message: TaskEnd) -> None:
@@ -349,7 +351,7 @@ class CataFed(FedAvg[CataFedParams]):
             return
         if not arrived:
             self._disconnect(device)
-        elif self.verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
+        elif self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
             number, group = self.state["round"], self.group_of(device)
             self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
             self._take_report(message)

@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.language.spec import Epochs
 from fedsim.strategies.clustering.algorithms import kmeans
 from fedsim.strategies.grouped import Grouped, GroupedParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 
 
 class FeSEMParams(GroupedParams):

@@ -9,8 +9,7 @@ from fedsim.language.registry import Registry
 from fedsim.strategies.clustering.parts import AfterRounds, Hierarchical
 from fedsim.strategies.clustering.similarity import Matrix, Rows, diff_norm, gradient_cosine
 from fedsim.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 
 
 class FLHCParams(LCFLParams):

@@ -248,8 +248,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if len(devices) < params.groups:
             server.look_again("pre-training", params.retry, at_least=params.groups)
             return
-        if self.round_limit is not None:
-            server.timer("pre-training-deadline", server.now + self.round_limit)
+        if self._round_limit is not None:
+            server.timer("pre-training-deadline", server.now + self._round_limit)
         for device in devices:
             state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
 

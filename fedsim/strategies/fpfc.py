@@ -15,7 +15,8 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import RoundParams, Synchronous, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.training import Training
 
 
@@ -111,8 +112,8 @@ class FPFC(Synchronous[FPFCParams]):
         held = self.server.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
         return {"model": held}
 
-    def start(self, message: TaskEnd) -> Ref:
-        return self.state["own"].get(message.device, message.asked["model"])  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": self.state["own"].get(message.device, message.asked["model"])}
 
     async def aggregate(self) -> None:
         state, server, received = self.state, self.server, self.state["received"]

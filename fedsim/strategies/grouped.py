@@ -21,13 +21,8 @@ from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.parts import EachRound, ShiftTest, WhenShifted
-from fedsim.strategies.synchronous import (
-    CombiningParams,
-    SelectingParams,
-    Synchronous,
-    SynchronousClient,
-    SynchronousParams,
-)
+from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.world.population import DeadlineBase
 
 Preset = Literal["paper", "published-code"]
@@ -215,7 +210,7 @@ class Grouped(Synchronous[G]):
             task = self.server.ask(device, contents, job, group=self.group_of(device))
         self.state["preparing"][task] = (device, in_round)
 
-    def passed_over(self, device: int) -> None:
+    def _passed_over(self, device: int) -> None:
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:

@@ -14,8 +14,7 @@ from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.clustering.parts import ShiftTest
 from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean, Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -108,8 +107,8 @@ class IFCA(Migrating[IFCAParams]):
     def contents(self, device: int) -> Contents:
         return {"model": self.state["models"]}
 
-    def start(self, message: TaskEnd) -> Ref:
-        return message["id"].ref  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         return ({"migration": self.state["models"]}, "choose") if device in self.state["unprepared"] else None

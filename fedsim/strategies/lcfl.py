@@ -21,8 +21,7 @@ from fedsim.strategies.clustering.algorithms import Labels, Linkage, canonical, 
 from fedsim.strategies.clustering.parts import AfterLocalTraining, AfterRounds, Clusterer, Dbscan, Hierarchical, KMedoids
 from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train

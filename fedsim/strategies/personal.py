@@ -13,7 +13,8 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, S, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import S, SynchronousClient
 from fedsim.training import Places, Training
 
 
@@ -42,7 +43,7 @@ class Personal(FedAvg[S]):
             f"device/{device}": (own[device], [device]) for device in sorted(own)
         }
 
-    def shared_models(self) -> ModelAssignment:
+    def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}
 
 

@@ -26,7 +26,8 @@ from fedsim.strategies.clustering.weights import (
 )
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.server import ServerOptimiserSpec
-from fedsim.strategies.synchronous import RoundParams, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation
 
@@ -255,7 +256,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         tell = self.params.uses_total and state["told"][device] != state["total"]
         return {"model": state["model"]} | ({"control": state["total"]} if tell else {})
 
-    def samples(self, message: TaskEnd) -> int:
+    def _samples(self, message: TaskEnd) -> int:
         return int(message["control"][0])
 
     async def on_task_end(self, message: TaskEnd) -> None:
@@ -268,7 +269,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             self._begin()
             return
         if message.outcome == "done" and message.job == "train":
-            state["sizes"][device] = self.samples(message)
+            state["sizes"][device] = self._samples(message)
             if self.params.weights == "rfedavg":
                 state["imbalance"][device] = message["control"][1]
                 state["told"][device] = state["total"]

@@ -247,3 +247,21 @@ def test_only_choices_have_losses() -> None:
     with pytest.raises(ValueError, match="at least one"):
         core.best([], 0)
     assert run(core.losses([])) == []
+
+
+def test_a_batch_is_some_of_the_samples_and_another_with_another_key() -> None:
+    """The loss on 2 of 5 samples is the mean of two of the five losses; on 5 or more it is the loss on all."""
+    data = federation([5])
+    core, _ = learning(data, Logistic())
+    asked = [core.best([core.initial()], 0, batch=(2, key)) for key in (*range(40), 0)]
+    (whole,), (more,) = run(core.losses([core.best([core.initial()], 0), core.best([core.initial()], 0, batch=(9, 0))]))
+    x, y = map(torch.from_numpy, data.train_samples(data.shard(0)))
+    module = module_of(Logistic().architecture((6,), 3))
+    load_weights(list(module.parameters()), run(core.value(core.initial())))
+    each = functional.cross_entropy(module(x), y, reduction="none").detach().numpy()
+    pairs = [(each[i] + each[j]) / 2 for i in range(5) for j in range(i)]
+    found = [losses.item() for losses in run(core.losses(asked))]
+    assert more == whole == pytest.approx(each.mean())
+    assert all(min(abs(loss - pair) for pair in pairs) < 1e-6 for loss in found)
+    assert len({round(loss, 5) for loss in found}) > 5
+    assert found[-1] == found[0]

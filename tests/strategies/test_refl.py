@@ -110,7 +110,9 @@ def test_without_anybody_late_it_is_fedavg(tmp_path: Path) -> None:
 
 
 def test_a_round_that_closes_before_it_hears_of_a_loss_passes_its_audit(tmp_path: Path) -> None:
-    sections = eventful_world({"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s"}, seed=82)
+    sections = eventful_world(
+        {"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s", "local_epochs": 2}, seed=82
+    )
     sections |= {"learning": "off", "server": {"patience": "2.5 day"}, "stop": {"rounds": 2, "simulated_time": "2 h"}}
     sections["network"] = {"kind": "tree", "cells": 1}
     run(sections, tmp_path / "run")

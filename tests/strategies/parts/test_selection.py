@@ -11,9 +11,8 @@ from pydantic import ValidationError
 import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Record, Simulation
-from fedsim.strategies.parts.selection import SELECTIONS
-from fedsim.strategies.parts.selection.fedcs import FedCS
-from fedsim.strategies.parts.selection.least_available import LeastAvailable
+from fedsim.strategies.parts.selection import SELECTIONS, LeastAvailable
+from fedsim.strategies.parts.selection.fastest import FedCS
 from fedsim.strategies.parts.selection.oort import Oort
 from fedsim.strategies.parts.selection.power_of_choice import PowerOfChoice
 from fedsim.testing import assert_sound, eventful_world, run
@@ -131,11 +130,13 @@ def test_candidates_are_drawn_by_their_samples(tmp_path: Path) -> None:
     assert (np.abs(times - 2000 * share) < 4 * np.sqrt(2000 * share * (1 - share)) + 20).all()  # some rounds knew not all sizes
 
 
-def test_loss_queries_have_bytes_and_take_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [None, 7])
+def test_loss_queries_have_bytes_and_take_time(most: int | None, tmp_path: Path) -> None:
+    selection = {"kind": "power-of-choice", "candidates": 5} | ({} if most is None else {"samples": most})
     sections = {
         "seed": 2,
         "population": {"devices": 8, "speed": "100 samples/s"},
-        "strategy": {"kind": "fedavg", "clients_per_round": 2, "selection": {"kind": "power-of-choice", "candidates": 5}},
+        "strategy": {"kind": "fedavg", "clients_per_round": 2, "selection": selection},
         "stop": {"rounds": 3},
     }
     found = ran(sections, tmp_path / "run")
@@ -145,7 +146,7 @@ def test_loss_queries_have_bytes_and_take_time(tmp_path: Path) -> None:
     began = {
         event["task"]: event["time"] for event in found.events if event["kind"] == "step-start" and event["step"] == "evaluate"
     }
-    samples = [row["samples"] for row in found.devices]
+    samples = [min(row["samples"], most or math.inf) for row in found.devices]
     assert len(tests) == 15
     for event in tests:
         assert event["time"] - began[event["task"]] == pytest.approx(samples[event["device"]] / 100 / 3)

@@ -13,11 +13,7 @@ import fedsim
 from fedsim.learning.refs import Ref
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
-from fedsim.strategies.parts.server import ServerOptimiser
-from fedsim.strategies.parts.server.adagrad import Adagrad
-from fedsim.strategies.parts.server.adam import Adam
-from fedsim.strategies.parts.server.sgd import SGD
-from fedsim.strategies.parts.server.yogi import Yogi
+from fedsim.strategies.parts.server import SGD, Adagrad, Adam, ServerOptimiser, Yogi
 from tests.strategies.clustered import played
 
 Weights = NDArray[np.float32]

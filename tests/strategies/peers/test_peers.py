@@ -118,6 +118,8 @@ def test_graphs_change_when_they_are_said_to() -> None:
         ({"kind": "epidemic", "sample_size": 6}, {}, "sample_size is 6; with 6 devices allowed are 1 to 5"),
         ({"kind": "epidemic"}, {"energy": {}}, "energy is given"),
         ({"kind": "epidemic"}, {"messages": {"down": "float16"}}, "messages.down is given"),
+        ({"kind": "d-psgd"}, {"messages": {"up": "top-k"}}, "messages.up is given, which writes changes"),
+        ({"kind": "gossip"}, {"messages": {"up": {"kind": "qsgd", "error_feedback": True}}}, "messages.up is given"),
         ({"kind": "epidemic"}, {"server": {"patience": "5 s"}}, "server is given"),
         (
             {"kind": "gossip"},

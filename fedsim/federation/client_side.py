@@ -1,0 +1,209 @@
+"""The device's side of a task: what it computes and what it answers, as its strategy's client half says.
+
+The world asks for a task's next steps whenever those before are carried out; the client half is asked in between, at the
+instant at which the device comes to it.
+"""
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
+from fedsim.federation.contents import Contents, Partial, payloads, received
+from fedsim.federation.devices import Devices
+from fedsim.federation.malicious import Attack
+from fedsim.federation.wire import Wire
+from fedsim.learning import Learner
+from fedsim.learning.refs import Ref
+from fedsim.simulation import Simulation
+from fedsim.world.task import Computation, Evaluate, Step, Task, Train, Upload
+
+
+@dataclass(slots=True)
+class TaskContext:
+    """The federation's part of a running task.
+
+    Attributes:
+        order: what was asked.
+        begun: whether the client half has said what is computed.
+        computed: whether that was anything.
+        reply: what it has answered; None until then, or for nothing.
+        replied: whether it has.
+        keeping: what the device keeps of its answer if it arrives, by name.
+        real: its real work, as soon as that is begun.
+    """
+
+    order: Instruction
+    begun: bool = False
+    computed: bool = False
+    reply: Contents | None = None
+    replied: bool = False
+    keeping: dict[str, Any] | None = None
+    real: "Future[Any] | None" = None
+
+
+class ClientSide:
+    """Asks the client half of a strategy, and brings its answers through the codec.
+
+    Args:
+        simulation: the clock.
+        learner: where models are made.
+        up: how models are written on their way up.
+        devices: what each device knows of itself.
+        batch_size: B, samples of an SGD step.
+        added_up: names of contents that both sides add up (``StrategyParams.added_up``).
+        attack: what malicious devices do to their updates; None where there are no such devices.
+        malicious: which they are.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        learner: Learner,
+        up: Wire,
+        devices: Devices,
+        batch_size: int,
+        added_up: Collection[str] = (),
+        attack: Attack | None = None,
+        malicious: Collection[int] = (),
+    ) -> None:
+        self._simulation, self._learner, self._up, self.devices = simulation, learner, up, devices
+        self._batch_size, self._added_up = batch_size, added_up
+        self._attack, self._malicious = attack, frozenset(malicious)
+
+    def connect(self, client: Client[Any]) -> None:
+        """Take the client half, which needs the run to be made."""
+        self.client = client
+        self._is_real = type(client).real is not Client.real
+
+    def tell_attack(self) -> None:
+        """Record which devices are malicious."""
+        if self._attack is not None:
+            self._simulation.emit("malicious", attack=self._attack.kind, devices=sorted(self._malicious))
+
+    # Begin.
+
+    def prefetch(self, device: int, context: TaskContext) -> None:
+        """Begin a task's real work as soon as the message is sent, where other workers can do it."""
+        if self._is_real and self._simulation.executor.workers > 1:
+            self._begin_real(device, context)
+
+    def _begin_real(self, device: int, context: TaskContext) -> None:
+        if real := self.client.real(self.devices.of(device), context.order):
+            context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
+
+    # Compute and answer.
+
+    def next_steps(self, task: Task) -> tuple[Step, ...]:
+        """A device has carried out all steps that its task had: those that follow, none if that was all."""
+        context: TaskContext = task.context
+        if context.replied:
+            return ()
+        device = self.devices.of(task.device)
+        if not context.begun:
+            context.begun = True
+            if self._is_real and context.real is None:
+                self._begin_real(task.device, context)
+            if context.real is not None:  # the clock stands still until it is done
+                context.order.value, context.real = context.real.result(), None
+            steps = tuple(self.client.work(device, context.order))
+            if steps:
+                context.computed = True
+                return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
+        context.replied = True
+        result = self.client.computed(device, context.order, self._result(task))
+        meant = self.client.reply(device, context.order, result)
+        if meant is None:
+            return ()
+        if self._attack is not None and task.device in self._malicious:
+            result, meant = self._attacked(task, self._attack, result, meant)
+        parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
+        context.reply = meant
+        if self._up.changes(meant):
+            bases = {} if result.update is None or result.start is None else {result.update: result.start}
+            kept = self.devices.kept(task.device)
+            context.reply, context.keeping = self._up.through(meant, bases, kept, self._added_up)
+        self._report(result, meant, context.reply)
+        return (*encoding, Upload(parts)) if parts else ()
+
+    @staticmethod
+    def _report(result: LocalResult, meant: Contents, arriving: Contents) -> None:
+        """Let an update as it arrives report the loss of the training that it comes from."""
+        if result.trained is None or result.update is None:
+            return
+        for name, value in meant.items():
+            if (value.model if type(value) is Partial else value) is result.update and arriving[name].loss is None:
+                arriving[name].loss = result.trained.loss
+
+    def _with_time_to_encode(self, step: Computation) -> Computation:
+        """A training that must leave time for its upload leaves time for encoding it, too."""
+        if not isinstance(step, Train) or not step.limit.reserve_upload:
+            return step
+        models = step.limit.reserve_upload / self._up.model_bytes
+        return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
+
+    def _result(self, task: Task) -> LocalResult:
+        """Results of the computations of a task, as names of models."""
+        update: Ref | None = None
+        start: Ref | None = None
+        tested: Ref | None = None
+        steps, epochs = 0, iter(task.trained)
+        earlier: tuple[Ref, ...] = ()
+        for step in task.steps:
+            if isinstance(step, Evaluate):
+                batch = None if step.samples is None else (step.samples, task.count)
+                tested = self._learner.best(step.models, task.device, version=task.version, batch=batch)
+            elif isinstance(step, Train) and (finished := next(epochs)):
+                start, training = tested if step.training.start == BEST else step.training.start, step.training
+                before = earlier if update is None else (*earlier, update)
+                if type(start) is PreviousResult or type(training.anchor) is PreviousResult:
+                    start, anchor = self._found(start, before), self._found(training.anchor, before)
+                else:
+                    anchor = training.anchor
+                if start is not training.start or anchor is not training.anchor or finished != training.epochs:
+                    training = replace(training, start=start, anchor=anchor, epochs=finished)
+                number, earlier = task.round or 0, before
+                update = self._learner.train(training, task.device, key=task.count, round=number, version=task.version)
+                steps = training.sgd_steps(task.samples, self._batch_size)
+        return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
+
+    def _found(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
+        """A model that a training starts from or is held to, where it follows from the trainings before."""
+        if not isinstance(model, PreviousResult):
+            return model
+        parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
+        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
+
+    def _attacked(self, task: Task, attack: Attack, result: LocalResult, reply: Contents) -> tuple[LocalResult, Contents]:
+        """Result and reply of a malicious device: every model is attacked, the update from its start.
+
+        Any other model in a reply is a change of something (a control variate): it starts from 0.
+        """
+        meant = result.update
+        if meant is None or result.start is None:
+            return result, reply
+        draw = (task.device, task.count)
+        update = attack.update(self._learner, meant, result.start, ("world/attack", *draw))
+
+        def attacked(name: str, value: Any) -> Any:
+            if isinstance(value, Partial):
+                return replace(value, model=attacked(name, value.model))
+            if value is meant or not isinstance(value, Ref):
+                return update if value is meant else value
+            return attack.update(self._learner, value, self.devices.zero, (f"world/attack/{name}", *draw))
+
+        return result._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
+
+    # End.
+
+    def arrived(self, task: Task) -> Mapping[str, Any]:
+        """A task is done, and its answer has arrived: what the server has of it, by name."""
+        context: TaskContext = task.context
+        if context.computed:
+            self.devices.note_use(task.device, task.version)
+        if context.reply is None:
+            return {}
+        self.devices.keep(task.device, context.keeping)
+        self.client.sent(self.devices.of(task.device), context.order, context.reply)
+        return received(context.reply)
