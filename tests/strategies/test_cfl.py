@@ -1,6 +1,5 @@
 """CFL against known answers: its criteria, its cuts, its tree, its bytes, and clients that are late, absent or new."""
 
-import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -8,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.strategies.cfl import is_incongruent, lengths
 from fedsim.strategies.clustering.algorithms import bipartition
 from fedsim.strategies.clustering.similarity import cosine_matrix
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
-from tests.test_runs import availabilities, networks, refused_for_its_deadline
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}
 """Thresholds by which every cluster is split in every round."""
@@ -166,19 +161,6 @@ def test_the_federated_xor_of_the_papers_first_figure(tmp_path: Path) -> None:
     assert max(row["accuracy"] for row in fedavg.rounds) <= 0.75
 
 
-def test_samples_weigh_unless_the_plain_mean_is_asked_for(tmp_path: Path) -> None:
-    """With 9 samples against 1 the common minimum is at 0.8 a, and the small client pulls 9 times as hard (Eq. 3)."""
-    for aggregation, ratio, where in (("weighted", 9.0, 0.8), ("mean", 1.0, 0.0)):
-        strategy = {"eps1": 1e-4, "eps2": 0.1, "aggregation": aggregation}
-        run = ran(quadratics([A, -A], tmp_path / aggregation, 40, sizes=[9, 1], **strategy), tmp_path / f"{aggregation}-run")
-        (split,) = splits(run)
-        parent = run.models()["group"]["0/w"]
-        assert parent == pytest.approx(where * A, abs=1e-3)
-        pulls = [np.linalg.norm(centre - parent) for centre in (A, -A)]
-        assert pulls[1] / pulls[0] == pytest.approx(ratio, rel=1e-2)
-        assert split["max_norm"] == pytest.approx(0.5 * max(pulls), rel=1e-3)
-
-
 def test_clients_that_curve_in_different_directions_with_one_minimum_are_left_together(tmp_path: Path) -> None:
     valleys = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (1.2, 0.3)]
     sets = {"given": {"eps1": 0.002, "eps2": 0.01}, "tight": {"eps1": 2e-5, "eps2": 1e-4}, "by default": {}}
@@ -286,11 +268,6 @@ def test_a_schedule_splits_one_cluster_a_time_and_that_which_pulls_hardest(tmp_p
     assert len(set(groups)) == 4
 
 
-def test_a_split_that_was_impossible_is_made_up_for(tmp_path: Path) -> None:
-    sections = corners(tmp_path / "data", 8, 9, split_rounds=[1, 2, 7], first_split_round=4)
-    assert [split["round"] for split in splits(ran(sections, tmp_path / "run"))] == [4, 5, 7]
-
-
 def test_the_cosines_of_each_round_are_those_of_the_pulls(tmp_path: Path) -> None:
     """A step goes from the cluster's model towards the client's minimum, and so does each cluster's model on average."""
     sections = corners(tmp_path / "data", 8, 6, split_rounds=[2, 3])
@@ -365,15 +342,6 @@ def test_the_traffic_is_that_of_fedavg_with_all_clients(learning: str, tmp_path:
     assert times[0] == times[1]
 
 
-def test_what_is_never_split_is_fedavg(tmp_path: Path) -> None:
-    sections = permuted(1, {"kind": "cfl", "eps1": 0.0}) | {"stop": {"rounds": 6}}
-    cfl, _ = played(sections)
-    fedavg, _ = played(sections | {"strategy": {"kind": "fedavg", "clients_per_round": 20, "local_epochs": 3}})
-    state: Any = fedavg.strategy.state
-    (expected,) = weights(fedavg, [state["model"]])
-    assert weights(cfl)[0] == pytest.approx(expected, abs=1e-5)
-
-
 # Clients that are late, absent, broken or new.
 
 
@@ -441,15 +409,6 @@ def test_newcomers_go_down_the_tree_to_their_like(tmp_path: Path) -> None:
         assert any(row["device"] == device and row["purpose"] == "update" for row in run.transfers)
 
 
-def test_a_newcomer_joins_the_root_while_it_is_whole(tmp_path: Path) -> None:
-    population = {"arrivals": {"kind": "schedule", "times": ["2 s"], "devices": [7]}}
-    run = ran(corners(tmp_path / "data", 8, 12, split_rounds=[6, 7, 8], population=population), tmp_path / "run")
-    assert not [row for row in run.transfers if row["purpose"] == "cold-start"]
-    (start,) = [event for event in moves(run, "start") if event["device"] == 7]
-    assert start["group"] == 0
-    assert groups_of(run)[7] == groups_of(run)[3]
-
-
 def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_selected(tmp_path: Path) -> None:
     sections = corners(tmp_path / "data", 16, 40, split_rounds=[4, 7, 10], clients_per_round=8)
     run = ran(sections, tmp_path / "run")
@@ -480,31 +439,3 @@ def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_sel
 def test_what_makes_no_sense_is_refused(small: dict[str, Any], strategy: Sections, message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(**small | {"strategy": {"kind": "cfl"} | strategy})
-
-
-@pytest.mark.long
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    deadline=st.sampled_from([None, "60 s", "10 min"]),
-    cohort=st.sampled_from([None, 5]),
-    source=st.sampled_from(["paper", "published-code"]),
-)
-def test_in_any_world_its_books_are_sound(
-    seed: int, network: Any, availability: Any, deadline: Any, cohort: Any, source: str
-) -> None:
-    strategy = {"kind": "cfl", "retry": "10 s", "split_rounds": [0, 1, 3], "as": source}
-    strategy |= {"deadline": deadline} if deadline else {}
-    strategy |= {"clients_per_round": cohort} if cohort else {}
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "availability": availability}
-    population |= {"arrivals": {"kind": "poisson", "rate": "1 /min", "newcomers": 5}}
-    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
-    scenario |= {"stop": {"rounds": 8, "simulated_time": "1 day"}}
-    if refused_for_its_deadline(scenario):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        found = audit(Path(folder) / "run")
-        assert not any(found.values()), found

@@ -32,14 +32,6 @@ def asked(run: Any) -> list[tuple[int, int, int]]:
     return [(event["round"], event["device"], event["group"]) for event in of_kind(run, "task-start")]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_all_begin_in_one_group(tmp_path: Path, seed: int) -> None:
-    """All clients count as having sent the same model, as long as they have sent none and the groups' models stay."""
-    run = ran(world(PAIRED, 20, fesem(4, 6), 1, seed=seed), tmp_path / "run")
-    assert len(asked(run)) == 6
-    assert len({group for _, _, group in asked(run)}) == 1
-
-
 def test_in_their_first_round_clients_are_where_the_initial_model_is_nearest() -> None:
     sections = world(PAIRED, 20, fesem(4, 5), 4)
     run, records = played(sections)

@@ -2,23 +2,18 @@
 
 import asyncio
 import math
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import fedsim
 from fedsim import testing
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from tests.strategies.clustered import PAIRED, Sections, groups_of, moves, of_kind, opposite_groups, ran, world
-from tests.test_runs import networks, refused_for_its_deadline
 
 KINDS = ("fedgroup", "fesem", "fesem-mig", "flexcfl", "ifca", "ifca-mig")
 MIGRATING = ("flexcfl", "ifca-mig")
@@ -183,13 +178,6 @@ class TestPreparation:
                 assert following["round"] > event["round"]
         assert repeated > 0
 
-    def test_enough_is_enough_even_for_who_has_just_been_prepared(self, tmp_path: Path) -> None:
-        """Over-selection closes a round with K updates; nobody who goes on after its preparation holds it up."""
-        strategy = grouped("flexcfl", moment={"devices": 1}, over_selection=1.5, local_epochs=5)
-        population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 3.0}}
-        run = ran(world(PAIRED, 20, strategy, 8, population=population, learning="off"), tmp_path / "run")
-        assert [(row["selected"], row["valid"], row["slow"]) for row in run.rounds] == [(6, 4, 2)] * 8
-
     def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(self, tmp_path: Path) -> None:
         """A pre-training takes as long as a round's training, so all with a group come at once, and nobody else is needed."""
         strategy = grouped("flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, **{"as": "paper"})
@@ -313,59 +301,6 @@ class TestPoorData:
         run = ran(world(PAIRED, 20, grouped(kind), 10, drift=drift), tmp_path / "run")
         assert {event["data"]["fired"] for event in of_kind(run, "shift-test")} == {True}
         assert len(of_kind(run, "shift-test")) == (60 if kind == "flexcfl" else 40)  # FlexCFL has groups before round 0
-
-
-durations = st.sampled_from(["2 s", "8 s", "30 s", "5 min"])
-
-
-@pytest.mark.long
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 1000),
-    network=networks,
-    mean_on=durations,
-    mean_off=durations,
-    deadline=st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"])),
-    over=st.sampled_from([1.0, 1.5]),
-    lifetimes=st.booleans(),
-    every=st.sampled_from(["7 s", "100 s"]),
-    alpha=st.sampled_from([1, 20]),
-    eta_g=st.sampled_from([0.0, 0.5]),
-)
-def test_nothing_hangs_and_the_books_are_sound_whatever_devices_do(
-    kind: str,
-    seed: int,
-    network: Any,
-    mean_on: str,
-    mean_off: str,
-    deadline: str | None,
-    over: float,
-    lifetimes: bool,
-    every: str,
-    alpha: int,
-    eta_g: float,
-) -> None:
-    strategy = {"kind": kind, "groups": 3, "clients_per_round": 6, "local_epochs": 2, "retry": "10 s", "over_selection": over}
-    strategy |= {"deadline": deadline} if deadline else {}
-    moment: Sections = {"shift": "oracle"} if kind in MIGRATING else {}
-    strategy |= {"moment": moment} if moment else {}
-    strategy |= {"moment": moment | {"devices": alpha}, "eta_g": eta_g} if kind in ("flexcfl", "fedgroup") else {}
-    population: Sections = {"devices": 16, "speed": {"kind": "lognormal", "median": "300 samples/s", "spread": 3.0}}
-    population |= {"jitter": 0.3, "availability": {"kind": "renewal", "mean_on": mean_on, "mean_off": mean_off}}
-    if lifetimes:
-        population |= {"arrivals": {"kind": "poisson", "rate": "1/min", "newcomers": 6}}
-        population |= {"departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.5}}
-    drift = {"kind": "swap-all", "probability": 0.7, "at": {"every": every}}
-    scenario = {"seed": seed, "learning": "off", "data": PAIRED, "population": population, "network": network, "drift": drift}
-    scenario |= {"strategy": strategy, "stop": {"rounds": 8, "simulated_time": "20 min"}}
-    if refused_for_its_deadline(scenario):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        result = fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        assert result.summary["stopped"] in ("8 rounds", "simulated time") or "cold starts" in result.summary["stopped"]
-        found = audit(Path(folder) / "run")
-        assert not any(found.values()), found
 
 
 @pytest.mark.parametrize("seed", range(6))

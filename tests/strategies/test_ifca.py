@@ -1,6 +1,5 @@
 """IFCA and IFCA-MIG against known answers, through whole simulated runs."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.strategies.clustered import (
     ROTATED,
     Sections,
     file_data,
-    groups_of,
     moves,
     of_kind,
     opposite_groups,
@@ -188,11 +186,6 @@ class TestMigration:
         assert len(of_kind(run, "shift")) == 20
         assert {event["device"] for event in of_kind(run, "shift-test")} == set(range(10))
 
-    def test_ifca_itself_does_not_look(self, tmp_path: Path) -> None:
-        run = self.swapped(tmp_path / "run", "ifca", {"rounds": [5]})
-        assert not of_kind(run, "shift-test")
-        assert "migration" not in run.summary["bytes"]["by_purpose"]
-
     def test_a_choice_made_on_old_data_does_not_undo_a_migration(self, tmp_path: Path) -> None:
         """The data shift while devices train. They send the choice made before, but have chosen again when the round closes."""
         population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}}
@@ -228,12 +221,6 @@ class TestMigration:
         assert at < first
         assert {event["time"] for event in of_kind(run, "shift-test")} == {first}
         assert len(of_kind(run, "shift-test")) == 20
-
-
-def test_a_device_without_a_choice_of_its_own_has_no_group(tmp_path: Path) -> None:
-    run = ran(world(PAIRED, 20, ifca(5, 5), 2), tmp_path / "run")
-    assert [group is None for group in groups_of(run)] == [False] * 10 + [True] * 10
-    assert Counter(event["data"]["why"] for event in of_kind(run, "assign")).keys() == {"choice"}
 
 
 def test_hypcluster_is_ifca_weighted_by_samples(tmp_path: Path) -> None:

@@ -1,20 +1,16 @@
 """LCFL against known answers, through whole runs: its distances, its clusters, its bytes, and who comes and goes."""
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
 from fedsim.errors import SimulationError
-from fedsim.evaluation.agreement import adjusted_rand_index
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
@@ -22,7 +18,6 @@ from fedsim.strategies.clustering.algorithms import k_medoids
 from fedsim.strategies.clustering.similarity import diff_norm
 from fedsim.strategies.lcfl import by_losses, by_rows
 from tests.strategies.clustered import file_data
-from tests.test_runs import availabilities, networks
 
 MODULE = "tests.strategies.test_lcfl"
 
@@ -205,19 +200,6 @@ def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], t
     assert [row["group"] for row in run.devices] == truth.tolist()
 
 
-def test_models_that_began_apart_fool_diff_norm_alone(tmp_path: Path) -> None:
-    """Devices that draw their own initial models end far apart in whatever their data say nothing about."""
-    agreement = {}
-    for metric in ("lcfl", "diff-norm"):
-        scenario = rotated_digits(24, moment={"kind": "local", "start": "own"}, measure=metric)
-        scenario["training"] |= {"init": "glorot"}
-        scenario["model"] = {"kind": "mlp", "hidden": [32]}
-        found = clustering_of(ran(scenario, tmp_path / metric))
-        agreement[metric] = adjusted_rand_index(np.array(found["groups"]), np.arange(24) % 4)
-    assert agreement["lcfl"] == 1.0
-    assert agreement["diff-norm"] < 0.5
-
-
 def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) -> None:
     samples = [np.full((2, 1), c) for c in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 100.0, 100.1, 100.2)]
     scenario = with_module("Centre", samples, tmp_path, lr=1.0, features=1) | {"stop": {"rounds": 1}}
@@ -304,11 +286,6 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
     assert purposes.get("warm-up", 0.0) == (models if warmup == "local" else 0.0)
     rounds = scenario["stop"]["rounds"]
     assert (purposes["model"], purposes["update"]) == (rounds * models, rounds * models)
-
-
-def test_a_common_start_is_sent(tmp_path: Path) -> None:
-    moved = ran(off(10, 1, moment={"kind": "local", "steps": 7}), tmp_path / "run").summary["bytes"]["by_purpose"]
-    assert moved["warm-up"] == 2 * 10 * 1000.0
 
 
 @pytest.mark.parametrize(
@@ -403,16 +380,6 @@ def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     assert (purposes["cold-start"], purposes["id"]) == (3 * 4 * 650 * 4.0, 3 * 4.0)
 
 
-def test_without_learning_groups_are_drawn_and_nearly_equal(tmp_path: Path) -> None:
-    scenario = off(20, 4, moment={"rounds": 2})
-    scenario["population"]["arrivals"] = {"kind": "schedule", "times": ["20 s"], "devices": [5]}
-    run = ran(scenario | {"stop": {"rounds": 12}}, tmp_path / "run")
-    found = clustering_of(run)
-    assert sorted(np.bincount(found["groups"]).tolist()) == [6, 6, 7]
-    assert "distance" not in found
-    assert all(0 <= row["group"] < 3 for row in run.devices)
-
-
 def test_a_warm_up_that_diverges_is_named() -> None:
     scenario = rotated_digits(8, **LOCAL)
     scenario["training"] |= {"lr": 1e6, "weight_decay": 1e6}
@@ -440,37 +407,3 @@ def test_a_warm_up_that_diverges_is_named() -> None:
 def test_what_cannot_work_is_refused(strategy: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(**rotated_digits(24, **strategy))
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    options=st.fixed_dictionaries(
-        {
-            "measure": st.sampled_from(["lcfl", "diff-norm"]),
-            "participation": st.sampled_from([0.3, 1.0]),
-            "moment": st.sampled_from([{"rounds": 2}, {"rounds": 2, "participation": 0.3, "attempts": 1}, {"kind": "local"}]),
-        }
-    ),
-    limit=st.sampled_from([None, "20 s", "5 min"]),
-    arriving=st.booleans(),
-    leaving=st.booleans(),
-)
-def test_devices_that_come_and_go_leave_no_trace_of_disorder(
-    seed: int, network: Any, availability: Any, options: dict[str, Any], limit: str | None, arriving: bool, leaving: bool
-) -> None:
-    moment = options["moment"] | ({"deadline": limit} if limit else {})
-    scenario = off(12, 8, **options | {"moment": moment}) | {"seed": seed, "network": network}
-    scenario["population"] |= {"availability": availability}
-    scenario["population"] |= {"arrivals": {"kind": "poisson", "rate": "2 /min"}} if arriving else {}
-    scenario["population"] |= {"departures": {"kind": "exponential", "mean_stay": "3 min"}} if leaving else {}
-    scenario["stop"] |= {"simulated_time": "1 h"}
-    with tempfile.TemporaryDirectory() as folder:
-        run = ran(scenario, Path(folder) / "run")
-        groups = {event["device"]: event["group"] for event in run.events if event["kind"] == "assign"}
-        for event in run.events:
-            if event["kind"] == "task-start" and event["round"] is not None and event["round"] >= 2:
-                assert event["group"] == groups[event["device"]]

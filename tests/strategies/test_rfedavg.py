@@ -122,15 +122,6 @@ def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: 
     assert final(run) == pytest.approx(flat, abs=2e-6)
 
 
-def test_clusters_of_equal_size_take_the_steps_of_fedavg(tmp_path: Path) -> None:
-    data = one_class(tmp_path, [30, 25, 20, 10, 15, 20])
-    reweighted, records = played(world(data, 6, rfedavg(6, **BY_CLASS), 6))
-    assert [event["clusters"] for event in told(records, "reweighting")] == [[2, 2, 2]] * 6
-    assert all(event["weights"] == pytest.approx([1 / 3] * 3) for event in told(records, "reweighting"))
-    fedavg, _ = played(world(data, 6, {"kind": "fedavg", "clients_per_round": 6}, 6, training={"batch_size": 1000}))
-    assert final(reweighted) == pytest.approx(final(fedavg), abs=1e-6)
-
-
 @pytest.mark.parametrize("clustering", ["ccs", "kmeans"])
 def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clustering: str) -> None:
     """The same cohorts too: the paper's FedAvg can be run either way."""
@@ -231,16 +222,6 @@ def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: in
 # Who is late, lost, new or broken.
 
 
-def test_who_is_late_is_not_clustered(tmp_path: Path) -> None:
-    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 200])
-    sections = world(data, 6, rfedavg(6, deadline="10 s"), 3, population={"speed": "10 samples/s"})
-    run = ran(sections, tmp_path / "run")
-    for event in of_kind(run, "reweighting"):
-        assert sum(event["data"]["clusters"]) == 5
-        assert sum(event["data"]["weights"]) == pytest.approx(1)
-    assert [row["slow"] for row in run.rounds] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("learning", ["on", "off"])
 def test_devices_that_come_and_go(small: dict[str, Any], tmp_path: Path, learning: str) -> None:
     small["strategy"] = rfedavg(6, deadline="30 s")
@@ -303,13 +284,6 @@ def test_k_means_finds_blobs_in_any_number_of_dimensions(dimensions: int) -> Non
     params = RFedAvgParams(clustering="kmeans")
     found = cluster_gradients(params, rows, np.eye(12), None, 4, np.random.default_rng(1))
     assert found == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
-
-
-def test_k_means_makes_as_many_clusters_as_ccs_where_it_is_told_to() -> None:
-    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    params = RFedAvgParams(clustering="kmeans", kmeans_clusters="ccs")
-    similarity = (rows @ rows.T).astype(np.float64)
-    assert len(cluster_gradients(params, rows, similarity, 0.5, 10, np.random.default_rng(1))) == 4
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 4])

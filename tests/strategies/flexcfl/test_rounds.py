@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsim.strategies.flexcfl import FlexCFLParams
-from tests.strategies.clustered import PAIRED, STARTED, groups_of, moves, opposite_groups, played, ran, weights, world
+from tests.strategies.clustered import PAIRED, STARTED, groups_of, opposite_groups, played, ran, weights, world
 from tests.strategies.flexcfl.common import FULL, flexcfl, made, pretrained
 
 
@@ -45,13 +45,6 @@ class TestOneGroup:
         assert not [record for record in records if record.kind == "server-transfer"]
         apart, _ = played(world(PAIRED, 6, flexcfl(1, 3), 3))
         assert weights(run)[0].tobytes() == weights(apart)[0].tobytes()
-
-    def test_a_round_counts_everybody_once_whether_pretrained_or_not(self, tmp_path: Path) -> None:
-        data = opposite_groups(tmp_path / "data", [5, 12, 30, 8, 21, 9])
-        run = ran(world(data, 6, flexcfl(1, 3, moment={"devices": 1}), 4), tmp_path / "run")
-        assert [(row["selected"], row["valid"]) for row in run.rounds] == [(3, 3)] * 4
-        assert sum(row["selected"] for row in run.devices) == 12
-        assert len(moves(run, "cold-start")) == 5
 
 
 class TestGroupsApart:
