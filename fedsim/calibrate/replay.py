@@ -204,11 +204,7 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log, how: HoldOut) -> Flags:
-    """Which rounds nothing is to be fitted to, [rounds].
-
-    Raises:
-        DataError: there are too few.
-    """
+    """Which rounds nothing is to be fitted to, [rounds]."""
     count = len(log.rounds.number)
     held = np.zeros(count, dtype=bool)
     if how == "none":

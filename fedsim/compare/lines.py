@@ -111,11 +111,7 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
 
 
 def title_of(path: Path) -> str:
-    """The name of the study in a folder; without one the folder's.
-
-    Raises:
-        RunFolderError: its index is missing or damaged.
-    """
+    """The name of the study in a folder; without one the folder's."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
 

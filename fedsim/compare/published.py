@@ -146,11 +146,7 @@ class Published(Spec):
 
     @classmethod
     def read(cls, path: str | Path) -> "Published":
-        """Read a file of published figures.
-
-        Raises:
-            ScenarioError: it cannot be read, or holds an unknown key, name or value.
-        """
+        """Read a file of published figures."""
         return cls(**read_toml(path, "published figures"))
 
     @property
@@ -189,10 +185,6 @@ def beside_published(lines: Sequence[Line], published: Published) -> list[Table]
     """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
 
     A table has the seeds with which all of its rows were run.
-
-    Raises:
-        ScenarioError: a table's row is none of the study's.
-        RunFolderError: a run is damaged, or does not have a figure.
     """
     tables, claims = [], []
     for table in published.apart:

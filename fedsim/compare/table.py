@@ -87,9 +87,6 @@ class Comparison:
         lines: to compare.
         targets: accuracies (0..1), besides those that studies name.
         ledger: see ``measure``.
-
-    Raises:
-        RunFolderError: a run is damaged.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: Preset = "strict") -> None:

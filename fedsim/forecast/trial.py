@@ -98,11 +98,7 @@ class Trial:
 
     @classmethod
     def built(cls, scenario: "Scenario", executor: Executor) -> "Trial":
-        """Build the run, with the work to be done by ``executor``, and do not begin.
-
-        Raises:
-            ScenarioError, DataError: it cannot be run.
-        """
+        """Build the run, with the work to be done by ``executor``, and do not begin."""
         began, core = time.perf_counter(), None
         run = assemble(scenario, Simulation(executor=Inline()), Tally)
         if scenario.learning == "on":

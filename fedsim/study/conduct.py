@@ -166,11 +166,7 @@ class Conductor:
             self._pool.interrupt(number)
 
     def run(self, listener: Listener) -> Outcome:
-        """Do the missing runs, then write the tables, of as many runs as there are if some failed.
-
-        Raises:
-            RunFolderError: the folder cannot be written, or another process works in it.
-        """
+        """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
         ended: list[Ended] = []
         with self._opened(listener) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
             self._pool = pool

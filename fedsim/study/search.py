@@ -275,11 +275,7 @@ class Search(Spec):
         return self.trials
 
     def refuse_if_missing(self) -> None:
-        """Refuse the search if a package is missing.
-
-        Raises:
-            ScenarioError: names the package to install.
-        """
+        """Refuse the search if a package is missing."""
 
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
         """The values of the next ``count`` trials, the same whenever it is asked.

@@ -112,9 +112,6 @@ class Trials:
         Args:
             path: the folder.
             try_to_build: refuses a run that cannot be carried out.
-
-        Raises:
-            ScenarioError: no trial of a variant can be run.
         """
         while not self.is_over and self._told(path):
             if not self._batch:
