@@ -37,12 +37,7 @@ class Trained(NamedTuple):
 
 
 class Tally(Learner):
-    """Learns nothing, and counts.
-
-    Attributes:
-        trainings: those whose results were handed in.
-        tests: how often the models would have been tested.
-    """
+    """Learns nothing, and notes the trainings whose results were handed in, and how often models would have been tested."""
 
     trainings: list[Trained]
     tests: int

@@ -1,14 +1,7 @@
 """The folder of a study, and which runs of an earlier one in it can be resumed.
 
-::
-
-    study.toml                       the study as one file that needs no other, to go on with it
-    index.json                       its runs, to compare and show them, see ``fedsim.records.study_folder``
-    runs/VARIANT/seed-N/             run folders
-    compare.csv, compare.md          the variants side by side
-    published.toml, published.md     published figures, and both side by side, if the study names such figures
-    paired.csv                       each variant against the baseline, seed by seed
-    runs.csv                         the runs side by side
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.records.study_folder``),
+``runs/VARIANT/seed-N`` are run folders, and ``published.toml`` holds published figures; ``fedsim.compare.show`` adds tables.
 """
 
 import math

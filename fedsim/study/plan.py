@@ -66,13 +66,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study.
-
-    Attributes:
-        variant: the first of those with the same scenario.
-        scenario: in full, seed included.
-        folder: relative to the study's folder.
-    """
+    """A run of a study: the first variant with its scenario, the scenario, seed included, and its folder within the study's."""
 
     variant: Variant
     scenario: Scenario
@@ -87,11 +81,8 @@ class PlannedRun:
 class Study:
     """A study that can be run; runs of the same scenario are one run.
 
-    Args:
-        spec: the content of its file.
-
     Attributes:
-        spec: the same.
+        spec: the content of its file.
         variants: the variants at each point of the grid, those of one point together.
         runs_of: the runs of each variant, by its folder, in the order of the seeds.
         allow_code: whether code that it names was allowed.

@@ -31,13 +31,9 @@ _GRACE_S = 30.0  # a worker without work that does not end within this time is k
 
 @dataclass(frozen=True)
 class Order:
-    """A run to carry out.
+    """A run to carry out; its scenario is TOML, and its label for people.
 
-    Attributes:
-        label: for people.
-        scenario: as TOML.
-        folder: the run folder.
-        how: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
+    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
     """
 
     label: str
