@@ -125,11 +125,7 @@ class Drawn:
 
 
 def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
-    """Write all files.
-
-    Raises:
-        RunFolderError: one cannot be written.
-    """
+    """Write all files."""
     sections = _sections(name, log, drawn, there)
     Scenario(**sections)  # what it would be refused for, it is refused for here
     with writing(out / SCENARIO) as beside:

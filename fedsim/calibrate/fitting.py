@@ -82,32 +82,26 @@ def presence(log: Log) -> Presence | None:
 
     Means are those of exponential phases, of which the first and the last may be cut off.
     """
-    clients, (first, last) = len(log.clients), (log.rounds.start.min(), log.rounds.end.max())
+    clients, first, last = len(log.clients), log.rounds.start.min(), log.rounds.end.max()
     if log.on:
-        intervals = [[(each.start, each.end) for each in log.on if each.client == client] for client in range(clients)]
+        client, start, end = map(np.array, zip(*log.on, strict=True))
     elif log.synchronous:
-        there = np.zeros((len(log.rounds.number), clients), dtype=bool)
+        there = np.zeros((clients, len(log.rounds.number)), dtype=np.int8)
         place = {number: at for at, number in enumerate(log.rounds.number.tolist())}
-        there[[place[number] for number in log.tasks.round.tolist()], log.tasks.client] = True
+        there[log.tasks.client, [place[number] for number in log.tasks.round.tolist()]] = 1
         if there.all() or there.mean() < _MOSTLY:
             return None
-        edges = np.append(log.rounds.start, last)
-        intervals = [list(_stretches(there[:, client], edges)) for client in range(clients)]
+        edges, change = np.append(log.rounds.start, last), np.diff(there, prepend=0, append=0)
+        client, begins = np.nonzero(change == 1)
+        start, end = edges[begins], edges[np.nonzero(change == -1)[1]]
     else:
         return None
-    on = np.array([sum(end - start for start, end in own) for own in intervals])
-    whole = last - first
-    leaves = sum(end < last for own in intervals for _, end in own)
-    comes = sum(start > first for own in intervals for start, _ in own)
+    on = np.bincount(client, end - start, clients)
+    leaves, comes = np.sum(end < last), np.sum(start > first)
     if not leaves or not comes:
         return None
+    whole = last - first
     return Presence(float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole)
-
-
-def _stretches(there: Flags, edges: Floats) -> Iterator[tuple[float, float]]:
-    """From when to when a client was in every round."""
-    change = np.flatnonzero(np.diff(np.concatenate(([False], there, [False])).astype(np.int8)))
-    yield from ((edges[start], edges[end]) for start, end in change.reshape(-1, 2))
 
 
 def _own(client: Ints, clients: int) -> Iterator[tuple[int, Ints]]:

@@ -126,14 +126,6 @@ class Rounds(NamedTuple):
         return Rounds(*(column[rounds] for column in self))
 
 
-class Interval(NamedTuple):
-    """From when to when (s) a client could be reached."""
-
-    client: int
-    start: float
-    end: float
-
-
 @dataclass(frozen=True)
 class Log:
     """A log that makes sense.
@@ -143,7 +135,7 @@ class Log:
         tasks: of all clients.
         rounds: in order of time; of an asynchronous server its versions.
         synchronous: whether a round begins only when the one before is over.
-        on: when clients could be reached, if the log says so.
+        on: client, start and end (s) of intervals in which it could be reached, if the log has any.
         aggregate_s: durations of the server's aggregations (s).
         notes: for the reader.
     """
@@ -152,7 +144,7 @@ class Log:
     tasks: Tasks
     rounds: Rounds
     synchronous: bool
-    on: tuple[Interval, ...]
+    on: tuple[tuple[int, float, float], ...]
     aggregate_s: Floats
     notes: tuple[str, ...]
 
@@ -210,7 +202,7 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         tasks=tasks,
         rounds=_rounds(rows[rows["what"] == "round"], tasks, zero),
         synchronous=_is_synchronous(tasks),
-        on=tuple(map(Interval, places, on["start"] - zero, on["end"] - zero)),
+        on=tuple(zip(places, on["start"] - zero, on["end"] - zero, strict=True)),
         aggregate_s=(server["end"] - server["start"]).to_numpy(np.float64),
         notes=tuple(notes),
     )
@@ -348,13 +340,9 @@ _Task: TypeAlias = dict[str, Any]
 
 
 def _tasks_of(name: str, rows: LogTable, kinds: list[str], refuse: Callable[[str], None]) -> list[_Task]:
-    """The tasks of a client that can be used, in order of time; none if these are too few.
+    """The tasks of a client that can be used, in order of time; none if these are too few; ``refuse`` is told each problem.
 
-    Args:
-        name: of the client.
-        rows: its own.
-        kinds: the words of which a task has all up to its last one; a missing one is a hole.
-        refuse: is told each problem.
+    Of the words in ``kinds`` a task has all up to its last one; a missing one is a hole.
     """
     tasks: list[_Task] = []
     before: Any = None

@@ -119,14 +119,7 @@ class _Play(_Replay):
 
 
 def rounds(world: World, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """How long rounds take in which the clients of all these tasks begin at once (s), [cohorts].
-
-    Args:
-        world: where.
-        tasks: of all cohorts.
-        cohorts: the tasks of each round.
-        seed: of the jitter and of the shares of links.
-    """
+    """How long rounds take in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
     play = _Play(world, tasks, seed)
     env, over = play.env, [0.0]
 
@@ -141,15 +134,9 @@ def rounds(world: World, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -
 
 
 def updates_per_s(world: World, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """How many updates a second come from so many clients at work, of which each that has finished is replaced at once.
+    """How many updates a second come from so many clients at work; the next of those that are idle is drawn.
 
-    Updates are counted when three times as many as are at work have gone by.
-
-    Args:
-        world: where.
-        tasks: one of each client, in their order.
-        at_work: how many clients work at any time; who begins is drawn among those that do not.
-        seed: of the jitter and the draws.
+    Updates are counted when three times as many as are at work have gone by. ``tasks``: one of each client, in their order.
     """
     play, over, draws, drawn = _Play(world, tasks, seed), list[float](), Streams(seed), itertools.count()
     idle, before = list(range(len(tasks.client))), 3 * at_work
@@ -204,11 +191,7 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log, how: HoldOut) -> Flags:
-    """Which rounds nothing is to be fitted to, [rounds].
-
-    Raises:
-        DataError: there are too few.
-    """
+    """Which rounds nothing is to be fitted to, [rounds]."""
     count = len(log.rounds.number)
     held = np.zeros(count, dtype=bool)
     if how == "none":

@@ -27,15 +27,7 @@ _TELLS: Mapping[str, tuple[str, str, str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A line in a ranking.
-
-    Attributes:
-        place: of the line among all.
-        name: of the line.
-        reference: whether it is shown for comparison only.
-        values: by seed, of the runs that have the figure.
-        of: number of runs of the line.
-    """
+    """A line in a ranking: its place among all, the figures of the runs that have it by seed, and ``of`` how many runs."""
 
     place: int
     name: str
@@ -54,7 +46,6 @@ class Ranking:
     """Lines of one world by one figure.
 
     Attributes:
-        measure: the figure.
         entries: the lines that have it in all their runs, the best first; then the others, those that have it in most first.
         baseline: the baseline's place among all lines, if there is one.
         are_runs: whether each line is a single run, whatever its seed.

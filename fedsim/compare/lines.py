@@ -67,13 +67,7 @@ class Lines:
         return not any(line.study for line in self.lines)
 
     def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:
-        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed, since any two are compared.
-
-        Args:
-            place: of the line.
-            figures: of its runs.
-            name: of the measure.
-        """
+        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed, since any two are compared."""
         seeds = [0 if self.are_runs else int(run.summary["seed"]) for run in self.lines[place].runs]
         return {seed: float(value) for seed, own in zip(seeds, figures, strict=True) if (value := own.get(name)) is not None}
 
@@ -111,11 +105,7 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
 
 
 def title_of(path: Path) -> str:
-    """The name of the study in a folder; without one the folder's.
-
-    Raises:
-        RunFolderError: its index is missing or damaged.
-    """
+    """The name of the study in a folder; without one the folder's."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
 

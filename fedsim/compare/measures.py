@@ -170,11 +170,7 @@ class Work(NamedTuple):
 
 
 def read_work(run: RunFolder) -> Work:
-    """Add up a run's computing, and count the moves between its groups.
-
-    Raises:
-        RunFolderError: its events are missing or damaged.
-    """
+    """Add up a run's computing, and count the moves between its groups."""
     begun: dict[int, float] = {}
     computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
     seconds = wasted = 0.0

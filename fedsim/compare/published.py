@@ -18,7 +18,6 @@ claims = [{ says = "{above} is better than {below}", pairs = [["fedavg", "slow"]
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,35 +97,29 @@ class Figures(Spec):
 
     def apart(self) -> "list[Figures]":
         """A table for each of the values that ``at`` lists."""
-        keys = [key for key, values in self.at.items() if isinstance(values, list)]
-        if not keys:
+        key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
+        if key is None:
             return [self]
         found = []
-        for values in product(*(self.at[key] for key in keys)):
-            point = dict(zip(keys, map(str, values), strict=True))
-            title, published = self.title, self.published
-            for key, value in point.items():
-                title = title.replace(f"{{{key}}}", value)
-                published = published.get(value, {}) if self._is_by(key, published) else published
-            at = self.at | dict(zip(keys, values, strict=True))
-            found.append(self.model_copy(update={"title": title, "published": published, "at": at}))
+        for value in self.at[key]:
+            said = self.published.get(str(value), {}) if self._is_by(key) else self.published
+            title = self.title.replace(f"{{{key}}}", str(value))
+            one = self.model_copy(update={"title": title, "published": said, "at": self.at | {key: value}})
+            found += one.apart()
         return found
 
-    def _is_by(self, key: str, published: Mapping[str, Any]) -> bool:
+    def _is_by(self, key: str) -> bool:
         """Whether figures are said for each value of a key, and not for all of them alike."""
-        return any(str(value) in published for value in self.at[key]) or not any(row.name in published for row in self.rows)
+        said = self.published
+        return any(str(value) in said for value in self.at[key]) or not any(row.name in said for row in self.rows)
 
     def figure(self, row: str, name: str) -> float | None:
         """The published figure of a row; None where there is none."""
-        said = self.published.get(row)
-        if isinstance(said, Mapping):
-            said = said.get(name)
-        elif isinstance(said, list):
-            place = self.measures.index(name)
-            said = said[place] if place < len(said) else None
-        elif name != self.measures[0]:
-            said = None
-        return None if said is None or math.isnan(said) else float(said)
+        said = self.published.get(row, {})
+        if not isinstance(said, Mapping):
+            said = dict(zip(self.measures, said if isinstance(said, list) else [said], strict=False))
+        value = said.get(name, math.nan)
+        return None if math.isnan(value) else float(value)
 
 
 class Published(Spec):
@@ -146,11 +139,7 @@ class Published(Spec):
 
     @classmethod
     def read(cls, path: str | Path) -> "Published":
-        """Read a file of published figures.
-
-        Raises:
-            ScenarioError: it cannot be read, or holds an unknown key, name or value.
-        """
+        """Read a file of published figures."""
         return cls(**read_toml(path, "published figures"))
 
     @property
@@ -162,7 +151,7 @@ class Published(Spec):
     def _refuse_unknown_names(self) -> "Published":
         for several in self.tables:
             for key in [key for key, values in several.at.items() if isinstance(values, list)][:1]:
-                if several._is_by(key, several.published):
+                if several._is_by(key):
                     _refuse_unknown(several, f"value of {key!r}", several.published, [*map(str, several.at[key])])
         for table in self.apart:
             rows = [row.name for row in table.rows]
@@ -189,10 +178,6 @@ def beside_published(lines: Sequence[Line], published: Published) -> list[Table]
     """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
 
     A table has the seeds with which all of its rows were run.
-
-    Raises:
-        ScenarioError: a table's row is none of the study's.
-        RunFolderError: a run is damaged, or does not have a figure.
     """
     tables, claims = [], []
     for table in published.apart:
@@ -211,10 +196,9 @@ def as_printed(tables: Sequence[Table]) -> list[Table]:
 
     Those whose runs have not been made come last, by name alone.
     """
-    made = [table for table in tables if table.columns[0].cells]
     missing = [table.title for table in tables if not table.columns[0].cells]
-    left_out = Table((), (f"{'; '.join(missing)}.",), "Not run") if missing else None
-    return [_printed(table) for table in made] + ([left_out] if left_out else [])
+    left_out = [Table((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
+    return [_printed(table) for table in tables if table.columns[0].cells] + left_out
 
 
 def _printed(table: Table) -> Table:
@@ -254,14 +238,11 @@ class _Measured:
 
     def __init__(self, table: Figures, published: Published, lines: Sequence[Line]) -> None:
         self._table, self._measures, self._lines = table, published.measures, lines
-        self._judged = all(
-            any(_is_at(line, {**table.at, key: value}) for line in lines) for key, value in published.judged.items()
-        )
+        judged = ({**table.at, key: value} for key, value in published.judged.items())
+        self._judged = all(any(_is_at(line, where) for line in lines) for where in judged)
         self._titles = {row.name: row.title or published.titles.get(row.variant or row.name, row.name) for row in table.rows}
-        wanted = [row.where for row in table.rows]
-        for name in table.measures:
-            one = self._measures[name]
-            wanted += [{**row.where, **(one.over or one.minus)} for row in table.rows]
+        others = [{}, *((one := self._measures[name]).over or one.minus for name in table.measures)]
+        wanted = [{**row.where, **other} for row in table.rows for other in others]
         self._seeds = sorted(set.intersection(*(set(self._runs(where)) for where in wanted)))
         self._values: dict[str, dict[str, list[float]]] = {}
 
@@ -308,26 +289,19 @@ class _Measured:
         verdicts = [verdict for verdict in cells[-1] if verdict is not None]
         if verdicts:
             notes.append(f"{verdicts.count('yes')} of {len(verdicts)} figures are within the tolerance.")
-        columns = zip(heads, cells, strict=True)
-        return Table(
-            tuple(Column(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in columns),
-            tuple(notes),
-            self._table.title,
-        )
+        parts = zip(heads, cells, strict=True)
+        columns = (Column(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in parts)
+        return Table(tuple(columns), tuple(notes), self._table.title)
 
     def _row(self, row: Row, name: str) -> tuple[Cell, ...]:
         one, said, values = self._measures[name], self._table.figure(row.name, name), self.values(name)[row.name]
-        names = (self._titles[row.name], one.title, said)
-        if not all(map(math.isfinite, values)):
-            return (*names, None, None, None, None)
-        ours = mean_of(values)
-        start = (*names, ours)
-        if said is None:
-            return (*start, None, None, None)
-        apart, tolerance = ours.mean - said, self._table.tolerance.get(row.name, one.tolerance)
-        if tolerance is None or one.tolerance is None or not self._judged:
-            return (*start, apart, None, None)
-        return (*start, apart, tolerance, "yes" if abs(apart) <= tolerance else "no")
+        ours = mean_of(values) if all(map(math.isfinite, values)) else None
+        apart = None if said is None or ours is None else ours.mean - said
+        tolerance = None if one.tolerance is None or not self._judged else self._table.tolerance.get(row.name, one.tolerance)
+        start = (self._titles[row.name], one.title, said, ours, apart)
+        if apart is None or tolerance is None:
+            return (*start, None, None)
+        return (*start, tolerance, "yes" if abs(apart) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
         """The rows of claims: table, sentence, difference, interval and verdict."""
@@ -336,12 +310,11 @@ class _Measured:
             values = self.values(claim.measure or self._table.measures[0])
             for above, below in claim.pairs:
                 text = claim.says.replace("{above}", self._titles[above]).replace("{below}", self._titles[below])
-                if not all(map(math.isfinite, (*values[above], *values[below]))):
-                    rows.append((self._table.title, text, None, "none", "not judged: runs without the figure"))
-                    continue
-                found = paired_difference(values[above], [value + claim.by for value in values[below]])
-                interval, verdict = f"{found.low:.3g} to {found.high:.3g}", str(found.verdict)
-                if found.pairs < 2:
-                    interval, verdict = "none: one seed", "not judged: one seed"
-                rows.append((self._table.title, text, found.mean, interval, verdict))
+                said: tuple[Cell, ...] = (None, "none", "not judged: runs without the figure")
+                if all(map(math.isfinite, (*values[above], *values[below]))):
+                    found = paired_difference(values[above], [value + claim.by for value in values[below]])
+                    said = (found.mean, f"{found.low:.3g} to {found.high:.3g}", str(found.verdict))
+                    if found.pairs < 2:
+                        said = (found.mean, "none: one seed", "not judged: one seed")
+                rows.append((self._table.title, text, *said))
         return rows

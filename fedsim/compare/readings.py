@@ -94,11 +94,7 @@ class Reading(Spec):
         return self
 
     def of(self, run: RunFolder, best: float = 0.0) -> float:
-        """The figure of a run; NaN where its rounds, or their tests, are too few. ``best``: the mean for ``below_best``.
-
-        Raises:
-            RunFolderError: the run has no such column.
-        """
+        """The figure of a run; NaN where its rounds, or their tests, are too few. ``best``: the mean for ``below_best``."""
         try:
             value = self._of(run, best if self.below_best is None else best - self.below_best)
         except (IndexError, ValueError):

@@ -66,12 +66,7 @@ def print_short(
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
-    """The tables of a file of published ``figures``, beside the figures of the study in a folder.
-
-    Raises:
-        RunFolderError: the folder is that of no study, or damaged, or a run does not have a figure.
-        ScenarioError: the file of published figures is wrong, or of another study.
-    """
+    """The tables of a file of published ``figures``, beside the figures of the study in a folder."""
     from fedsim.compare.published import Published, beside_published  # loads the scenarios' grammar
 
     return beside_published(read_lines([path]).lines, Published.read(figures))
@@ -105,11 +100,7 @@ def as_text(tables: Sequence[Table], form: Form) -> str:
 
 
 def form_of(path: Path, said: Form | None) -> Form:
-    """In which form a file is written: as said, or as its ending says.
-
-    Raises:
-        ScenarioError: neither says it.
-    """
+    """The form of a file: as said, or by its ending."""
     form = said or _ENDINGS.get(path.suffix.lower())
     if form is None:
         raise ScenarioError(
@@ -119,11 +110,7 @@ def form_of(path: Path, said: Form | None) -> Form:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a comparison.
-
-    Raises:
-        RunFolderError: the system refuses.
-    """
+    """Write a comparison."""
     try:
         write_text(path, text)
     except OSError as error:
@@ -134,9 +121,6 @@ def write_tables(path: Path) -> None:
     """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at ``path``, and ``published.md``.
 
     They depend on its runs alone, never on when or in which order these were made.
-
-    Raises:
-        RunFolderError: the study's index or a run is damaged.
     """
     study, comparison = read_index(path), Comparison(read_lines([path]))
     together = comparison.side_by_side(), comparison.differences()

@@ -13,12 +13,7 @@ from fedsim.records.ledger import Preset
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure with the published one.
-
-    Attributes:
-        ours, published: the figures; None where nothing was published.
-        within: whether ours is within the tolerance; None where that is not judged.
-    """
+    """A figure beside the published one, if any, and whether it is within the tolerance; None where that is not judged."""
 
     ours: Estimate
     published: float | None = None
@@ -87,9 +82,6 @@ class Comparison:
         lines: to compare.
         targets: accuracies (0..1), besides those that studies name.
         ledger: see ``measure``.
-
-    Raises:
-        RunFolderError: a run is damaged.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: Preset = "strict") -> None:

@@ -37,12 +37,7 @@ class Trained(NamedTuple):
 
 
 class Tally(Learner):
-    """Learns nothing, and counts.
-
-    Attributes:
-        trainings: those whose results were handed in.
-        tests: how often the models would have been tested.
-    """
+    """Learns nothing, and notes the trainings whose results were handed in, and how often models would have been tested."""
 
     trainings: list[Trained]
     tests: int
@@ -98,11 +93,7 @@ class Trial:
 
     @classmethod
     def built(cls, scenario: "Scenario", executor: Executor) -> "Trial":
-        """Build the run, with the work to be done by ``executor``, and do not begin.
-
-        Raises:
-            ScenarioError, DataError: it cannot be run.
-        """
+        """Build the run, with the work to be done by ``executor``, and do not begin."""
         began, core = time.perf_counter(), None
         run = assemble(scenario, Simulation(executor=Inline()), Tally)
         if scenario.learning == "on":

@@ -18,7 +18,7 @@ from fedsim.simulation import Simulation
 from fedsim.study import folder as files
 from fedsim.study.folder import State
 from fedsim.study.plan import PlannedRun, Study, read_study
-from fedsim.study.pool import Ended, Listener, Order, Pool
+from fedsim.study.pool import Ended, Order, Pool
 from fedsim.study.progress import StudyProgress
 from fedsim.study.trials import Trials
 
@@ -165,14 +165,10 @@ class Conductor:
         if self._pool is not None:
             self._pool.interrupt(number)
 
-    def run(self, listener: Listener) -> Outcome:
-        """Do the missing runs, then write the tables, of as many runs as there are if some failed.
-
-        Raises:
-            RunFolderError: the folder cannot be written, or another process works in it.
-        """
+    def run(self, progress: StudyProgress) -> Outcome:
+        """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
         ended: list[Ended] = []
-        with self._opened(listener) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
+        with self._opened(progress) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
             self._pool = pool
             if self._interrupted is not None:
                 pool.interrupt(self._interrupted)
@@ -180,7 +176,7 @@ class Conductor:
             while True:
                 files.write_study(self.out, self.study)
                 orders, planned = self._orders(), len(self.study.runs)
-                listener.begin(orders, len(self.wanted_runs) - len(orders))
+                progress.begin(orders, len(self.wanted_runs) - len(orders))
                 ended += pool.run(orders)
                 outcome = Outcome(tuple(ended), self.trials)
                 if outcome.interrupted:
@@ -195,10 +191,10 @@ class Conductor:
         return outcome
 
     @contextmanager
-    def _opened(self, listener: Listener) -> Iterator[Callable[[Sequence[int]], "Pool | Cluster"]]:
+    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "Pool | Cluster"]]:
         """Makes the pool out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
         if self.executor == "processes":
-            yield lambda lock: Pool(self.workers or os.cpu_count() or 1, listener, lock)
+            yield lambda lock: Pool(self.workers or os.cpu_count() or 1, progress, lock)
             return
         devices = (run.scenario.training.device for run, _ in self.wanted_runs)
         other = next((device for device in devices if device != "cpu"), "cpu")
@@ -207,7 +203,7 @@ class Conductor:
             from fedsim.study.cluster import Cluster
 
             assert isinstance(executor, Ray)
-            yield lambda _: Cluster(executor, listener)
+            yield lambda _: Cluster(executor, progress)
 
     def _orders(self) -> list[Order]:
         return [

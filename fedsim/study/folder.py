@@ -1,14 +1,7 @@
 """The folder of a study, and which runs of an earlier one in it can be resumed.
 
-::
-
-    study.toml                       the study as one file that needs no other, to go on with it
-    index.json                       its runs, to compare and show them, see ``fedsim.records.study_folder``
-    runs/VARIANT/seed-N/             run folders
-    compare.csv, compare.md          the variants side by side
-    published.toml, published.md     published figures, and both side by side, if the study names such figures
-    paired.csv                       each variant against the baseline, seed by seed
-    runs.csv                         the runs side by side
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.records.study_folder``),
+``runs/VARIANT/seed-N`` are run folders, and ``published.toml`` holds published figures; ``fedsim.compare.show`` adds tables.
 """
 
 import math
@@ -34,11 +27,7 @@ _LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
 
 
 def refuse_unusable(path: Path) -> None:
-    """Check whether a study can be kept at ``path``.
-
-    Raises:
-        RunFolderError: it holds files that are not of a study, is no folder, or cannot be written.
-    """
+    """Refuse a path that holds other files than a study's, is no folder, or cannot be written; change nothing."""
     if not (path / STUDY).is_file():
         files.refuse_unusable(path)
     elif not os.access(path, os.W_OK | os.X_OK):
@@ -46,11 +35,7 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[State]:
-    """The state of each run of a study at ``path``.
-
-    Raises:
-        RunFolderError: there are runs that are not this study's, or of other scenarios.
-    """
+    """The state of each run of a study at ``path``; runs of another study or other scenarios are refused."""
     planned = {path / run.folder for run in study.runs}
     for there in sorted((path / RUNS).glob("*/seed-*")):
         if there not in planned and there.name.removeprefix("seed-").isdecimal():  # pictures and traces may lie beside a run
@@ -61,11 +46,7 @@ def states(path: Path, study: Study) -> list[State]:
 
 
 def state_of(folder: Path, scenario: str) -> State:
-    """The state of the run of a scenario (as TOML) in its folder.
-
-    Raises:
-        RunFolderError: the folder holds something else.
-    """
+    """The state of the run of a scenario (as TOML) in its folder; other content is refused."""
     if not folder.exists():
         return "new"
     try:
@@ -131,10 +112,6 @@ def _plain(value: Any) -> Any:
 
 
 def locked(path: Path) -> AbstractContextManager[list[int]]:
-    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``.
-
-    Raises:
-        RunFolderError: the system refuses, or another process works there.
-    """
+    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``."""
     files.make(path)
     return lock.locked(path, _LOCK_WAIT_S)

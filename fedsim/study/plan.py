@@ -66,13 +66,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study.
-
-    Attributes:
-        variant: the first of those with the same scenario.
-        scenario: in full, seed included.
-        folder: relative to the study's folder.
-    """
+    """A run of a study: the first variant with its scenario, the scenario, seed included, and its folder within the study's."""
 
     variant: Variant
     scenario: Scenario
@@ -87,11 +81,8 @@ class PlannedRun:
 class Study:
     """A study that can be run; runs of the same scenario are one run.
 
-    Args:
-        spec: the content of its file.
-
     Attributes:
-        spec: the same.
+        spec: the content of its file.
         variants: the variants at each point of the grid, those of one point together.
         runs_of: the runs of each variant, by its folder, in the order of the seeds.
         allow_code: whether code that it names was allowed.
@@ -109,11 +100,7 @@ class Study:
         return tuple(self._first.values())
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
-        """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs.
-
-        Raises:
-            ScenarioError: one of them cannot be run; the message names the variant.
-        """
+        """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs."""
         tables = [tables_of(variant, self.spec) for variant in variants]
         known = {variant.folder.lower(): variant for variant in self.variants}
         for variant in variants:
@@ -129,11 +116,7 @@ class Study:
                 self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
 
     def planned(self, variant: Variant, seed: int) -> PlannedRun:
-        """The run that would be added, unless one of the same scenario is there.
-
-        Raises:
-            ScenarioError: it cannot be run; the message names the variant.
-        """
+        """The run that would be added, unless one of the same scenario is there."""
         return _planned(variant, tables_of(variant, self.spec), seed)
 
     def to_toml(self) -> str:
@@ -250,11 +233,7 @@ def _spread(part: Any) -> Any:
 
 
 def plan(spec: StudySpec) -> Study:
-    """The runs of a study; of one that searches those of its references, see ``fedsim.study.trials``.
-
-    Raises:
-        ScenarioError: one of them cannot be run; the message names the variant.
-    """
+    """The runs of a study; of one that searches those of its references, see ``fedsim.study.trials``."""
     variants = variants_of(spec)
     if spec.published is not None:  # a row that is none of the study's is refused here
         beside_published([Line(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published))
@@ -280,11 +259,7 @@ def variants_of(spec: StudySpec) -> list[Variant]:
 
 
 def searched(spec: StudySpec) -> list[Variant]:
-    """The variants at each point of the grid that are searched.
-
-    Raises:
-        ScenarioError: one cannot be run with an end of a range, or one of a list of values; or its runs lack the metric.
-    """
+    """The variants at each point of the grid that are searched; each is refused whose runs are invalid or lack the metric."""
     search = spec.search
     assert search is not None
     search.refuse_if_missing()

@@ -14,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedsim.executors.isolated import start
+
+if TYPE_CHECKING:
+    from fedsim.study.progress import StudyProgress
 
 How = Literal["new", "anew", "resume"]
 Status = Literal["done", "failed", "interrupted"]
@@ -28,13 +31,9 @@ _GRACE_S = 30.0  # a worker without work that does not end within this time is k
 
 @dataclass(frozen=True)
 class Order:
-    """A run to carry out.
+    """A run to carry out; its scenario is TOML, and its label for people.
 
-    Attributes:
-        label: for people.
-        scenario: as TOML.
-        folder: the run folder.
-        how: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
+    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
     """
 
     label: str
@@ -45,14 +44,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run has ended.
-
-    Attributes:
-        order: the run.
-        status: ``failed`` with an error.
-        accuracy: the best one (0..1), if any was measured.
-        wall_s: duration of one that is done (s).
-    """
+    """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
 
     order: Order
     status: Status
@@ -60,48 +52,19 @@ class Ended:
     accuracy: float | None = None
     wall_s: float = 0.0
 
-    @classmethod
-    def told(cls, order: Order, news: News) -> "Ended":
-        """As a worker tells it."""
-        return cls(order, news["status"], news.get("error", ""), news.get("accuracy"), news.get("wall_s", 0.0))
-
-
-class Listener(Protocol):
-    """Hears of the runs; ``place`` is that of the order in the list."""
-
-    def begin(self, orders: Sequence[Order], there: int) -> None:
-        """These orders are to be carried out; ``there`` runs of the study are done already."""
-
-    def progress(self, place: int, share: float) -> None:
-        """A run is this far (0..1)."""
-
-    def note(self, place: int, text: str) -> None:
-        """A remark about a run, for the user."""
-
-    def ended(self, place: int, run: Ended) -> None:
-        """A run has ended."""
-
-
-def pass_on(listener: Listener, place: int, news: News) -> None:
-    """Tell a listener the news of a run that is under way."""
-    if news["event"] == "progress":
-        listener.progress(place, news["share"])
-    else:
-        listener.note(place, news["text"])
-
 
 class Pool:
     """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
         workers: how many runs at a time.
-        listener: hears of the runs, from one thread at a time.
+        progress: hears of the runs, from one thread at a time.
         keep: file descriptors that the workers inherit.
         most_bytes: of memory; a worker that has used more takes no further run.
     """
 
-    def __init__(self, workers: int, listener: Listener, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
-        self._listener, self._keep, self._most_bytes = listener, keep, most_bytes
+    def __init__(self, workers: int, progress: "StudyProgress", keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+        self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
         self._threads = ThreadPoolExecutor(workers)
         self._workers: list[_Process] = []
         self._idle: list[_Process] = []
@@ -137,13 +100,13 @@ class Pool:
         news = self._watch(worker, place, order)
         ended = Ended(order, "interrupted")  # a worker that was told so before it could listen has died of it
         if news is not None:
-            ended = Ended.told(order, news)
+            ended = Ended(order, **news["run"])
         elif not self._interrupted:
             code = worker.wait()
             reason = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
             ended = Ended(order, "failed", f"its process ended with {reason}")
         with self._lock:
-            self._listener.ended(place, ended)
+            self._progress.ended(place, ended)
         if news is None or news["peak_bytes"] > self._most_bytes:
             self._dismiss(worker)
         else:
@@ -155,7 +118,7 @@ class Pool:
         assert worker.stdin is not None
         assert worker.stdout is not None
         if self._interrupted:  # before the worker was there to be told
-            return {"status": "interrupted", "peak_bytes": 0}
+            return {"run": {"status": "interrupted"}, "peak_bytes": 0}
         with suppress(BrokenPipeError):  # it died before it began: the end of its output says so
             worker.stdin.write(json.dumps({"scenario": order.scenario, "folder": str(order.folder), "how": order.how}) + "\n")
             worker.stdin.flush()
@@ -164,7 +127,7 @@ class Pool:
             if news["event"] == "ended":
                 return news
             with self._lock:
-                pass_on(self._listener, place, news)
+                self._progress.take(place, news)
         return None
 
     def _hire(self) -> _Process:

@@ -1,22 +1,9 @@
 """Searches of a study: the values that its keys are tried with, the metric, and the methods that propose the next values.
 
-::
-
-    [search]
-    kind = "optuna"                                       # or "random"
-    trials = 40
-    metric = "time_to_accuracy"                           # one of ``METRICS``
-    [search.space]
-    "training.lr" = { low = 0.001, high = 1.0, log = true }
-    "strategy.clients_per_round" = { low = 2, high = 20 }              # whole numbers, as both ends are
-    "strategy.deadline" = { low = "5 s", high = "60 s" }
-    "model.kind" = ["logistic", "mlp"]
-    [search.variants.fedprox]                             # what one variant is searched over besides
-    "strategy.mu" = { low = 0.001, high = 1.0, log = true }
-
 Each variant is searched by itself, at each point of the grid, with the same number of trials: so each is compared at its best.
 A trial is a point of the space; the mean of its runs over the study's seeds counts. A method is told the order of the trials
 alone, so that trials without a figure (the target was not reached, the run failed) have a place too.
+``scenarios/studies/search.toml`` is an example.
 """
 
 import math
@@ -275,11 +262,7 @@ class Search(Spec):
         return self.trials
 
     def refuse_if_missing(self) -> None:
-        """Refuse the search if a package is missing.
-
-        Raises:
-            ScenarioError: names the package to install.
-        """
+        """Refuse the search if a package is missing."""
 
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
         """The values of the next ``count`` trials, the same whenever it is asked.

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -82,13 +82,6 @@ def _shares(target: list[float]) -> list[float]:
 Targets = Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float]), AfterValidator(_shares)]
 
 
-def _called(named: dict[str, Any]) -> dict[str, Any]:
-    for name in named:
-        if not name.strip() or len(name) > 60:
-            raise ValueError(f"a name has {len(name)} characters; allowed are 1 to 60, not all of them blank")
-    return named
-
-
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 
 
@@ -107,7 +100,7 @@ class Size(Spec):
 
 
 class Part(Spec):
-    """A figure, say: some of the variants, in a world of their own.
+    """Some of the variants in a world of their own, such as those of one figure.
 
     Attributes:
         base: the scenario that its runs start from, if not the size's or the study's.
@@ -159,8 +152,8 @@ class StudySpec(Spec):
     grid: Grid = Field(default={})
     search: AnySearch | None = None
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    parts: Annotated[dict[str, Part], AfterValidator(_called)] = Field(default={})
-    sizes: Annotated[dict[str, Size], AfterValidator(_called)] = Field(default={})
+    parts: dict[str, Part] = Field(default={})
+    sizes: dict[str, Size] = Field(default={})
     size: str | None = None
     references: list[str] = Field(default=[])
     baseline: str | None = None
@@ -189,11 +182,17 @@ class StudySpec(Spec):
     @classmethod
     def _named(cls, variants: dict[str, Any]) -> dict[str, Any]:
         for name in variants:
-            if not name.strip() or len(name) > 200:
-                raise ValueError(f"a variant's name has {len(name)} characters; allowed are 1 to 200, not all of them blank")
+            _refuse_blank("a variant's name", name, 200)
             if "seed" in variants[name]:
                 raise ValueError(f"{name!r} has a seed of its own; all variants run with the study's 'seeds'")
         return variants
+
+    @field_validator("parts", "sizes")
+    @classmethod
+    def _called(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            _refuse_blank("a name", name, 60)
+        return named
 
     @field_validator("references")
     @classmethod
@@ -209,39 +208,31 @@ class StudySpec(Spec):
     def _fits_together(self) -> "StudySpec":
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
-        if self.search is not None:
-            self._refuse_unsearchable(self.search)
-        twice = [name for name in self.references if name in self.variants]
-        if twice:
-            raise ValueError(f"{twice[0]!r} is both a variant and one of the references; give the variant another name")
-        if self.baseline is not None:
-            _refuse_unknown("'baseline'", self.baseline, self.names)
-        if self.size is not None:
-            _refuse_unknown("size", self.size, self.sizes)
-        for name, part in self.parts.items():
-            for variant in part.variants or {}:
-                _refuse_unknown(f"a variant of the part {name!r}", variant, self.names)
-            for size in part.sizes or ():
-                _refuse_unknown(f"a size of the part {name!r}", size, self.sizes)
-        for key, values in ((key, values) for grid in self._grids for key, values in grid.items() if key in self.sets):
-            for value in values:
-                _refuse_unknown(f"a value of {key!r} in a grid", value, self.sets[key])
+        searched = [] if self.search is None else self._searched(self.search)
+        for name in self.references:
+            if name in self.variants:
+                raise ValueError(f"{name!r} is both a variant and one of the references; give the variant another name")
+        for what, names, allowed in self._used_names():
+            for name in names:
+                if name not in allowed:
+                    known = (
+                        f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
+                    )
+                    raise ValueError(f"{what} is {name!r}; {known}")
         trials = 1 if self.search is None else self.search.trials
         runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds) * trials
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
-        searched = [] if self.search is None else [key for name in self.variants for key in self.search.space_of(name)]
         used = [*itertools.chain(*self._grids), *searched]
         for key in self.sets:
             if key not in used:
                 raise ValueError(f"sets has {key!r}, which no grid has: it would change nothing{nearest(key, used)}")
         return self
 
-    def _refuse_unsearchable(self, search: Search) -> None:
+    def _searched(self, search: Search) -> list[str]:
+        """The keys that are searched over; a search that does not fit the study is refused."""
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
-        for name in search.variants:
-            _refuse_unknown("a variant of the search", name, self.variants)
         if METRICS[search.metric].to_target and not self.target:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
         if self.published is not None:
@@ -255,10 +246,21 @@ class StudySpec(Spec):
                 raise ValueError(f"{taken[0]!r} is both in a grid and in search.space; allowed is one of them")
             if "seed" in space:
                 raise ValueError("'seed' is no key to search over; the study's 'seeds' are what runs are repeated with")
-            for key, one in space.items():
-                if key in self.sets:
-                    for value in one.extremes:
-                        _refuse_unknown(f"a value of {key!r} in search.space", value, self.sets[key])
+        return [key for name in self.variants for key in search.space_of(name)]
+
+    def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
+        """Names of other entries: where they stand, the names, and those that exist."""
+        if self.search is not None:
+            yield "a variant of the search", self.search.variants, self.variants
+            for key, one in (item for name in self.variants for item in self.search.space_of(name).items()):
+                yield f"a value of {key!r} in search.space", one.extremes if key in self.sets else (), self.sets.get(key, ())
+        yield "'baseline'", () if self.baseline is None else (self.baseline,), self.names
+        yield "size", () if self.size is None else (self.size,), self.sizes
+        for name, part in self.parts.items():
+            yield f"a variant of the part {name!r}", part.variants or (), self.names
+            yield f"a size of the part {name!r}", part.sizes or (), self.sizes
+        for key, values in (item for grid in self._grids for item in grid.items() if item[0] in self.sets):
+            yield f"a value of {key!r} in a grid", values, self.sets[key]
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:
@@ -272,7 +274,6 @@ class StudySpec(Spec):
         return None if name is None else (name, self.sizes[name])
 
 
-def _refuse_unknown(what: str, name: Any, allowed: Collection[str]) -> None:
-    if name not in allowed:
-        known = f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
-        raise ValueError(f"{what} is {name!r}; {known}")
+def _refuse_blank(what: str, name: str, most: int) -> None:
+    if not name.strip() or len(name) > most:
+        raise ValueError(f"{what} has {len(name)} characters; allowed are 1 to {most}, not all of them blank")

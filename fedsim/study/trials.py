@@ -61,9 +61,7 @@ class Trial:
     def rank(self, most: bool, seeds: int | None = None) -> Rank:
         """Less is better: first trials that came to their end, then by how many runs lack the figure, then by the figures.
 
-        Args:
-            most: whether more of the metric is better.
-            seeds: compare so many runs; None: all of them, and the state.
+        ``most``: whether more of the metric is better. ``seeds``: compare so many runs; None: all of them, and the state.
         """
         figures, missing = self.figures[:seeds], self.figures[:seeds].count(None)
         near = -sum(self.nearest[:seeds])
@@ -107,15 +105,7 @@ class Trials:
         return not self._batch and all(len(line.trials) == self.search.trials for line in self.lines)
 
     def grow(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
-        """Plan the trials that follow from the runs that are over in the study's folder.
-
-        Args:
-            path: the folder.
-            try_to_build: refuses a run that cannot be carried out.
-
-        Raises:
-            ScenarioError: no trial of a variant can be run.
-        """
+        """Plan the trials that follow from the runs that are over in the study's folder; invalid ones are refused."""
         while not self.is_over and self._told(path):
             if not self._batch:
                 self._propose()

@@ -61,7 +61,7 @@ class Worker:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
         gc.collect()  # a run's objects point at each other
-        self._say(event="ended", **ending, peak_bytes=peak_bytes())
+        self._say(event="ended", run=ending, peak_bytes=peak_bytes())
 
     def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:

@@ -50,7 +50,7 @@ def finish(study_file: Path, out: Path) -> Path:
     for run, state in zip(study.runs, states(out, study), strict=True):
         if state != "done":
             worker.carry_out({"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state})
-            assert news[-1]["status"] == "done", news[-1]
+            assert news[-1]["run"]["status"] == "done", news[-1]
     write_tables(out)
     return out
 
