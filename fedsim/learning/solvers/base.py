@@ -210,18 +210,14 @@ class Solver(ABC):
         """The same for several models, each with its own samples."""
         return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
 
-    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
-        """The mean loss of one model on each of several sets of samples; NaN for an empty set.
+    def mean_loss(self, weights: Weights, x: Tensor, y: Tensor) -> float:
+        """The mean loss of a model on samples; NaN without any.
 
-        Each is the same, bit for bit, whatever other sets there are. ``xs`` and ``ys`` lie on the solver's device, in memory
-        that torch has allocated (and therefore aligned).
+        ``x`` and ``y`` lie on the solver's device, in memory that torch has allocated (and therefore aligned).
         """
-        model = self._loaded(weights)
+        outputs = self.outputs(weights, x)
         with torch.inference_mode():
-            return [
-                float(self.losses(self._apply(model, x), y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
-                for x, y in zip(xs, ys, strict=True)
-            ]
+            return float(self.losses(outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
 
     def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
         """The sum of the squared entries of the kernels that the L2 penalty is on; float64, on any number of threads."""
