@@ -1,9 +1,9 @@
 """Work on Ray: processes on this machine, or on all machines of a cluster.
 
-Whoever reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So what is started here
-listens on the loopback interface alone, and asks every client for a token that only this process and its children have: other
-users of this machine reach that interface too. A cluster of several machines belongs into a network of its own, with tokens.
-fedsim unpickles only what it has pickled itself, from workers of the cluster that it was pointed to.
+Anybody who reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So a cluster that is
+started here listens on the loopback interface alone, and asks every client for a token that only this process and its children
+have. A cluster of several machines belongs into a network of its own, with tokens. fedsim unpickles only what it has pickled
+itself, from workers of the cluster that it was pointed to.
 """
 
 import os
@@ -94,7 +94,6 @@ class Ray(Executor):
         self._packer.place(thing)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Queue ``function(*args)``; placed things and big read-only arrays in it are sent by reference."""
         parcel = self._packer.pack((function, args))
         shared, parcel.shared = parcel.shared, []
         reference = self._call.remote(self._number, self._versions, places(), parcel, *shared)
@@ -120,7 +119,6 @@ class Ray(Executor):
             future.set_exception(outcome)
 
     def close(self) -> None:
-        """Drop all work, and end Ray if it was started here."""
         open_calls, self._open = self._open, {}
         for future, reference in open_calls.items():
             future.cancel()
@@ -130,8 +128,6 @@ class Ray(Executor):
             self._ours = False
             self._ray.shutdown()
 
-
-# What runs on a worker.
 
 _openers: dict[int, Opener] = {}
 
@@ -166,8 +162,6 @@ def _versions() -> dict[str, str]:
     return {package: version(package) for package in _MUST_AGREE}
 
 
-# Ray itself.
-
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """When this is 0, Ray's servers listen on 127.0.0.1 alone; on Linux it is 1 otherwise. Read when Ray is imported."""
 
@@ -181,7 +175,6 @@ def _own_token() -> str:
 
 
 def _load(address: str | None) -> Any:
-    """The module ``ray``."""
     if address is None:
         os.environ.setdefault(_LOOPBACK, "0")
     try:
