@@ -65,11 +65,7 @@ class Job:
 class Trainer:
     """Carries out jobs on a worker, and splits cohorts into what one worker does at a time. It never changes.
 
-    Args:
-        solver: trains the model.
-        training: how.
-        samples: the shared samples, without anybody's shard.
-        streams: the run's streams.
+    ``samples`` are the shared ones, without anybody's shard.
     """
 
     def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
@@ -79,7 +75,7 @@ class Trainer:
         self.streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> Job:
-        """The job that computes ``ref``, whose start is known, on a device of ``data``."""
+        """The job that computes ``ref``, whose start is known."""
         recipe = ref.recipe
         if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
             raise ValueError(f"{ref} is no training that could be done now")
@@ -165,13 +161,7 @@ class Question(NamedTuple):
 
 
 class Chooser:
-    """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes.
-
-    Args:
-        solver: applies the models.
-        training: with the penalty.
-        samples: the shared samples, without anybody's shard.
-    """
+    """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes."""
 
     def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData) -> None:
         self._solver = solver
@@ -180,7 +170,7 @@ class Chooser:
 
     @staticmethod
     def question(ref: Ref, data: FederatedData) -> Question:
-        """The question that ``ref`` stands for, whose models are known, put to a device of ``data``."""
+        """The question that ``ref`` stands for, whose models are known."""
         recipe = ref.recipe
         if not isinstance(recipe, Best):
             raise ValueError(f"{ref} is no choice that is still to be made")

@@ -1,7 +1,7 @@
 """Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
 
-The arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. Plain loops compile
-faster than numpy's functions.
+The arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. Plain loops
+compile faster than numpy's functions.
 
 Four samples and four outputs are taken at a time, which keeps a processor's registers full. So everything that has outputs is
 filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
