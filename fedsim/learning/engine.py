@@ -72,7 +72,7 @@ class Learning(Learner):
         self._solver = pick(self._architecture or self._module(), device, training.solver)
         samples = data.without_shards()
         self._trainer = Trainer(self._solver, training, samples, streams)
-        self._chooser = Chooser(self._solver, samples, streams)
+        self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
             simulation.place(thing)
@@ -202,10 +202,9 @@ class Learning(Learner):
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._chooser.question(ref, self._data) for ref in refs]
-        found = await self._in_chunks(self._chooser.mean_losses, questions, self._chooser.split(questions))
-        penalties = self._chooser.penalties(questions, self._training.l2, self._training.l2_on)
-        for ref, losses, penalty in zip(refs, found, penalties, strict=True):
-            ref.choose(losses + penalty)
+        found = await self._in_chunks(self._chooser.objectives, questions, self._chooser.split(questions))
+        for ref, objectives in zip(refs, found, strict=True):
+            ref.choose(objectives)
 
     async def _in_chunks(
         self, function: Callable[..., Any], items: Sequence[Any], chunks: Sequence[Sequence[int]]

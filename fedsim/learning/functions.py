@@ -36,11 +36,7 @@ def _path(function: Function) -> str:
 
 
 def path_of(function: Function) -> str:
-    """The import path of a function, ``package.module:function``.
-
-    Raises:
-        SimulationError: it is not marked by ``pure``, or does not stand at the top of its module.
-    """
+    """The import path ``package.module:function`` of a function that is marked by ``pure``, at the top of its module."""
     path = _path(function)
     if _KNOWN.get(path) is not function:
         raise SimulationError(f"{path} cannot be applied to models: it is not marked by fedsim's decorator 'pure'")
@@ -50,11 +46,7 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """The marked function at a path. Nothing outside fedsim is imported: what a strategy uses, it has imported.
-
-    Raises:
-        SimulationError: there is no such function.
-    """
+    """The marked function at a path. Nothing outside fedsim is imported: what a strategy uses, it has imported."""
     module = path.partition(":")[0]
     if path not in _KNOWN and module.startswith("fedsim.") and find_spec(module) is not None:
         import_module(module)
@@ -64,14 +56,10 @@ def function_at(path: str) -> Function:
 
 
 class FunctionCall(NamedTuple):
-    """A function to be carried out.
+    """A function to be carried out, with its arguments: models, float32 [d] each, read-only, and constants.
 
-    Attributes:
-        function: which.
-        models: float32 [d] each, read-only.
-        constants: what else it is given.
-        stream: the run's streams, and the name of the one that it draws from as ``rng``; None for none.
-        size: how many numbers it gives; None for a model.
+    ``stream`` has the run's streams, and the name of the one that it draws from as ``rng``. ``size`` is how many numbers it
+    gives; None for a model.
     """
 
     function: Function
@@ -82,11 +70,7 @@ class FunctionCall(NamedTuple):
 
 
 def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
-    """The results of some calls, float32 [d] or [size].
-
-    Raises:
-        SimulationError: one has another shape.
-    """
+    """The results of some calls, float32 [d] or [size]; one of another shape raises ``SimulationError``."""
     return [_carry_out(call) for call in calls]
 
 

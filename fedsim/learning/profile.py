@@ -50,12 +50,10 @@ layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no 
 
 
 def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
-    """What one SGD step with a scenario's model costs.
+    """The cost of one SGD step with a scenario's model.
 
-    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not.
-
-    Raises:
-        ScenarioError: the module cannot be trained on such samples.
+    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
+    that cannot be trained on such samples raises ``ScenarioError``.
     """
     from fedsim.learning.models import Layered, ModuleModel, SizeOnly
     from fedsim.learning.solvers.reference import module_of
@@ -68,16 +66,9 @@ def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec"
 
 
 def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:
-    """What one SGD step with a module costs; the module is left as it was.
+    """The cost of one SGD step with a module, which is left as it was.
 
-    Args:
-        module: maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
-        shape: of a sample.
-        classes: of the labels.
-        momentum, weight_decay: of the optimiser.
-
-    Raises:
-        ScenarioError: it cannot be trained on such samples.
+    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
     """
     try:
         steps = [_step(module, (size, *shape), momentum, weight_decay, "meta") for size in (_SMALL, _LARGE)]

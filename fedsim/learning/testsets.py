@@ -77,13 +77,7 @@ class TestSamples:
 
 
 class TestSets:
-    """Every device's test samples in its current version.
-
-    Args:
-        data: of all devices.
-        samples: the same without shards; what workers get.
-        device: where the samples are kept.
-    """
+    """Every device's test samples in its current version; ``samples`` is ``data`` without shards, which workers get."""
 
     def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""What a solver is given and what it gives."""
+"""The interface of solvers: the work that they are given, the rule of a step, and the outcome."""
 
 import math
 import threading
@@ -40,7 +40,7 @@ class Descent:
     clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
-        """The rule for the tensor that stands there in a flat model; one that is held makes no steps."""
+        """The rule for the tensor at a place of a flat model; one that is held makes no steps."""
         return replace(self, lr=0.0) if any(first <= begin and end <= last for first, last in self.held) else self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
@@ -109,8 +109,7 @@ class LocalSolve:
 
     Attributes:
         weights: where it starts, float [d].
-        x: its samples, float32 [n, *shape].
-        y: their labels, int64 [n].
+        x, y: its samples, float32 [n, *shape], and their labels, int64 [n].
         batches: which of them make up each step.
         key: 64 random bits, for dropout.
         anchor: where the proximal term draws to, float [d]; None for the start.
@@ -128,10 +127,7 @@ class LocalSolve:
     previous: Weights | None = None
 
     def constant(self, descent: Descent) -> Weights | None:
-        """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for nothing.
-
-        All that a solver must know of both: an anchor that is the start, and a linear term of 0, change nothing but rounding.
-        """
+        """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""
         if self.anchor is None or not descent.mu:
             return self.linear
         with np.errstate(over="ignore", invalid="ignore"):  # a device that has diverged stays so
@@ -201,7 +197,7 @@ class Solver(ABC):
         return [self._solve(solve, descent) for solve in solves]
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        """What the model makes of samples [n, *shape]: [n, classes]."""
+        """The model's outputs for samples [n, *shape]: [n, classes]."""
         model = self._loaded(weights)
         with torch.inference_mode():
             return self._apply(model, x)
@@ -210,18 +206,14 @@ class Solver(ABC):
         """The same for several models, each with its own samples."""
         return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
 
-    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
-        """The mean loss of one model on each of several sets of samples; NaN for an empty set.
+    def mean_loss(self, weights: Weights, x: Tensor, y: Tensor) -> float:
+        """The mean loss of a model on samples; NaN without any.
 
-        Each is the same, bit for bit, whatever other sets there are. ``xs`` and ``ys`` lie on the solver's device, in memory
-        that torch has allocated (and therefore aligned).
+        ``x`` and ``y`` lie on the solver's device, in memory that torch has allocated (and therefore aligned).
         """
-        model = self._loaded(weights)
+        outputs = self.outputs(weights, x)
         with torch.inference_mode():
-            return [
-                float(self.losses(self._apply(model, x), y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
-                for x, y in zip(xs, ys, strict=True)
-            ]
+            return float(self.losses(outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
 
     def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
         """The sum of the squared entries of the kernels that the L2 penalty is on; float64, on any number of threads."""
@@ -244,8 +236,7 @@ _threads = threading.local()
 def compute_with_one_thread() -> None:
     """Let torch use one thread in the calling thread, from now on.
 
-    Workers are the parallelism here: two torch threads on small matrices are slower than one, and their results depend on
-    how the work was split.
+    Two torch threads on small matrices are slower than one, and their results depend on how the work was split.
     """
     if not getattr(_threads, "single", False):
         torch.set_num_threads(1)

@@ -32,9 +32,7 @@ Array = TypeVar("Array", NDArray[np.floating], Tensor)
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
     """Kernels [..., outputs, inputs] and biases [..., outputs] within flat models [..., d].
 
-    Args:
-        flat: one model or several.
-        sizes: features, then the outputs of each layer.
+    ``sizes`` are the features, then the outputs of each layer.
     """
     at = 0
     for inputs, outputs in pairwise(sizes):
@@ -138,17 +136,9 @@ def prepare(dtype: torch.dtype) -> None:
 
 
 def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
-    """Train a model in place.
+    """Train a flat model [d] in place, in memory that torch has allocated; returns the mean loss over the last epoch.
 
-    Args:
-        flat: the model [d], in memory that torch has allocated.
-        sizes: features, then the outputs of each layer.
-        solve: the work; of at least one step. Its weights are not looked at.
-        descent: the rule.
-        in_sample_space: the form of the first layer.
-
-    Returns:
-        The mean loss over the samples of the last epoch.
+    ``sizes`` are the features, then the outputs of each layer. There is at least one step; ``solve.weights`` is not used.
     """
     constant = solve.constant(descent)
     constant = None if constant is None else constant.astype(flat.dtype, copy=False)
@@ -182,13 +172,12 @@ def _steps(
 
 
 def _rest(flat: Floats, sizes: Sequence[int]) -> tuple[list[Floats], list[Floats]]:
-    """All but the first kernel of a flat model, in its own memory: the other kernels, and the biases as rows."""
+    """All but the first kernel of a flat model: the other kernels, and the biases as rows."""
     layers = list(split(flat, sizes))
     return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
 
 
 def _stacks(flat: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
-    """Copies of the same in two arrays."""
     kernels, biases = _rest(flat, sizes)
     return _stacked(kernels, flat.dtype, in_fours=True), _stacked(biases, flat.dtype, in_fours=False)
 
@@ -204,7 +193,6 @@ def _stacked(arrays: Sequence[Floats], dtype: np.dtype[np.floating], *, in_fours
 
 
 def _scratch(batches: Batches, sizes: Sequence[int], entry: Entry) -> Scratch:
-    """Working memory for so wide batches."""
     dtype, columns = entry.features.dtype, entry.features.shape[1] if entry.turned else 0
     width, widest = fours(batches.rows.shape[1]), fours(max(sizes[1:]))
     outputs, errors = np.zeros((len(sizes) - 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
@@ -227,10 +215,9 @@ Layer = tuple[Tensor, Tensor]  # a kernel and a bias
 
 
 class Dense(Solver):
-    """Softmax regression and perceptrons with ReLU under softmax cross-entropy.
+    """Softmax regression and perceptrons with ReLU (``architecture.is_dense``) under softmax cross-entropy.
 
     Args:
-        architecture: dense layers (``architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
         way: how every device is trained; None: each in whichever way is fastest for it.
     """
@@ -288,7 +275,6 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
-        """Logits of several models, each with its own samples; in one batched product a layer."""
         flat = self._flat(weights)
         longest = max(len(x) for x in xs)
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
@@ -300,11 +286,9 @@ class Dense(Solver):
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
     def _loaded(self, weights: Weights) -> list[Layer]:
-        """Kernels [outputs, inputs] and biases [outputs, 1] of one model, each in memory of its own."""
         return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
 
     def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
-        """Logits of samples [n, *shape]: [n, classes]."""
         logits = []
         for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
             hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier

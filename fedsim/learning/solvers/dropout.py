@@ -27,14 +27,10 @@ def step_key(key: int, step: int) -> int:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by a counter hash of the element's position, under a key that is set before each step.
+    """Dropout by a counter hash of the element's position, or channel's, under a key that is set before each step.
 
-    Args:
-        rate: probability of a zero.
-        place: number of this layer within the module, so that two layers have different masks.
-        per_channel: whether whole channels are dropped, as ``nn.Dropout2d`` does.
-
-    The buffer ``key`` (int64, no axes) may be batched by ``torch.func.vmap``.
+    ``place`` numbers the layer within its module, so that two layers have different masks. The buffer ``key`` (int64, no axes)
+    may be batched by ``torch.func.vmap``.
     """
 
     key: Tensor

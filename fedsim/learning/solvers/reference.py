@@ -30,13 +30,10 @@ _ALIGNED = 16  # samples: any number of these begins where a cache line does
 
 
 class Reference(Solver):
-    """Local SGD of a ``nn.Module``.
+    """Local SGD of a ``nn.Module``, which is copied once for each thread that computes with it.
 
-    Args:
-        module: the model; it is copied, once for each thread that computes with it. Its loss is softmax cross-entropy unless
-            it has a method ``loss(outputs, y)`` that returns one loss a sample, [n].
-        device: where to compute.
-        dtype: of the numbers; None: as the module has them, and samples in float32.
+    Its loss is softmax cross-entropy unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. ``dtype``
+    is that of the numbers; None: as the module has them, and samples in float32.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
@@ -55,7 +52,6 @@ class Reference(Solver):
         return BatchHint("module", 1)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample: the module's own, or softmax cross-entropy."""
         if self._own_loss is not None:
             return self._own_loss(outputs, y)
         return super().losses(outputs, y)
@@ -122,7 +118,6 @@ class Reference(Solver):
         return self.threads.module  # type: ignore[no-any-return]
 
     def _loaded(self, weights: Weights) -> nn.Module:
-        """This thread's copy of the module, with these weights and without dropout."""
         module = self._own_copy().eval()
         self._load(module, weights)
         return module
@@ -138,7 +133,6 @@ class Reference(Solver):
         return own
 
     def _apply(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The outputs for samples [n, *shape], some at a time."""
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         pieces = torch.split(x, max(_ALIGNED, size))
         return torch.cat([module(self._laid_out(piece.to(self.device, self._dtype))) for piece in pieces])

@@ -1,8 +1,13 @@
-"""Each source: its shapes and counts, and what it answers to missing or malformed files."""
+"""Published files, archives and folders of the user's own: what was written is read, what is damaged is refused."""
 
+import gzip
+import io
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn.datasets import load_digits
 
@@ -11,7 +16,8 @@ from fedsim.data.fetch import write_cifar10, write_mnist
 from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Synthetic
 from fedsim.data.sources.base import Source, every_fifth
 from fedsim.data.sources.embedded import _rows
-from fedsim.data.sources.images import EMNIST_FILES, write_idx
+from fedsim.data.sources.images import EMNIST_FILES, read_idx, write_idx, write_whole
+from fedsim.data.sources.own import HuggingFace
 from fedsim.data.spec import DataSpec
 from fedsim.errors import DataError
 from fedsim.streams import Streams
@@ -233,3 +239,124 @@ def test_mnist_files_written_by_fetch_are_read_back(tmp_path: Path) -> None:
     assert np.array_equal(raw.x_train, x[:40])
     assert np.array_equal(raw.x_test, x[40:])
     assert np.array_equal(raw.y_test, y[40:])
+
+
+IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+
+
+@pytest.mark.parametrize("name", ["images-idx3-ubyte", "images-idx3-ubyte.gz"])
+def test_round_trip(tmp_path: Path, name: str) -> None:
+    write_idx(tmp_path / name, IMAGES)
+    assert np.array_equal(read_idx(tmp_path / name, 3), IMAGES)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_header_is_the_published_one(tmp_path: Path) -> None:
+    write_idx(tmp_path / "i", IMAGES)
+    assert (tmp_path / "i").read_bytes()[:16].hex() == "00000803" + "00000003" + "00000004" + "00000005"
+
+
+def idx_refusal(path: Path, content: bytes, dimensions: int = 3) -> str:
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_idx(path, dimensions)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "whole", IMAGES)
+    content = (tmp_path / "whole").read_bytes()
+    path = tmp_path / "broken"
+    assert "promises 60 bytes of data, 55 are there" in idx_refusal(path, content[:-5])
+    assert "promises 60 bytes of data, and more are there" in idx_refusal(path, content + b"!")
+    assert "begins with 00000d03, not 00000803" in idx_refusal(path, b"\x00\x00\x0d\x03" + content[4:])
+    assert "begins with 00000803, not 00000801" in idx_refusal(path, content, dimensions=1)
+    assert "header takes 16 bytes, 9 are there" in idx_refusal(path, content[:9])
+    assert "header takes 16 bytes, 0 are there" in idx_refusal(path, b"")
+    assert "begins with 3c68746d" in idx_refusal(path, b"<html>not found</html>")
+
+
+def test_damaged_gzip_files_are_refused(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 30), dtype=np.uint8)
+    write_idx(tmp_path / "whole.gz", noise)
+    content = (tmp_path / "whole.gz").read_bytes()
+    path = tmp_path / "broken.gz"
+    assert "truncated: its header promises 36000 bytes of data, " in idx_refusal(path, content[:20_000])
+    assert "damaged gzip" in idx_refusal(path, content[:5_000] + b"\xff" * 100 + content[5_100:])
+    wrong_checksum = content[:-8] + bytes([content[-8] ^ 1]) + content[-7:]
+    assert "damaged gzip" in idx_refusal(path, wrong_checksum)
+    assert "header takes 16 bytes, 3 are there" in idx_refusal(path, gzip.compress(b"\x00\x00\x08"))
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_idx(tmp_path, 3)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(OSError, match="target"):
+        write_whole(tmp_path / "target", b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+X = np.arange(240, dtype=np.float32).reshape(20, 4, 3)
+Y = np.arange(20) % 2
+
+
+def save(folder: Path, columns: dict[str, Any], files: int = 2) -> None:
+    """What ``save_to_disk`` writes of one data set."""
+    folder.mkdir(parents=True)
+    table = pa.table(columns)
+    names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
+    for number, name in enumerate(names):
+        size = len(table) // files
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table.slice(number * size, size))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32())), pa.list_(pa.list_(pa.float32(), 3), 4)], ids=str)
+def test_lists_of_numbers_of_which_every_fifth_is_for_tests(kind: pa.DataType, tmp_path: Path) -> None:
+    save(tmp_path / "set", {"x": pa.array(X.tolist(), kind), "label": Y})
+    raw = HuggingFace(path="set", x="x").load(tmp_path)
+    assert (raw.x_train.shape, raw.x_test.shape, raw.classes, raw.peak) == ((16, 1, 4, 3), (4, 1, 4, 3), 2, 1.0)
+    both = np.concatenate([raw.x_train, raw.x_test])[:, 0]
+    assert np.array_equal(both[np.argsort(both[:, 0, 0])], X)
+
+
+def test_images_in_two_splits(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)
+
+    def written(values: Any) -> dict[str, Any]:
+        file = io.BytesIO()
+        image.fromarray(values).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    for part, last in (("train", 20), ("test", 4)):
+        save(tmp_path / "set" / part, {"image": [written(each) for each in pixels[:last]], "label": Y[:last]})
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    raw = HuggingFace(path="set").load(tmp_path)
+    assert np.array_equal(raw.x_train, pixels.transpose(0, 3, 1, 2))
+    assert np.array_equal(raw.x_test, raw.x_train[:4])
+    assert (raw.y_train.tolist(), raw.peak) == (Y.tolist(), 255.0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (None, "there is no '.*state.json'; give a folder that datasets' save_to_disk has written"),
+        ({"img": X.tolist(), "label": Y}, "has no column 'image'; it has img, label"),
+        ({"image": [[1.0], [1.0, 2.0]], "label": [0, 1]}, "lists of column 'image' are not all of one length"),
+        ({"image": ["a", "b"], "label": [0, 1]}, "column 'image' is of type string; allowed are images, numbers"),
+        ({"image": [[1.0], None], "label": [0, 1]}, "column 'image' has no value at 1 places"),
+        ({"image": [{"bytes": b"a"}, {"bytes": b"b"}], "label": [0, 1]}, "has an image that cannot be read"),
+    ],
+)
+def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
+    if columns is not None:
+        save(tmp_path / "set", columns)
+    with pytest.raises(DataError, match=message):
+        HuggingFace(path="set").load(tmp_path)

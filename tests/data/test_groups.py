@@ -22,7 +22,7 @@ from fedsim.data.partitions.base import Partition
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 from tests.data.conftest import held_out
-from tests.data.partitions.conftest import all_test, all_train, assert_each_once, label_table
+from tests.data.small import all_test, all_train, assert_each_once, label_table
 
 
 def test_every_rotation_has_the_whole_data_set(small: Dataset) -> None:
