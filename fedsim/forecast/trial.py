@@ -13,6 +13,7 @@ from fedsim.executors.inline import Inline
 from fedsim.learning import Learner
 from fedsim.output.progress import share_done
 from fedsim.records import folder as files
+from fedsim.records import tables
 from fedsim.records.recorder import Recorder
 from fedsim.running.assembly import Run, assemble
 from fedsim.simulation import Record, Simulation
@@ -117,9 +118,9 @@ class Trial:
             recorder.close()
             self.real_s = time.perf_counter() - self._began
             self.events = recorder.chain.count
-            tables = [Path(path) / name for name in (files.EVENTS, files.TRANSFERS, files.ROUNDS)]
-            self.growing_bytes = sum(table.stat().st_size for table in tables)
-            files.write_devices(Path(path), self.run.device_columns(), self.run.meters)
+            growing = [Path(path) / name for name in (files.EVENTS, files.TRANSFERS, files.ROUNDS)]
+            self.growing_bytes = sum(table.stat().st_size for table in growing)
+            tables.write_devices(Path(path), self.run.device_columns(), self.run.meters)
             self.fixed_bytes = (Path(path) / files.DEVICES).stat().st_size
         stopped_early = self.stopped == "interrupted"
         self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s) if stopped_early else 1.0
