@@ -217,7 +217,7 @@ def _ended(name: str, outcome: str) -> str:
 
 def _message(event: Entry) -> Entry:
     """The facts of a message's slice."""
-    data = event["data"]
+    data: Entry = event["data"]
     purpose = " + ".join(str(purpose) for purpose, _ in data["payloads"])
     delivered = None if data["delivered"] == data["bytes"] else data["delivered"]
     return {"round": event["round"]} | data | {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}
