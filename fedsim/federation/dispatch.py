@@ -43,8 +43,8 @@ from fedsim.world.task import Cause, Computation, Download, Evaluate, Outcome, P
 if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
-    from fedsim.world.edges import Edges
     from fedsim.world.life import TaskRunner
+    from fedsim.world.messages import Edges
     from fedsim.world.messages import Message as OnItsWay
     from fedsim.world.population import Population
 

@@ -28,11 +28,10 @@ from fedsim.world import columns
 from fedsim.world.availability.base import changes
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
-from fedsim.world.edges import Edges
 from fedsim.world.energy.batteries import Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Messages
+from fedsim.world.messages import Edges, Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.processes import Processes
 from fedsim.world.roofline import Rooflines

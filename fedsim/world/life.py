@@ -25,7 +25,7 @@ from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.computing import Computing
-from fedsim.world.edges import Edges
+from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Step, Task, Train, Upload, Work

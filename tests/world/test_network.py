@@ -13,7 +13,12 @@ from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.world.network import SERVER, Network, star
 from fedsim.world.network.protocol import Fluid
 from fedsim.world.network.star import Half
-from tests.world.network_plays import Send, StarWorld, play
+from tests.world.network_plays import Send, StarWorld, load_of, play
+
+
+def rates_of(half: Half) -> dict[int, float]:
+    return {flow_id: half.rate(flow_id) for flow_id in half._flows}
+
 
 Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
 KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
@@ -259,7 +264,7 @@ class TestReading:
         seen: list[tuple[dict[str, tuple[float, float]], list[float], list[float]]] = []
 
         def look() -> None:
-            seen.append((network.load(), [network.rate(f) for f in flows], [network.sent(f) for f in flows]))
+            seen.append((load_of(network), [network.rate(f) for f in flows], [network.sent(f) for f in flows]))
             for flow in flows:
                 network.cancel(flow)
 
@@ -267,10 +272,9 @@ class TestReading:
         run(simulation)
         load = {"device 0 up": (100.0, 100.0), "device 1 up": (900.0, math.inf), "server up": (1000.0, 1000.0)}
         assert seen == [(load, [100.0, 900.0], [1000.0, 9000.0])]
-        assert network.load() == {}
+        assert load_of(network) == {}
         assert network.lone_rate(0, SERVER) == 100.0
         assert network.lone_rate(1, SERVER) == 1000.0
-        assert repr(flows[0]) == "<Flow 0: 1000000 B, 0 -> server, ended 10 s, 1000 sent>"
 
 
 class TestStar:
@@ -293,7 +297,7 @@ class TestStar:
                 half.enter(number, sizes[number], caps[place[number]], now)
                 number += 1
             half.share(now)
-        sent += sum(half.sent(flow_id, now) for flow_id in half.rates())
+        sent += sum(half.sent(flow_id, now) for flow_id in rates_of(half))
         assert now > 1000
         assert sent == pytest.approx(capacity * now, rel=1e-11)
 
@@ -313,7 +317,7 @@ class TestStar:
                 half.enter(one, sizes[one], [math.inf, 1e4, 2e5][one % 3], now)
             half.share(now)
             furthest = max(furthest, half._clock / half._level)
-        sent += sum((Fraction(half.sent(number, now)) for number in half.rates()), Fraction(0))
+        sent += sum((Fraction(half.sent(number, now)) for number in rates_of(half)), Fraction(0))
         assert abs(float(sent / capacity - Fraction(now))) < 1e-9
         assert 4000 < furthest < 2 * 4096
 
@@ -357,13 +361,13 @@ class TestStar:
         for number in range(500):
             half.enter(number, 1e9, 1000.0, 0.0)
         half.share(0.0)
-        assert set(half.rates().values()) == {1000.0}
+        assert set(rates_of(half).values()) == {1000.0}
         half.enter(500, 1e9, 1000.0, 0.0)
         half.share(0.0)
-        assert set(half.rates().values()) == {1000.0 * 500 / 501}
+        assert set(rates_of(half).values()) == {1000.0 * 500 / 501}
         half.leave(3, 0.0)
         half.share(0.0)
-        assert set(half.rates().values()) == {1000.0}
+        assert set(rates_of(half).values()) == {1000.0}
         assert len(half._tiers) == 1
 
 
@@ -376,7 +380,7 @@ def test_a_link_at_rest_carries_nothing_whatever_its_flows_weigh() -> None:
     half.share(0.0)
     half.set_capacity("", 0.0, 1.0)
     half.share(1.0)
-    assert set(half.rates().values()) == {0.0}
+    assert set(rates_of(half).values()) == {0.0}
     assert half.next_end == math.inf
     half.enter(13, 1e5, 3476.25, 2.0, weight=1.3)
     half.set_capacity("", math.inf, 3.0)

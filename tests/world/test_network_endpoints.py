@@ -20,6 +20,7 @@ from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
 from fedsim.world.network.graph import EdgeNodes
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from fedsim.world.network.star import Place, Tier
+from tests.world.network_plays import load_of
 
 CLASSES = {cls.__name__: cls for cls in (Flow, Place, Tier)}
 
@@ -311,7 +312,7 @@ def test_a_second_message_over_an_own_link_shares_it() -> None:
     flows = [network.send(0, SERVER, 1000.0, lambda: None)]
     simulation.wake(("second", 0), 1.0, lambda: flows.append(network.send(0, 1, 1000.0, lambda: None)))
     loads: list[dict[str, tuple[float, float]]] = []
-    simulation.wake(("look", 0), 2.0, lambda: loads.append(network.load()))
+    simulation.wake(("look", 0), 2.0, lambda: loads.append(load_of(network)))
     simulation.wake(("limit", 0), 3.0, lambda: network.limit("device 1 down", 100.0))
     asyncio.run(simulation.run())
     assert loads == [{"device 0 up": (500.0, 500.0), "device 1 down": (250.0, 2000.0), "server up": (250.0, math.inf)}]

@@ -152,12 +152,6 @@ class Batteries:
             self._follow(point, line, line.end)
         return max(time, point.at)
 
-    def level(self, device: int) -> float:
-        """What the device's battery holds now (J). Reading it changes nothing."""
-        point = self._point(device)
-        self._reach(device, point, self._simulation.now, self._loads.get(device, Load()).total)
-        return point.level
-
     def past(self, device: int, time: float) -> Span:
         """The phase that the battery was in at ``time`` (s), which is over: on while it was not flat."""
         if device not in self._loads:

@@ -36,17 +36,9 @@ class ChargingModel(Spec):
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
         """The paths of so many devices in a run that begins at ``starts``, a time of the day (s); draws from
-        ``world/charging``.
+        ``world/charging``. By default the spec is its own path.
         """
-        raise NotImplementedError
-
-
-class _Constant:
-    def __init__(self, on: bool) -> None:
-        self._span = Span(on, 0.0, math.inf)
-
-    def span(self, device: int, time: float) -> Span:
-        return self._span
+        return self  # type: ignore[return-value]
 
 
 class Never(ChargingModel):
@@ -54,9 +46,9 @@ class Never(ChargingModel):
 
     kind: Literal["never"] = "never"
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """No phase in which it is plugged in."""
-        return _Constant(False)
+    def span(self, device: int, time: float) -> Span:
+        """One phase without end."""
+        return Span(False, 0.0, math.inf)
 
 
 class Always(ChargingModel):
@@ -64,9 +56,9 @@ class Always(ChargingModel):
 
     kind: Literal["always"] = "always"
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
+    def span(self, device: int, time: float) -> Span:
         """One phase without end."""
-        return _Constant(True)
+        return Span(True, 0.0, math.inf)
 
 
 class WhenReached(ChargingModel):

@@ -136,10 +136,6 @@ class Filling:
         """Bytes/s of a running flow."""
         return self._rate.item(int(np.flatnonzero(self._id == flow_id)[0]))
 
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""
-        return dict(zip(self._id.tolist(), self._rate.tolist(), strict=True))
-
     def _move(self, now: float) -> None:
         self._sent += self._rate * (now - self._since)
         self._since = now

@@ -366,10 +366,6 @@ class Half:
         place = self._flows[flow_id]
         return place.weight * (self._level if place.tier.free else place.tier.rate)
 
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""
-        return {flow_id: self.rate(flow_id) for flow_id in self._flows}
-
 
 class Star(Network):
     """One server link each way, and each device behind a link of its own.
