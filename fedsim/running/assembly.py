@@ -25,7 +25,7 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability.base import changes
+from fedsim.world.availability.base import changes, one_by_one, spans_of
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
 from fedsim.world.energy.batteries import Powered
@@ -80,7 +80,7 @@ class Run:
         self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
         paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
-        self._past = availability.span  # what became of it: for the run folder
+        self._past = spans_of(availability)  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
@@ -93,7 +93,7 @@ class Run:
             batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, paths, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
-            self._past = powered.past
+            self._past = one_by_one(powered.past)
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )

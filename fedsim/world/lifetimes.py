@@ -23,6 +23,7 @@ from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
 from fedsim.simulation import TICK_S, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
+from fedsim.world.availability.base import spans_of
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
 
@@ -274,6 +275,15 @@ class Bounded:
         there: NDArray[np.bool_] = (self._arrival[devices] <= time) & (time < self._departure[devices])
         there[there] = self._within.on(devices[there], time)
         return there
+
+    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
+        arrival, departure = self._arrival[devices], self._departure[devices]
+        on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
+        there = (arrival <= times) & (times < departure)
+        on[there], until = spans_of(self._within)(devices[there], times[there])
+        end[there] = np.minimum(until, departure[there])
+        return on, end
 
 
 def bounded(within: Availability, population: _Lifetimes) -> Availability:
