@@ -266,7 +266,6 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def end_all(self, cause: Cause) -> None:
-        """End every running task: the run is over."""
         for task_id in list(self.running):
             self.end(task_id, cause)
 

@@ -110,7 +110,6 @@ class Messages:
             self.cut(message, "lost")
 
     def end_all(self) -> None:
-        """End every message: the run is over."""
         for message in list(self.under_way.values()):
             self.cut(message, "stopped")
 
@@ -146,7 +145,6 @@ class Messages:
         return {"under_way": self.under_way, "sent": self._sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave, after the network has. Alarms follow; whoever sent a message sets its ``on_end``."""
         self.under_way, self._sent = state["under_way"], state["sent"]
         for message in self.under_way.values():
             message.alarm = message.on_end = None
@@ -215,7 +213,6 @@ class Edges:
         return {"off": sorted(self.off), **self.messages.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave, after the network has."""
         self.off = set(state["off"])
         self.messages.restore(state)
 

@@ -53,7 +53,6 @@ class Phases:
         self._end = np.zeros(self._rows.room)
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
         start, end = self._start.item(row), self._end.item(row)
         if start <= time < end:
@@ -83,12 +82,10 @@ class Phases:
             )
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on."""
         span = self.span(device, time)
         return time if span.on else span.end
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices``, all different, are on at ``time`` (s); bool, as many."""
         return self.spans(devices, np.full(len(devices), time))[0]
 
     def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:

@@ -60,19 +60,15 @@ class AlwaysOn(AvailabilityModel):
     kind: Literal["always"] = "always"
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "AlwaysOn":
-        """The spec is its own path."""
         return self
 
     def span(self, device: int, time: float) -> Span:
-        """One phase without end."""
         return Span(True, 0.0, math.inf)
 
     def next_on(self, device: int, time: float) -> float:
-        """Now."""
         return time
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """All of them."""
         return np.ones(len(devices), dtype=np.bool_)
 
 
@@ -84,7 +80,6 @@ class Renewal(AvailabilityModel):
     mean_off: PositiveSeconds
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
-        """Draws from ``world/availability``."""
         return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
 
 

@@ -47,7 +47,6 @@ class Never(ChargingModel):
     kind: Literal["never"] = "never"
 
     def span(self, device: int, time: float) -> Span:
-        """One phase without end."""
         return Span(False, 0.0, math.inf)
 
 
@@ -57,7 +56,6 @@ class Always(ChargingModel):
     kind: Literal["always"] = "always"
 
     def span(self, device: int, time: float) -> Span:
-        """One phase without end."""
         return Span(True, 0.0, math.inf)
 
 
@@ -67,7 +65,6 @@ class WhenReached(ChargingModel):
     kind: Literal["reached"] = "reached"
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The paths of ``availability``."""
         return availability
 
 
@@ -79,7 +76,6 @@ class Renewal(ChargingModel):
     mean_off: PositiveSeconds
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The population's paths."""
         return Phases(streams, "world/charging", self.mean_on, self.mean_off, devices)
 
 
@@ -98,7 +94,6 @@ class Daily(ChargingModel):
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The population's paths."""
 
         def drawn(name: str, said: Distribution) -> NDArray[Any]:
             key = f"energy.battery.charging.{name}"

@@ -176,7 +176,6 @@ class Processes:
                 yield self.simulation.env.event()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record that something happened."""
         if not self._silent:
             self.simulation.emit(kind, **fields)
 
