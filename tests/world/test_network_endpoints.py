@@ -17,7 +17,7 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
-from fedsim.world.network.graph import EdgeNodes
+from fedsim.world.network.graph import EdgeServers
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from fedsim.world.network.star import Place, Tier
 from tests.world.network_plays import load_of
@@ -140,7 +140,7 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = (Fluid(), Fluid(weight_sp
             graph.add_edge(f"n{node}", f"n{rng.integers(node)}", capacity=rate())
         attach = [f"n{node}" for node in rng.integers(1, len(graph), 3)]
         edges, hosts = list(dict.fromkeys(attach)), ["n0", "n1"]
-        at_edges = EdgeNodes(edges, rate(), rate(), edge_latency)
+        at_edges = EdgeServers(edges, rate(), rate(), edge_latency)
         build = lambda simulation: Graph.between(  # noqa: E731
             simulation, *columns, graph, "n0", attach, transport, at_edges, hosts
         )
@@ -346,7 +346,7 @@ def test_hosts_are_endpoints_after_all_others() -> None:
     graph: networkx.Graph[str] = networkx.path_graph(["hub", "cache", "street"])
     networkx.set_edge_attributes(graph, 1000.0, "capacity")
     simulation, free = Simulation(), np.full(2, math.inf)
-    edges = EdgeNodes(["street"], math.inf, math.inf, 0.5)
+    edges = EdgeServers(["street"], math.inf, math.inf, 0.5)
     network = Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
     assert (network.hosts, network.endpoints) == ({"cache": 3}, 4)
     assert network.links_between(3, 1) == [("cache -> street", 1000.0)]
