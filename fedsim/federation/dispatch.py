@@ -40,8 +40,8 @@ from fedsim.world.task import Cause, Download, Outcome, Payload, Step, Task
 if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
-    from fedsim.world.edges import Edges
     from fedsim.world.life import TaskRunner
+    from fedsim.world.messages import Edges
     from fedsim.world.messages import Message as OnItsWay
     from fedsim.world.population import Population
 

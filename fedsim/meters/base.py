@@ -228,7 +228,6 @@ class Meters:
         return bool(self._all)
 
     def take(self, record: Record) -> None:
-        """Give the next record to the meters."""
         time, kind, fields = record
         if kind not in self._heard:
             name = "on_" + re.sub(r"\W", "_", kind)
@@ -257,7 +256,6 @@ class Meters:
         return [column.name for meter in self._all.values() for column in getattr(meter, f"{table}_columns")]
 
     def of_round(self, time: float) -> dict[str, float | None]:
-        """The columns of a round that ends at ``time`` (s)."""
         row: dict[str, float | None] = {}
         for of, meter in self._all.items():
             totals = _asked(of, time, meter.totals, time)
@@ -281,12 +279,10 @@ class Meters:
         return found
 
     def close(self, time: float) -> None:
-        """The run is over at ``time`` (s)."""
         for of, meter in self._all.items():
             _asked(of, time, meter.close, time)
 
     def summary(self) -> dict[str, Any]:
-        """What they add to ``summary.json``."""
         entries = {}
         for of, meter in self._all.items():
             entries[of] = dict(_asked(of, None, meter.summary))
@@ -305,15 +301,12 @@ class Meters:
 
     @property
     def file_names(self) -> list[str]:
-        """The names of these files."""
         return [name for name, _, _ in self.files()]
 
     def snapshot(self) -> dict[str, Any]:
-        """Where they stand; ``restore`` takes it back."""
         return {"starts": self._starts, "told": self._told, "meters": {of: one.snapshot() for of, one in self._all.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
         self._starts, self._told = state["starts"], state["told"]
         for of, meter in self._all.items():
             meter.restore(state["meters"][of])

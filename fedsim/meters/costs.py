@@ -78,11 +78,9 @@ class Bill(Meter):
         self._begins: dict[int, float] = {}
 
     def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
-        """A device begins to work."""
         self._begins[fields["task"]] = time
 
     def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
-        """A device has worked."""
         hours = (time - self._begins.pop(fields["task"])) / _HOUR_S
         self._book("device", "hours", self._prices.device.per_hour * hours, fields["device"])
         self._book("device", "tasks", self._prices.device.per_task, fields["device"])
@@ -107,7 +105,6 @@ class Bill(Meter):
         return {"cost": self._devices}
 
     def summary(self) -> dict[str, Any]:
-        """The ``costs`` entry: all, by kind of endpoint, and by what was paid for."""
         by_kind = {kind: math.fsum(items.values()) for kind, items in self._booked.items()}
         by_item = {item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS}
         return {"currency": self._prices.currency, "total": self._total(), "by_kind": by_kind, "by_item": by_item}

@@ -114,20 +114,16 @@ class EnergyMeter(Meter):
 
     @property
     def total(self) -> float:
-        """All joules booked so far."""
         return math.fsum(self.by_phase.values())
 
     def totals(self, time: float) -> dict[str, float | None]:
-        """All ``joules`` and ``grams`` of phases that are over at ``time`` (s)."""
         self._settle(time, over=False)
         return {"joules": self.total, "grams": self.grams}
 
     def close(self, time: float) -> None:
-        """Book all that is open: the run is over at ``time`` (s)."""
         self._settle(time, over=True)
 
     def summary(self) -> dict[str, Any]:
-        """The ``energy`` entry of ``summary.json``."""
         grams = {} if self.grams is None else {"grams": self.grams}
         return {"joules": self.total, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
 
@@ -254,7 +250,6 @@ class EnergyMeter(Meter):
         self._end_idle(fields["device"], time)
 
     def on_battery(self, time: float, fields: dict[str, Any]) -> None:
-        """Books what the battery of a device says of the time since it last did."""
         device, idle = fields["device"], fields["idle"]
         if fields["flat"]:
             self._end_tail(device, time)

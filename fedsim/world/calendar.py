@@ -87,7 +87,6 @@ class Calendar:
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def zone(self, device: int) -> tzinfo:
-        """A device's time zone."""
         return self._zones[int(self._which[device])]
 
     def day_s(self) -> NDArray[np.float64]:

@@ -1,24 +1,23 @@
 """What real phones can do: FedScale's table of speeds and link rates."""
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from fedsim.errors import DataError, shown
-from fedsim.files import SOUGHT, regular, sought
+from fedsim.files import sought
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 from fedsim.world.device_kinds import DeviceKind
+from fedsim.world.device_table import DeviceTable
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-_LEAST, _MOST = 1e-6, 1e12  # of each: nothing overflows in its unit
+_Figure = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
 KIND_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
 """What energy is counted by, and the powers of a kind of device that say it."""
 
@@ -84,33 +83,5 @@ CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
 
 def read_capacities(path: Path) -> NDArray[np.float64]:
     """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
-    try:
-        with regular(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(f"population.capacity: {str(path)!r} lacks the column {missing[0]!r}")
-            rows = [[_positive(row[name], path, name, reader.line_num) for name in _COLUMNS] for row in reader]
-    except FileNotFoundError:
-        raise DataError(
-            f"population.capacity: there is no file {str(path)!r}; put FedScale's client capacity table there, "
-            f"or name another with 'file' ({SOUGHT})"
-        ) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"population.capacity: {str(path)!r} cannot be read: {error}") from None
-    if not rows:
-        raise DataError(f"population.capacity: {str(path)!r} has no rows")
-    return np.array(rows, dtype=np.float64)
-
-
-def _positive(text: str | None, path: Path, column: str, line: int) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not _LEAST <= value <= _MOST:
-        raise DataError(
-            f"population.capacity: line {line} of {str(path)!r}: {column} is {shown(text)}; "
-            f"allowed is a number from {_LEAST:g} to {_MOST:g}"
-        )
-    return value
+    table = DeviceTable("population.capacity", path, _COLUMNS)
+    return np.array([table.values(name, _Figure) for name in _COLUMNS]).T

@@ -62,26 +62,22 @@ class Computing:
     # Begins.
 
     def train(self, task: Task, step: Train) -> None:
-        """A training begins."""
         self._note_data(task)
         if step.training.part is not None:
             task.samples = step.training.part.samples
         self._begin(task, step.training)
 
     def test(self, task: Task, step: Evaluate) -> None:
-        """A test of models begins."""
         self._note_data(task)
         if step.samples is not None:
             task.samples = min(task.samples, step.samples)
         self._begin(task, None)
 
     def work(self, task: Task, step: Work) -> None:
-        """Other work begins."""
         self._note_data(task)
         self.look_ahead(task)
 
     def code(self, task: Task, step: Code) -> None:
-        """Models begin to be written or read."""
         self._arm(task, on_grid(self._simulation.now + step.seconds))
 
     def _begin(self, task: Task, training: Training | None) -> None:
@@ -184,7 +180,6 @@ class Computing:
         return True
 
     def trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
-        """A training has ended."""
         training, limit = step.training, step.limit
         self._note_end(task, limit)
         ends = task.epoch_ends or []
@@ -203,7 +198,6 @@ class Computing:
         return cause, facts
 
     def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
-        """A test of models has ended."""
         self._note_end(task, step.limit)
         if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
             cause = "late"
@@ -211,12 +205,10 @@ class Computing:
         return cause, {"models": len(step.models), **part}
 
     def worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
-        """Other work has ended."""
         self._known_ends.pop(task.id, None)
         return cause, step.facts
 
     def coded(self, task: Task, step: Code, cause: Cause | None) -> Ending:
-        """Models have been written or read."""
         return cause, {}
 
     def _note_end(self, task: Task, limit: Limit) -> None:
@@ -254,5 +246,4 @@ class Computing:
         return {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
         self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]

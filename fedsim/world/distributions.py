@@ -46,7 +46,6 @@ class Constant(Distribution, Generic[Q]):
     value: Q
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
-        """``size`` values in the base unit, float64 [size]."""
         return alike(self.value, size)
 
 
@@ -66,7 +65,6 @@ class Uniform(Distribution, Generic[Q]):
         return self
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """``size`` values in the base unit, float64 [size]."""
         return generator.uniform(self.low, self.high, size)  # type: ignore[call-overload, no-any-return]
 
 
@@ -78,7 +76,6 @@ class LogNormal(Distribution, Generic[Q]):
     spread: float = Field(ge=1.0, le=1e6)
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """``size`` values in the base unit, float64 [size]."""
         values = generator.standard_normal(size)
         values *= math.log(self.spread)  # in place: there may be 100 million
         # numpy's exp of real numbers has other last bits where there is AVX-512; that of complex ones is the C library's.
@@ -101,7 +98,6 @@ class Choice(Distribution, Generic[Q]):
         return self
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
-        """``size`` values in the base unit, float64 [size]."""
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
         return generator.choice(np.array(self.values), size, p=shares)
 

@@ -25,7 +25,7 @@ from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.computing import Computing
-from fedsim.world.edges import Edges
+from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Step, Task, Train, Upload, Work
@@ -266,7 +266,6 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def end_all(self, cause: Cause) -> None:
-        """End every running task: the run is over."""
         for task_id in list(self.running):
             self.end(task_id, cause)
 

@@ -23,6 +23,7 @@ from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
 from fedsim.simulation import TICK_S, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
+from fedsim.world.availability.base import spans_of
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
 
@@ -53,7 +54,6 @@ class _Schedule(Turnover):
         return np.array([on_grid(time) for time in self.times])
 
     def check(self, devices: int) -> None:
-        """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
         if len(self.times) > devices:
             raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
         if self.devices is None:
@@ -114,7 +114,6 @@ class PoissonArrivals(Turnover):
     newcomers: int | None = Field(default=None, ge=1)
 
     def check(self, devices: int) -> None:
-        """Raise ``ScenarioError`` for more newcomers than devices."""
         if self.newcomers is not None and self.newcomers > devices:
             raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
 
@@ -255,7 +254,6 @@ class Bounded:
         self._within, self._arrival, self._departure = within, arrival, departure
 
     def span(self, device: int, time: float) -> Span:
-        """See ``Availability.span``."""
         arrival, departure = self._arrival.item(device), self._departure.item(device)
         if time < arrival:
             return Span(False, 0.0, arrival)
@@ -265,15 +263,21 @@ class Bounded:
         return Span(on, max(start, arrival), min(end, departure))
 
     def next_on(self, device: int, time: float) -> float:
-        """See ``Availability.next_on``."""
         when = self._within.next_on(device, max(time, float(self._arrival[device])))
         return when if when < self._departure[device] else math.inf
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """See ``Availability.on``."""
         there: NDArray[np.bool_] = (self._arrival[devices] <= time) & (time < self._departure[devices])
         there[there] = self._within.on(devices[there], time)
         return there
+
+    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        arrival, departure = self._arrival[devices], self._departure[devices]
+        on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
+        there = (arrival <= times) & (times < departure)
+        on[there], until = spans_of(self._within)(devices[there], times[there])
+        end[there] = np.minimum(until, departure[there])
+        return on, end
 
 
 def bounded(within: Availability, population: _Lifetimes) -> Availability:
@@ -312,7 +316,6 @@ class Lifetimes:
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
         self._arrived, self._left, self._waiting = state["arrived"], state["left"], state["waiting"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:

@@ -3,6 +3,9 @@
 A message is a flow with a record of its own. It is cut when one of its ends can no longer be reached, or is ``lost`` from the
 start if one cannot be reached when it is sent; what moved until then is charged. It ends once, with a record: ``edge-transfer``
 between the server and an edge server, ``message`` between all others.
+
+An edge server that is lost is gone with all that it holds: its messages end ``lost``, and so do the tasks of its devices
+(``TaskRunner.lose_edge``).
 """
 
 import math
@@ -12,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from fedsim.environment import CUT, Alarm
+from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import SERVER, Flow
+from fedsim.world.network.flow import SERVER, Direction, Flow, ends
 from fedsim.world.task import Outcome, Payload
 
 
@@ -106,7 +110,6 @@ class Messages:
             self.cut(message, "lost")
 
     def end_all(self) -> None:
-        """End every message: the run is over."""
         for message in list(self.under_way.values()):
             self.cut(message, "stopped")
 
@@ -142,7 +145,6 @@ class Messages:
         return {"under_way": self.under_way, "sent": self._sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave, after the network has. Alarms follow; whoever sent a message sets its ``on_end``."""
         self.under_way, self._sent = state["under_way"], state["sent"]
         for message in self.under_way.values():
             message.alarm = message.on_end = None
@@ -153,6 +155,66 @@ class Messages:
         """Set the alarm for when an end of a message can no longer be reached."""
         message = self.under_way[number]
         message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
+
+
+class Edges:
+    """The edge servers of a network, each an endpoint at which what its devices send can be combined.
+
+    Args:
+        messages: carries what they send and receive.
+        network: how long messages take.
+        count: how many edge servers there are.
+        on_lost: told of each edge server that is lost, before what was on its way ends.
+
+    Attributes:
+        off: those that are lost now.
+    """
+
+    def __init__(self, messages: Messages, network: Network, count: int, on_lost: Callable[[int], None]) -> None:
+        self.messages, self._network = messages, network
+        self.count = count
+        self._on_lost = on_lost
+        self.off: set[int] = set()
+
+    def of(self, device: int) -> int:
+        """The edge server of a device; ``SimulationError`` if there are none."""
+        if self._network.edges is None:
+            raise SimulationError("the network has no edge servers; give it some by network.edge")
+        return self._network.edges.item(device)
+
+    def send(
+        self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
+    ) -> Message:
+        """Send a message of a round between an edge server and the server. One that is lost does not get it.
+
+        ``SimulationError``: there is no such edge server, or it has a message on its way in this direction.
+        """
+        if not 0 <= edge < self.count:
+            raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.count - 1}")
+        way = ends(self._network.devices + edge, direction)
+        if any((other.source, other.destination) == way for other in self.messages.under_way.values()):
+            raise SimulationError(f"edge server {edge} has a message {direction} on its way; it has one at a time each way")
+        return self.messages.send(*way, payloads, number, on_end)
+
+    def switch_off(self, edge: int) -> None:
+        """From now on the edge server is lost, and what is on its way to or from it; not what is there at this instant."""
+        self.off.add(edge)
+        self._on_lost(edge)
+        self.messages.lose(self._network.devices + edge)
+
+    def switch_on(self, edge: int) -> None:
+        """The edge server is there again; it holds nothing."""
+        self.off.discard(edge)
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that must be remembered; ``restore`` takes it back."""
+        return {"off": sorted(self.off), **self.messages.snapshot()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.off = set(state["off"])
+        self.messages.restore(state)
 
 
 def _size(payloads: tuple[Payload, ...]) -> float:

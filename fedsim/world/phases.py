@@ -53,7 +53,6 @@ class Phases:
         self._end = np.zeros(self._rows.room)
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
         start, end = self._start.item(row), self._end.item(row)
         if start <= time < end:
@@ -83,17 +82,19 @@ class Phases:
             )
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on."""
         span = self.span(device, time)
         return time if span.on else span.end
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices``, all different, are on at ``time`` (s); bool, as many."""
+        return self.spans(devices, np.full(len(devices), time))[0]
+
+    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
         rows = self._rows_of(devices)
         for begin in range(0, len(devices), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
-            self._bring(devices[piece], rows[piece], time)
-        return self._on[rows]
+            self._bring(devices[piece], rows[piece], times[piece])
+        return self._on[rows], self._end[rows]
 
     def _rows_of(self, devices: NDArray[np.int64]) -> NDArray[np.int64]:
         rows = self._rows.of(devices)
@@ -108,8 +109,8 @@ class Phases:
 
     # Many devices at once.
 
-    def _bring(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: float) -> None:
-        """Walk along the paths of ``devices``, of these rows, to the phases that they are in at ``time``."""
+    def _bring(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: NDArray[np.float64]) -> None:
+        """Walk along the paths of ``devices``, of these rows, to the phases that they are in at these times."""
         start, end = self._start[rows], self._end[rows]
         again = (time < start) | (end == 0.0)
         if again.any():
@@ -117,19 +118,19 @@ class Phases:
             end = self._end[rows]
         behind = np.flatnonzero(end <= time)
         if behind.size:
-            first = int(behind[np.argmin(end[behind])])
-            self.check_walk(int(devices[first]), end.item(first), time)
+            first = int(behind[np.argmax(time[behind] - end[behind])])
+            self.check_walk(int(devices[first]), end.item(first), time.item(first))
         while behind.size:
-            self._walk(devices[behind], rows[behind], time)
-            behind = behind[self._end[rows[behind]] <= time]
+            self._walk(devices[behind], rows[behind], time[behind])
+            behind = behind[self._end[rows[behind]] <= time[behind]]
 
     def _begin(self, devices: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         on = self._streams.uniforms(self._first, devices) < self._share_on
         self._count[rows], self._on[rows], self._start[rows] = 0, on, 0.0
         self._end[rows] = self._lengths(devices, np.zeros((len(devices), 1), dtype=np.int64), on[:, None])[:, 0]
 
-    def _walk(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: float) -> None:
-        """Take so many phases as will probably bring most of the devices to ``time``."""
+    def _walk(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: NDArray[np.float64]) -> None:
+        """Take so many phases as will probably bring most of the devices to their times."""
         count, on, end = self._count[rows], self._on[rows], self._end[rows]
         expected = float(np.mean(time - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
@@ -137,7 +138,7 @@ class Phases:
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0], ends[:, 1:] = end, self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
-        passed = np.minimum((ends <= time).sum(axis=1), len(ahead))  # the column of the phase that each stops in
+        passed = np.minimum((ends <= time[:, None]).sum(axis=1), len(ahead))  # the column of the phase that each stops in
         own = np.arange(len(devices))
         self._count[rows], self._on[rows] = count + passed, on ^ (passed % 2 == 1)
         self._start[rows], self._end[rows] = ends[own, passed - 1], ends[own, passed]

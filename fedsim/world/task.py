@@ -94,7 +94,6 @@ class Work:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the record of its end says."""
         told = {"samples": self.samples, "flops": self.flops, "seconds": self.seconds, "what": self.what}
         return {name: value for name, value in told.items() if value}
 
@@ -194,7 +193,6 @@ class Task:
 
     @property
     def step(self) -> Step:
-        """The step that runs now."""
         return self.steps[self.position]
 
     @property

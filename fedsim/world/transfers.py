@@ -80,7 +80,6 @@ class Transfers:
     # Begins.
 
     def send(self, task: Task, step: Download | Upload) -> None:
-        """A message leaves."""
         parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
         at, device = SERVER if task.edge is None else self._network.devices + task.edge, task.device
@@ -90,7 +89,6 @@ class Transfers:
             self._look(self._batteries, task)
 
     def stand(self, task: Task, step: Queue) -> None:
-        """A message begins to wait."""
         if self._batteries is not None:
             self._look(self._batteries, task)
 
@@ -149,7 +147,6 @@ class Transfers:
         return cause, facts
 
     def stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
-        """A message waits no more."""
         if cause is not None:
             self._leave_slot(task)
         return cause, {}
@@ -157,12 +154,10 @@ class Transfers:
     # Snapshots, between two instants.
 
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
-        """What must be remembered besides the tasks and flows; ``restore`` takes it back."""
         tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
         queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
         return {"queued": queued, "scarce": list(self.scarce)}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
-        """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow, and ``queue``."""
         self._queued = state["queued"]
         self.scarce = {task_id: running[task_id] for task_id in state["scarce"]}

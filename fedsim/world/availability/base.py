@@ -60,19 +60,15 @@ class AlwaysOn(AvailabilityModel):
     kind: Literal["always"] = "always"
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "AlwaysOn":
-        """The spec is its own path."""
         return self
 
     def span(self, device: int, time: float) -> Span:
-        """One phase without end."""
         return Span(True, 0.0, math.inf)
 
     def next_on(self, device: int, time: float) -> float:
-        """Now."""
         return time
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """All of them."""
         return np.ones(len(devices), dtype=np.bool_)
 
 
@@ -84,11 +80,29 @@ class Renewal(AvailabilityModel):
     mean_off: PositiveSeconds
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
-        """Draws from ``world/availability``."""
         return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
 
 
-def changes(span: Callable[[int, float], Span], devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
+Spans = Callable[[NDArray[np.int64], NDArray[np.float64]], tuple[NDArray[np.bool_], NDArray[np.float64]]]
+"""``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
+
+
+def spans_of(paths: Availability) -> Spans:
+    """``span`` of many devices at once, as fast as the paths can tell."""
+    return getattr(paths, "spans", None) or one_by_one(paths.span)
+
+
+def one_by_one(span: Callable[[int, float], Span]) -> Spans:
+    """``span`` of many devices, one after another."""
+
+    def spans(devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        found = [span(device, time) for device, time in zip(devices.tolist(), times.tolist(), strict=True)]
+        return np.array([on for on, _, _ in found], dtype=np.bool_), np.array([end for _, _, end in found], dtype=np.float64)
+
+    return spans
+
+
+def changes(spans: Spans, devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
     """Each device's state at time 0, and every change of it up to ``end`` (s), in order of devices and times.
 
     Of more than ``most`` rows whole devices are left out, evenly over their numbers.
@@ -96,32 +110,21 @@ def changes(span: Callable[[int, float], Span], devices: NDArray[np.int64], end:
     Returns:
         ``device`` int64, ``time`` (s) float64 and ``on`` bool, [rows] each.
     """
-    found: dict[int, list[tuple[float, bool]]] = {}
-    rows = 0
-    spread = np.argsort(np.arange(len(devices)) * _GOLDEN % 1, kind="stable")  # any beginning of it is spread evenly
-    for device in devices[spread].tolist():
-        own = _changes_of(span, device, end, most - rows)
-        rows += len(own)
-        if rows > most:
-            break
-        found[device] = own
-    times = [(device, time, on) for device in sorted(found) for time, on in found[device]]
-    return {
-        "device": np.array([device for device, _, _ in times], dtype=np.int64),
-        "time": np.array([time for _, time, _ in times], dtype=np.float64),
-        "on": np.array([on for _, _, on in times], dtype=np.bool_),
-    }
-
-
-def _changes_of(span: Callable[[int, float], Span], device: int, end: float, most: int) -> list[tuple[float, bool]]:
-    """The changes of one device, not many more than ``most``; an off phase may follow another one."""
-    own: list[tuple[float, bool]] = []
-    time = 0.0
-    while time <= end and len(own) <= most:
-        on, _, until = span(device, time)
-        if not own or own[-1][1] != on:
-            own.append((time, on))
-        if until <= time:  # a path of the user's own that does not move on
-            break
-        time = until
-    return own
+    count = len(devices)
+    devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]  # any beginning of it is spread evenly
+    time, last, rows = np.zeros(count), np.full(count, -1), np.zeros(count, dtype=np.int64)
+    found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=np.bool_))]
+    fitting, going = count, np.arange(count)
+    while len(going):
+        now = time[going]
+        on, until = spans(devices[going], now)
+        new = last[going] != on  # an off phase may follow another one
+        found.append((going[new], now[new], on[new]))
+        last[going], time[going] = on, until
+        rows[going] += new
+        fitting = int(np.searchsorted(np.cumsum(rows), most, side="right"))
+        going = going[(now < until) & (until <= end) & (going < fitting)]  # a path of the user's own may not move on
+    place, times, states = (np.concatenate(column) for column in zip(*found, strict=True))
+    kept = np.flatnonzero(place < fitting)
+    kept = kept[np.argsort(devices[place[kept]], kind="stable")]
+    return {"device": devices[place[kept]], "time": times[kept], "on": states[kept]}

@@ -44,7 +44,6 @@ class Traces(Availability):
         self._ahead = [0.0] * len(assigned) if ahead is None else ahead
 
     def span(self, device: int, time: float) -> Span:
-        """See ``Availability.span``."""
         period, changes = self._traces[self._assigned[device]]
         if changes == [0.0, period]:
             return Span(True, 0.0, math.inf)
@@ -59,7 +58,6 @@ class Traces(Availability):
         return Span(on, max(0.0, lap + start), lap + end)
 
     def next_on(self, device: int, time: float) -> float:
-        """See ``Availability.next_on``."""
         if not self._traces[self._assigned[device]][1]:
             return math.inf
         return super().next_on(device, time)

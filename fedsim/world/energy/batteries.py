@@ -152,12 +152,6 @@ class Batteries:
             self._follow(point, line, line.end)
         return max(time, point.at)
 
-    def level(self, device: int) -> float:
-        """What the device's battery holds now (J). Reading it changes nothing."""
-        point = self._point(device)
-        self._reach(device, point, self._simulation.now, self._loads.get(device, Load()).total)
-        return point.level
-
     def past(self, device: int, time: float) -> Span:
         """The phase that the battery was in at ``time`` (s), which is over: on while it was not flat."""
         if device not in self._loads:
@@ -170,7 +164,6 @@ class Batteries:
     # What a device does.
 
     def start(self, device: int) -> None:
-        """A task begins."""
         if self.has(device):
             if (alarm := self._alarms.pop(device, None)) is not None:
                 alarm.cancel()
@@ -180,7 +173,6 @@ class Batteries:
             self._loads[device] = Load()
 
     def begin(self, device: int, step: Step) -> None:
-        """A step begins."""
         if self.has(device):
             self._settle(device)
             phase = _DRAWS.get(step.name)
@@ -239,7 +231,6 @@ class Batteries:
             self._tails[device] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:
-        """A task has ended."""
         if not self.has(device):
             return
         del self._loads[device]
@@ -310,7 +301,6 @@ class Batteries:
 
     @staticmethod
     def _follow(point: _Point, line: _Line, to: float) -> None:
-        """Go along a line, to its end or to a time before (s)."""
         seconds = to - point.at
         point.charged += line.charge * seconds
         point.idled += line.idle * seconds
@@ -349,7 +339,6 @@ class Batteries:
                     self._paths[device].extend((point.at, point.level))
 
     def _reach(self, device: int, point: _Point, time: float, watts: float, *, keep: bool = False) -> None:
-        """Go to ``time`` (s)."""
         line = self._go(device, point, time, watts, keep=keep)
         if time > point.at:
             self._follow(point, line, time)
@@ -390,7 +379,6 @@ class Batteries:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
         vars(self).update({name: state[name] for name in self._STATE})
         for name in ("_turns", "_paths"):
             setattr(self, name, {device: array("d", times) for device, times in state[name].items()})
@@ -406,7 +394,6 @@ class Powered:
         self._within, self._batteries = within, batteries
 
     def span(self, device: int, time: float) -> Span:
-        """See ``Availability.span``."""
         on, start, end = self._within.span(device, time)
         up = self._batteries.next_up(device, time)
         return Span(on, start, end) if not on or up <= time else Span(False, time, up)
@@ -425,7 +412,6 @@ class Powered:
         return math.inf
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """See ``Availability.on``."""
         on = self._within.on(devices, time)
         on[on] = self._batteries.up(devices[on], time)
         return on

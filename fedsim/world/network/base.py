@@ -5,7 +5,7 @@ two such points all is linear, and the next end is known exactly as a real numbe
 network wakes at the first tick at or after that end; it then carries out the ends that lie before now one after another, each
 at its exact time, and tells of them. So ``Flow.ended`` is exact, and news of it comes less than a nanosecond later.
 
-All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``, ``load``) changes nothing.
+All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``) changes nothing.
 
 Flows share links by weighted max-min fairness. As long as no device's own link carries two flows at once, and no flow takes two
 own links, an own link is no more than a cap of its flow's rate, which makes sharing cheap (a star's O(log n) rests on it). The
@@ -51,7 +51,7 @@ class Network(Endpoints):
 
     Attributes:
         limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
-            said of rates and capacities, but for ``rate`` and ``load``, is of the links as they were built.
+            said of rates and capacities, but for ``rate``, is of the links as they were built.
         overhead: bytes on the wire for a byte of payload.
         on_shared: called when the links have been shared again, if anybody wants to know.
     """
@@ -314,19 +314,10 @@ class Network(Endpoints):
 
     def rate(self, flow: Flow) -> float:
         """Bytes/s with which a flow is sent now, as of the last solve; 0 when it is not."""
-        return self._as_of_now(self._rule(flow))[0].rates().get(flow.id, 0.0) if flow.id in self._running else 0.0
-
-    def load(self) -> dict[str, tuple[float, float]]:
-        """Name of each link that carries something -> (bytes/s in use as of the last solve, capacity in bytes/s)."""
-        rates: dict[int, float] = {}
-        for rule in self._rules:
-            rates |= self._as_of_now(rule)[0].rates()
-        found: dict[str, tuple[float, float]] = {}
-        for flow in self._running.values():
-            if flow.id in rates:
-                for name, capacity in self._links_of(flow):
-                    found[name] = (found.get(name, (0.0, 0.0))[0] + rates[flow.id], capacity)
-        return found
+        if flow.id not in self._running:
+            return 0.0
+        rule, ended = self._as_of_now(self._rule(flow))
+        return 0.0 if flow.id in ended else rule.rate(flow.id)
 
     def _as_of_now(self, rule: Sharing) -> tuple[Sharing, set[int]]:
         """The rule with all ends up to now carried out, and which flows these ended: on a copy if there are any."""

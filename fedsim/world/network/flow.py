@@ -46,11 +46,6 @@ class Flow:
         self.ended: float | None = None
         self.sent = 0.0
 
-    def __repr__(self) -> str:
-        source, destination = ("server" if end == SERVER else str(end) for end in (self.source, self.destination))
-        state = "running" if self.ended is None else f"ended {self.ended:.9g} s, {self.sent:.0f} sent"
-        return f"<Flow {self.id}: {self.size:.0f} B, {source} -> {destination}, {state}>"
-
 
 class Sharing(Protocol):
     """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
@@ -103,6 +98,3 @@ class Sharing(Protocol):
 
     def rate(self, flow_id: int) -> float:
         """Bytes/s of a running flow."""
-
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""

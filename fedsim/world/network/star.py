@@ -150,7 +150,6 @@ class Half:
             self._schedule(tier)
 
     def leave(self, flow_id: int, now: float) -> None:
-        """Take a flow out before its end."""
         if now > self._since:
             self._move(now)
         self.changed = True
@@ -169,7 +168,6 @@ class Half:
         self.enter(flow_id, size, rate, now, weight, sent)
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give the shared link another capacity."""
         if link != self._link:
             return
         if now > self._since:
@@ -179,7 +177,6 @@ class Half:
         self._room = _in_units(capacity) * _WEIGHTS - taken
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
             now = self.next_end
@@ -262,7 +259,6 @@ class Half:
     # The water level.
 
     def share(self, now: float) -> None:
-        """Share the link again."""
         self.changed = False
         if now > self._since:
             self._move(now)
@@ -356,19 +352,13 @@ class Half:
     # Readings.
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
         place = self._flows[flow_id]
         clock = self._clock + self._level * (at - self._since) if place.tier.free else 0.0
         return place.weight * (place.tier.reading(at, clock) - place.start)
 
     def rate(self, flow_id: int) -> float:
-        """Bytes/s of a running flow."""
         place = self._flows[flow_id]
         return place.weight * (self._level if place.tier.free else place.tier.rate)
-
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""
-        return {flow_id: self.rate(flow_id) for flow_id in self._flows}
 
 
 class Star(Network):
@@ -401,7 +391,6 @@ class Star(Network):
         return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
-        """What each device could have if it were the only one (bytes/s), float64 [devices]."""
         return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:

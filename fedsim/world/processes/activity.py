@@ -119,11 +119,9 @@ class Sending(Activity):
 
     @property
     def left(self) -> float:
-        """Bytes that have not arrived."""
         return self.call[3] - self._messages.delivered(self.message)  # type: ignore[no-any-return]
 
     def cancel(self) -> None:
-        """Send no more. What has arrived was sent."""
         if self.outcome is None:
             self._messages.cut(self.message, "cancelled")
 
@@ -154,7 +152,6 @@ class Computing(Activity):
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
-        """Set the alarm for its end."""
         if self._alarm is not None:
             self._alarm.cancel()
         done, now = self.ends <= self.until, self._environment.now
@@ -166,11 +163,9 @@ class Computing(Activity):
 
     @property
     def left(self) -> float:
-        """Seconds at the device's own speed."""
         return self._left if self.outcome is not None else (self.ends - self._environment.now) * self._pace
 
     def set_pace(self, pace: float) -> None:
-        """The device computes at another factor of its speed from now on."""
         self.ends, self._pace = on_grid(self._environment.now + self.left / pace), pace
         self.arm()
 

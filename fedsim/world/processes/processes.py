@@ -16,8 +16,8 @@ from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
-from fedsim.world.edges import Edges
 from fedsim.world.life import TaskRunner
+from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.population import Population
 from fedsim.world.processes.activity import Call, Computing, Sending
@@ -176,7 +176,6 @@ class Processes:
                 yield self.simulation.env.event()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record that something happened."""
         if not self._silent:
             self.simulation.emit(kind, **fields)
 
