@@ -182,30 +182,3 @@ def test_long_tail_sizes_by_name(tmp_path: Path) -> None:
     assert [int((sizes <= most).sum()) for most in (300, 500, 1000)] == pytest.approx([400, 700, 900], abs=6)
     scenario = fedsim.Scenario(learning="off", population={"devices": 10, "samples": {"kind": "long-tail"}})
     assert 'samples]\nkind = "long-tail"' in scenario.to_toml()
-
-
-@pytest.mark.parametrize(
-    ("population_", "strategy", "message"),
-    [
-        ({}, {"relative_deadline": 0.0}, "strategy.relative_deadline is 0.0"),
-        ({}, {"relative_deadline": -1.0}, "strategy.relative_deadline is -1.0"),
-        ({}, {"relative_deadline": float("inf")}, "strategy.relative_deadline is inf"),
-        ({}, {"relative_deadline": 1.0, "deadline": "3 s"}, "'deadline' and 'relative_deadline' both say"),
-        ({"speed": "inf samples/s"}, {"relative_deadline": 1.0}, "which is 0 s in this population; give 'population.speed'"),
-        (
-            {},
-            {"relative_deadline": 1.0, "deadline_base": "slowed"},
-            "strategy.deadline_base is 'slowed'; allowed are unslowed, all",
-        ),
-        ({}, {"deadline_from": "upload"}, "strategy.deadline_from is 'upload'; allowed are round, download"),
-        ({}, {"deadline": "0 s"}, "strategy.deadline is .*: a time here must be above 0 s"),
-        ({"stragglers": {"share": 1.2}}, {}, "population.stragglers.share is 1.2"),
-        ({"stragglers": {"share": 0.2, "factor": 0.0}}, {}, "population.stragglers.factor is 0.0"),
-        ({"samples": {"low": 30, "high": 20}}, {}, "population.samples.*'low' is above 'high'"),
-        ({"samples": "longtail"}, {}, "population.samples.kind is 'longtail'; allowed are uniform, long-tail.*long-tail"),
-    ],
-)
-def test_what_cannot_work_is_refused(population_: dict[str, Any], strategy: dict[str, Any], message: str) -> None:
-    scenario = {"learning": "off", "population": population(20) | population_, "strategy": {"kind": "fedavg"} | strategy}
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.run(fedsim.Scenario(**scenario | {"stop": {"rounds": 1}}))

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.strategies.fedat import tier_shares
 from tests.records.test_audit import aggregated_never, events, found
 from tests.strategies.clustered import of_kind, played, ran, weights
@@ -121,20 +120,3 @@ def test_devices_without_room_for_the_training_are_in_no_tier(tmp_path: Path) ->
     assert [row["group"] is None for row in run.devices] == [True, False] * 4
     sections["strategy"] = {"kind": "fedat", "tiers": 5, "clients_per_round": 1}
     assert ran(sections, tmp_path / "few").summary["stopped"] == "fewer than 5 devices have room for the training"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"aggregation": {"kind": "krum", "malicious": 1}}, r"strategy\.aggregation\.malicious is 1.*there are 2"),
-        ({"aggregation": {"kind": "private"}}, r"strategy.*aggregation\.account\W* is true.*allowed is false"),
-    ],
-)
-def test_aggregations_that_do_not_suit_tiers_are_refused(strategy: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(population={"devices": 8}, strategy=FEDAT | strategy)
-
-
-def test_more_tiers_than_devices_are_refused() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy\.tiers is 9, more than the population's 8 devices"):
-        fedsim.Scenario(population={"devices": 8}, strategy={"kind": "fedat", "tiers": 9})

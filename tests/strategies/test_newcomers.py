@@ -62,45 +62,6 @@ def test_newcomers_take_part_and_who_has_left_does_not(
             assert any(event["outcome"] == "done" for event in started[device])
 
 
-@every_strategy
-def test_newcomers_that_are_away_when_they_arrive_and_leavers_that_come_and_go(
-    small: dict[str, Any], strategy: Sections, tmp_path: Path
-) -> None:
-    population = {
-        "availability": {"kind": "renewal", "mean_on": "1 min", "mean_off": "40 s"},
-        "arrivals": {"kind": "poisson", "rate": "6 /min", "newcomers": 10},
-        "departures": {"kind": "exponential", "mean_stay": "4 min", "share": 0.6},
-    }
-    run = ran(changing(small, strategy, **population) | {"learning": "off"}, tmp_path / "run")
-    built = Simulation(fedsim.Scenario(**changing(small, strategy, **population) | {"learning": "off"})).installed
-    for device, own in enumerate(starts(run)):
-        for event in own:
-            assert event["time"] >= built.population.arrival[device]
-            assert event["time"] < built.population.departure[device] or event["outcome"] == "left"
-
-
-@every_strategy
-def test_when_all_have_left_the_run_ends(small: dict[str, Any], strategy: Sections, tmp_path: Path) -> None:
-    population = {
-        "arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 5},
-        "departures": {"kind": "exponential", "mean_stay": "1 min"},
-    }
-    sections = changing(small, strategy, **population) | {"learning": "off", "stop": {"rounds": 100_000}}
-    run = ran(sections, tmp_path / "run")
-    assert run.summary["stopped"] != "100000 rounds"
-    assert run.summary["stopped"].startswith(("no device", "no client", "fewer than")), run.summary["stopped"]
-
-
-@every_strategy
-def test_nobody_is_there_before_the_first_newcomer(small: dict[str, Any], strategy: Sections, tmp_path: Path) -> None:
-    population = {"arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 20}, "departures": None}
-    sections = changing(small, strategy, **population) | {"learning": "off", "stop": {"rounds": 20, "simulated_time": "2 h"}}
-    run = ran(sections, tmp_path / "run")
-    assert run.summary["stopped"] == "20 rounds"
-    first = min(event["time"] for event in of_kind(run, "arrival"))
-    assert min(event["time"] for event in of_kind(run, "task-start")) >= first > 0
-
-
 class TestIntroductions:
     """Strategies that get to know a device before they ask it."""
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-import fedsim
 from fedsim.strategies.parts.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, told, weights
 from fedsim.testing import assert_sound, eventful_world, run
 from tests.strategies.clustered import file_data, played, world
@@ -133,13 +132,3 @@ def test_with_strategies_of_every_family(kind: str, tmp_path: Path) -> None:
     few = {"clients_per_round": 6} if kind == "cfl" else {}  # CFL asks all otherwise, and takes no selection then
     assert run(eventful_world(strategy | few | {"selection": selection}, rounds=3), tmp_path / "run")["rounds"] == 3
     assert_sound(tmp_path / "run")
-
-
-def test_it_is_refused_where_it_could_not_see_updates() -> None:
-    for strategy, why in (
-        ({"kind": "fedasync"}, r"strategy\.selection is 'favor', which asks candidates before a round begins"),
-        ({"kind": "local"}, r"strategy\.selection is 'favor'.*local training has none"),
-        ({"kind": "hierfavg"}, "'selection' is 'favor', which goes by what clients send with their updates"),
-    ):
-        with pytest.raises(fedsim.ScenarioError, match=why):
-            run(eventful_world(strategy | {"selection": {"kind": "favor", "target": 0.9}}))

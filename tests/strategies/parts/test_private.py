@@ -201,32 +201,6 @@ def test_epsilon_counts_how_clients_were_really_drawn(
     assert sorted(set(told)) == told
 
 
-@needs_accounting
-@pytest.mark.parametrize(
-    ("strategy", "why"),
-    [
-        (FEDAVG | {"selection": "power-of-choice"}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "power-of-choice", "losses": "reported"}}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "oort", "pacer_step": "5 s"}}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "favor", "target": 0.9}}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "flanp", "accuracy": 1.0}}, "goes by what clients find in their data"),
-        ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
-        ({"kind": "cfl"}, "clusters are made of updates that are not clipped"),
-        ({"kind": "lcfl"}, "clusters are made of updates that are not clipped"),
-        ({"kind": "fl-hc"}, "clusters are made of updates that are not clipped"),
-        ({"kind": "fedat"}, "tiers have rounds of their own"),
-        ({"kind": "hierfavg"}, "edge servers have rounds of their own"),
-    ],
-    ids=str,
-)
-def test_what_no_account_counts_has_none(strategy: dict[str, Any], why: str) -> None:
-    edges: dict[str, Any] = {"kind": "tree", "cells": 2, "edge": {}}
-    with pytest.raises(fedsim.ScenarioError, match=rf"'aggregation.account' is true, but .*{why}.*; allowed is false"):
-        fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": "private"})
-    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "account": False}})
-    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "noise": 0.0}})
-
-
 def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
     """Of six clients that are wanted three are ever there: the model moves by half the clip at most, and so does b."""
     how = fedavg(noise=0.0, clip=1e-3)
@@ -295,23 +269,6 @@ class TestPrivate(StrategyContract):
     @pytest.fixture(autouse=True)
     def _given(self, strategy: dict[str, Any]) -> None:
         self.strategy = strategy
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (
-            {"where": "local", "adaptive": {"count_noise": 1.0}},
-            r"strategy.aggregation.*'adaptive' is given and 'where' is 'local'",
-        ),
-        ({"adaptive": {"count_noise": 0.5}}, r"'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
-        ({"adaptive": {}}, r"strategy.aggregation.adaptive.count_noise is missing"),
-        ({"clip": 0.0}, r"strategy.aggregation.clip is 0.0"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(strategy=fedavg(**how))
 
 
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

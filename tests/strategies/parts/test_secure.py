@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-import fedsim
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.testing import StrategyContract
 from tests.strategies.clustered import ROTATED, of_kind, played, ran, weights, world
@@ -128,24 +127,6 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     server, *devices = weights(run, [run.strategy.state[state], *own])
     assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)
     assert abs(server).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("strategy", "others", "message"),
-    [
-        (fedavg(aggregation="median"), {}, r"'secure_aggregation' is given.*'median' compares single updates"),
-        (fedavg(aggregation={"kind": "private", "account": False}), {}, r"clip each update; allowed is where = 'local'"),
-        ({"kind": "ifca", "secure_aggregation": SECURE}, {}, r"strategies with groups look at single updates"),
-        ({"kind": "refl", "secure_aggregation": SECURE}, {}, r"REFL compares late updates"),
-        ({"kind": "fedbuff", "secure_aggregation": SECURE}, {}, r"secure_aggregation"),
-        (fedavg(), {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),
-        (fedavg(clients_per_round=4), {}, r"neighbours is 4, and a round has 4 clients; allowed are at most 3"),
-        (fedavg(secure_aggregation={"neighbours": 3}), {}, r"'neighbours' is 3; allowed are even numbers"),
-    ],
-)
-def test_what_it_does_not_go_with_is_refused(strategy: dict[str, Any], others: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(**world(ROTATED, 12, strategy, 1), **others)
 
 
 class TestContract(StrategyContract):

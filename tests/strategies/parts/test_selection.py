@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Record, Simulation
-from fedsim.strategies.parts.selection import SELECTIONS, LeastAvailable
+from fedsim.strategies.parts.selection import LeastAvailable
 from fedsim.strategies.parts.selection.fastest import FedCS
 from fedsim.strategies.parts.selection.oort import Oort
 from fedsim.strategies.parts.selection.power_of_choice import PowerOfChoice
@@ -62,16 +61,6 @@ def test_flanp_with_strategies_of_every_family(kind: str, tmp_path: Path) -> Non
     sections = eventful_world(choosing(strategy) | {"selection": {"kind": "flanp", "accuracy": 100.0}}, rounds=3)
     assert run(sections, tmp_path / "run")["rounds"] == 3
     assert_sound(tmp_path / "run")
-
-
-def test_flanp_is_refused_where_it_could_not_see_updates() -> None:
-    for strategy, why in (
-        ({"kind": "fedbuff"}, r"strategy\.selection is 'flanp', which asks candidates before a round begins"),
-        ({"kind": "hierfavg"}, "'selection' is 'flanp', which goes by what clients send with their updates"),
-        ({"kind": "fedavg", "secure_aggregation": {}}, "the selection 'flanp' makes a gradient of single updates"),
-    ):
-        with pytest.raises(fedsim.ScenarioError, match=why):
-            run(eventful_world(strategy | {"selection": {"kind": "flanp", "accuracy": 1.0}}))
 
 
 def server_of(devices: int) -> Server:
@@ -253,8 +242,6 @@ def test_oorts_published_pacer() -> None:
     assert found == [30.0, 30.0, 30.0, 35.0, 35.0, 30.0, 30.0, 30.0, 30.0, 30.0]  # 10.5 near 10; 70 > 6 x 10.5; 10, 5: neither
     known = {device: (1.0, 1, float(device)) for device in range(10)} | {10: (0.0, 0, 99.0)}
     assert [oort.preferred({"known": known, "percentile": share}) for share in (30.0, 95.0, 100.0)] == [3.0, 9.0, math.inf]
-    with pytest.raises(ValidationError, match="'pacer_step' is missing"):
-        Oort()
 
 
 def test_samples_alone_say_who_is_drawn_without_an_answer() -> None:
@@ -426,7 +413,3 @@ def test_the_least_available_come_first() -> None:
     assert LeastAvailable().select(server, state, 3, (9,)) == [1, 4, 2]  # 3 of 10, 2 of 4, 6 of 10 times
     assert state["at_work"] == [1, 4, 2]
     assert LeastAvailable().select(server, state, 6, (9,))[-1] in (0, 3)  # looked at once a round: all of the times
-
-
-def test_every_selection_is_in_the_list() -> None:
-    assert {"power-of-choice", "oort", "fedcs", "least-available", "flanp"} <= set(SELECTIONS.kinds)

@@ -132,8 +132,3 @@ def test_each_group_has_a_state_of_its_own(strategy: dict[str, Any]) -> None:
     states = run.strategy.state["server"]
     assert {group: state["steps"] for group, state in states.items()} == steps
     assert states[0]["mean"] is not states[1]["mean"]
-
-
-def test_a_correction_without_momentum_is_refused() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy.server.*'nesterov' needs a 'momentum' above 0"):
-        fedsim.Scenario(strategy={"kind": "fedavg", "server": {"kind": "sgd", "nesterov": True}})
