@@ -6,24 +6,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedsim
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
 from tests.strategies.clustered import file_data, of_kind, ran, world
-from tests.strategies.test_fedavg_family import QUADRATIC, initial_weights, sections, weights_after, write_data
+from tests.strategies.curved import Curved, model_after
+from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
+
+
+class Broken(Curved):
+    """What comes of a sample with a = 1 is not finite."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / (x[:, :1] != 1))
 
 
 @pytest.fixture
-def three_wells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def three_wells(tmp_path: Path) -> dict[str, Any]:
     """Scalar weight, loss (w - a)^2 / 2, three devices with a = -2, 1, 5 whose epochs take 1 s, 2.5 s and 4.2 s."""
-    (tmp_path / "quadratic_model.py").write_text(QUADRATIC)
-    monkeypatch.syspath_prepend(tmp_path)
     wells = ((10, -2.0), (25, 1.0), (42, 5.0))
-    data = file_data(tmp_path, [(np.full((size, 1), well), np.arange(size) % 2) for size, well in wells])
-    scenario = sections(data, 3, 6, {}, lr=0.1, init="torch")
-    scenario["model"] = {"kind": "module", "factory": "quadratic_model:Quadratic"}
+    data = file_data(tmp_path, [(np.tile([well, 1.0], (size, 1)), np.arange(size) % 2) for size, well in wells])
+    scenario = sections(data | {"normalise": "none"}, 3, 6, {}, lr=0.1)
+    scenario["model"] = {"kind": "module", "factory": "tests.strategies.curved:Curved"}
     scenario["population"]["speed"] = "10 samples/s"
     return scenario
 
@@ -55,7 +62,7 @@ def test_fedasync_makes_the_hand_computed_sequence(three_wells: dict[str, Any], 
         weights.append(0.6 / (1 + staleness) ** 0.5)
         new = local(versions[start], well, epochs=2, rho=0.7)
         versions.append((1 - weights[-1]) * versions[-1] + weights[-1] * new)
-    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+    assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
     recorded = aggregates(three_wells, tmp_path / "run")
     assert [entry["staleness"] for entry in recorded] == [[staleness] for staleness in STALENESS]
     assert [entry["weights"][0] for entry in recorded] == pytest.approx(weights)
@@ -105,7 +112,7 @@ def test_fedbuff_makes_the_hand_computed_sequence(momentum: float, three_wells: 
         moves = [(local(versions[start], well) - versions[start]) / (1 + number - start) ** 0.5 for well, start in buffer]
         velocity = momentum * velocity + 0.5 * sum(moves) / 2
         versions.append(versions[-1] + 0.8 * velocity)
-    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+    assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
     recorded = aggregates(three_wells, tmp_path / "run")
     assert [entry["staleness"] for entry in recorded] == [[0, 0], [1, 0], [0, 2]]
     assert recorded[2]["weights"] == pytest.approx([0.25, 0.25 / 3**0.5])
@@ -137,21 +144,20 @@ def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
         fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
         events = RunFolder(tmp_path / name).events
         asked.append([(event["time"], event["device"]) for event in events if event["kind"] == "task-start"])
-    one, other = weights_after(fedavg), weights_after(fedbuff)
+    one, other = model_after(fedavg), model_after(fedbuff)
     assert np.abs(one - other).max() <= 1e-6 * np.abs(one).max()
     assert asked[1][: len(asked[0])] == asked[0]
 
 
-def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: dict[str, Any], tmp_path: Path) -> None:
+def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: dict[str, Any]) -> None:
     """What the second device sends is infinite: it is left out, and the buffer's other update weighs for both."""
-    (tmp_path / "broken_model.py").write_text(QUADRATIC.replace("self.w - x", "self.w - x / (x != 1)"))
-    three_wells["model"] = {"kind": "module", "factory": "broken_model:Quadratic"}
+    three_wells["model"] = {"kind": "module", "factory": "tests.strategies.test_asynchronous:Broken"}
     three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "staleness_discount": False}
     three_wells["stop"] = {"rounds": 2}
     start = float(initial_weights(three_wells)[0])
     first = start + 2 * (local(start, -2.0) - start) / 2
     second = first + (local(first, -2.0) - first)  # the buffer holds device 1's, and the move of device 0 counts for both
-    assert weights_after(three_wells)[0] == pytest.approx(second, rel=1e-5)
+    assert model_after(three_wells)[0] == pytest.approx(second, rel=1e-5)
 
 
 def test_updates_of_one_instant_are_replaced_after_all_of_them(tmp_path: Path) -> None:

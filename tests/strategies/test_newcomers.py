@@ -12,17 +12,6 @@ from tests.strategies.clustered import PAIRED, Sections, of_kind, ran, world
 from tests.test_runs import STRATEGIES
 
 EARLY, LATE, GONE = [1, 3, 5], [7, 9], [0, 2, 4]
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
-
-
-def changing(small: Sections, strategy: Sections, **population: Any) -> Sections:
-    """The world ``small``; three devices join in the first minutes, two later, and three leave in between."""
-    small["population"] |= {
-        "availability": {"kind": "always"},
-        "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
-        "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
-    } | population
-    return small | {"strategy": strategy, "stop": {"rounds": 400, "simulated_time": "7 min"}}
 
 
 def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
@@ -34,16 +23,19 @@ def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
     return found
 
 
-@every_strategy
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
 @pytest.mark.parametrize("learning", ["on", "off"])
 def test_newcomers_take_part_and_who_has_left_does_not(
     small: dict[str, Any], strategy: Sections, learning: str, tmp_path: Path
 ) -> None:
-    sections = changing(small, strategy) | {"learning": learning}
-    if learning == "on":
-        sections["stop"] = {"rounds": 60, "simulated_time": "7 min"}
-        sections["evaluation"] = {"every": 10}
-    run = ran(sections, tmp_path / "run")
+    """Three devices join in the first minutes, two later, and three leave in between."""
+    small["population"] |= {
+        "availability": {"kind": "always"},
+        "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
+        "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
+    }
+    small |= {"strategy": strategy, "learning": learning, "evaluation": {"every": 10}}
+    run = ran(small | {"stop": {"rounds": 60 if learning == "on" else 400, "simulated_time": "7 min"}}, tmp_path / "run")
     over = run.events[-1]["time"]
     arrival = {event["device"]: event["time"] for event in of_kind(run, "arrival")}
     departure = {event["device"]: event["time"] for event in of_kind(run, "departure")}
