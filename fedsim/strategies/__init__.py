@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
-        """The parameters that a strategy takes, which are what a scenario says of it."""
-        return params_class(kind, key)
+        """Its parameters. A user's own may inherit those of one of ours, whose ``kind`` is that one's name."""
+        found: type[StrategyParams] = self.find(kind, key).Params
+        return found if kind in self.known else with_any_kind(found)
 
     def holds(self, value: Spec) -> bool:
         """Parameters of any strategy, whose class may stand in a notebook."""
@@ -71,22 +72,14 @@ STRATEGIES = _Strategies(
 )
 
 
-def strategy_class(kind: str, key: str = "strategy.kind") -> "type[Strategy[Any]]":
-    """The class of a registered strategy, or of the user's own by import path.
-
-    Raises:
-        ScenarioError: there is no such strategy, or the path does not lead to one.
-    """
-    return STRATEGIES.find(kind, key)  # type: ignore[no-any-return]
+def strategy_class(kind: str) -> "type[Strategy[Any]]":
+    """The class of a registered strategy, or of the user's own by import path; ``ScenarioError`` if there is none."""
+    return STRATEGIES.find(kind, "strategy.kind")  # type: ignore[no-any-return]
 
 
-def params_class(kind: str, key: str = "strategy.kind") -> "type[StrategyParams]":
-    """The parameters that a strategy takes.
-
-    A class of the user's own may inherit those of one of ours, whose ``kind`` is that one's name; here it may be the path.
-    """
-    found = strategy_class(kind, key).Params
-    return found if kind in STRATEGIES.known else with_any_kind(found)
+def params_class(kind: str) -> "type[StrategyParams]":
+    """The parameters that a strategy takes."""
+    return STRATEGIES.spec(kind, "strategy.kind")
 
 
 def strategy_name(kind: str) -> str | None:

@@ -19,8 +19,8 @@ class FedAsyncParams(AsynchronousParams):
 
     Attributes:
         alpha: weight of a fresh update in the new model.
-        alpha_decay: alpha is multiplied by this ...
-        alpha_decay_at: ... when so many versions have been made, ascending (the paper: by 0.5 at 800).
+        alpha_decay: the factor of alpha at each of ``alpha_decay_at``.
+        alpha_decay_at: numbers of versions, ascending (the paper: 0.5 at 800).
         staleness: how the weight falls with staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then
             1 / (a (tau - b) + 1).
         exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
@@ -55,7 +55,7 @@ class FedAsyncParams(AsynchronousParams):
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
-    """Trains with the proximal term."""
+    """Minimises its loss plus rho/2 ||w - w_received||^2."""
 
     def training(self, device: Device, order: Instruction) -> Training:
         return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
@@ -68,9 +68,8 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     functions of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha s(tau).
     tau is the number of versions made since the client's download, 0 for a fresh update.
 
-    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), minimises its loss plus
-    rho/2 ||w - w_received||^2, and sends the result (d parameters); a version is made of each update. Evaluating every version
-    computes updates one by one; ``evaluation.every`` of some tens lets them be computed in cohorts, with the same result.
+    A version is made of each update. Evaluating every version computes updates one by one; ``evaluation.every`` of some tens
+    lets them be computed in cohorts, with the same result.
     """
 
     Params = FedAsyncParams
@@ -111,8 +110,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
     5, "staleness scaling") and tau_i is the number of versions made since client i's download, 0 for a fresh update. The mean
     is not weighted by samples, and its weights do not sum to 1 when updates are stale: both as in the paper.
 
-    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), runs local SGD, and sends its
-    update (d parameters). An update that is not finite is left out, and the others weigh more.
+    An update that is not finite is left out, and the others weigh more.
 
     State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version; ``server``, what that remembers.
     """

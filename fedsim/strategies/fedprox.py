@@ -49,7 +49,7 @@ class FedProxClient(SynchronousClient[FedProxParams]):
 class FedProx(FedAvg[FedProxParams]):
     """FedAvg with a proximal term.
 
-    Source: Li et al., "Federated optimization in heterogeneous networks", Algorithm 2.
+    Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
 
     Sends what FedAvg sends. The local gradient step is w <- w - lr (g + mu (w - w_global)) with the received model as anchor
     for the whole local solve. With a deadline and ``partial_work`` a client sends what its finished epochs gave; it is dropped

@@ -12,7 +12,7 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
 from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams
 
@@ -67,11 +67,10 @@ def stale_weights(
 
     Args:
         staleness: tau of each.
-        beta: see above; 0 without fresh updates to compare with.
+        beta, scale: see above.
         fresh: f, the mean difference of the fresh updates from the model that they began with, [d]; None: not known.
         stale: the difference of each stale one, [d].
         count: n.
-        scale: see above.
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)
@@ -96,7 +95,7 @@ class REFL(FedAvg[REFLParams]):
     are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 / (tau + 1).
 
     A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then; how many were asked and
-    how many are late it does not say, as late ones may still come. A newcomer is a client like any other.
+    how many are late it does not say, as late ones may still come.
 
     State besides FedAvg's: ``late``, tasks of rounds that are closed, task -> the round; ``stale``, updates that came late.
     """
@@ -149,13 +148,13 @@ class REFL(FedAvg[REFLParams]):
     async def _stale_weights(
         self, fresh: list[dict[str, Any]], stale: list[dict[str, Any]], staleness: Sequence[int]
     ) -> list[float]:
-        params, mix = self.params, self.server.mix
+        params = self.params
         if params.stale_weights == "equal":
             return [1.0] * len(stale)
         if params.stale_weights == "damped" or not (fresh and self.server.learns):
             return stale_weights(staleness, 0.0, None, [], 0)
-        moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in (*fresh, *stale)]
-        mean = mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
+        moves = changes(self.server, [*fresh, *stale])
+        mean = self.server.mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
         values = [value.astype(np.float64) for value in await self.server.values([mean, *moves[len(fresh) :]])]
         known = values[0] if np.isfinite(values[0]).all() else None
         return stale_weights(staleness, params.beta, known, values[1:], len(fresh), params.boost_scale)

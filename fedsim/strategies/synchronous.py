@@ -61,12 +61,9 @@ class Synchronous(Strategy[S]):
 
     State:
         round: the number of the round that is open, from 0.
-        cohort: whom it asks.
-        open: tasks that have not ended, task -> device.
+        cohort: whom it asks; ``selected``, how many, and ``asked_at``, when (s).
+        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``, how many have ended so.
         received: the round's updates in order of arrival (``entry``).
-        slow, disconnected: how many of the round's tasks ended so.
-        selected: how many were asked.
-        asked_at: when they were (s).
         limit: how long they have after that (s), or None; absent before the first round and where each trains so long.
         candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
         questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
@@ -251,8 +248,9 @@ class Synchronous(Strategy[S]):
             own = [model for (model, _), devices in zip(models, served, strict=True) if devices is None or device in devices]
             contents = selection.question(own or [model for model, _ in models])
             self.state["questions"][self.server.ask(device, contents, QUESTION, group=self.group_of(device))] = device
-        if selection.question_limit is not None:
-            self.server.timer("questions", self.server.now + selection.question_limit)
+        patience: float | None = getattr(selection, "patience", None)
+        if patience is not None:
+            self.server.timer("questions", self.server.now + patience)
 
     async def _answered(self, message: TaskEnd) -> None:
         """A candidate has answered, or not; after the last one the cohort is chosen."""
@@ -303,7 +301,7 @@ class Synchronous(Strategy[S]):
         self._start(device, {**self.contents(device), **shares})
 
     def _start(self, device: int, contents: Contents, job: str = "train", *, continues: bool = False) -> int:
-        """Begin a task that the round waits for; its number. ``continues``: see ``Server.ask``."""
+        """Begin a task that the round waits for; its number."""
         number, group = self.state["round"], self.group_of(device)
         task = self.server.ask(device, contents, job, round=number, group=group, continues=continues)
         self.state["open"][task] = device

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, quiet_world, run, run_until
 
@@ -95,18 +94,3 @@ def test_every_synchronous_strategy_keeps_to_it_and_a_run_that_was_stopped_too(
         if run_until(sections, folder, draw.randrange(events // 4, events)) == "interrupted":
             go_on(sections, folder)
         assert_same_run(tmp_path / "whole", folder)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [("0 s", "above 0 s"), ("inf s", "0.001 s to 1e.10 s"), (1800, "needs its unit"), ("half an hour", "'90 s'")],
-)
-def test_what_is_no_interval_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message) as error:
-        fedsim.Scenario(strategy={"kind": "fedavg", "every": value})
-    assert str(error.value).startswith("strategy.every is")
-
-
-def test_strategies_without_rounds_have_no_schedule() -> None:
-    with pytest.raises(fedsim.ScenarioError, match="unknown key 'every'"):
-        fedsim.Scenario(strategy={"kind": "fedbuff", "every": "1 h"})

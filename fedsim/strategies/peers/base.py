@@ -102,17 +102,15 @@ class _Trainer(Client[PeerParams]):
 class Peers(Strategy[P]):
     """A strategy without a server. An algorithm fills in ``Half``.
 
-    Each device keeps its own model; its score is the mean of the devices' accuracies, each with its own model on its own test
-    samples. Rounds also tell ``mean_accuracy`` and ``consensus``.
+    Its score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
+    ``mean_accuracy`` and ``consensus``.
 
     State:
-        round: the round of the run that is not over, from 0.
-        rounds: how many rounds each device has finished.
-        steps: how many all have finished together.
+        round: the round of the run that is not over, from 0; ``over``, whether the last round is.
+        rounds: how many rounds each device has finished; ``steps``, how many all have finished together.
         own: each device's model, of those that have begun.
-        updates: trainings since the last round was over: what they gave, samples, the model from which they began, device.
+        updates: trainings since the last round was over: update, samples, the model from which it began, device.
         away: devices that could not be reached when something was to be done; their halves are called when they return.
-        over: whether the last round is over.
     """
 
     Client = _Trainer
@@ -129,8 +127,6 @@ class Peers(Strategy[P]):
         if any(finished == number and self.server.peer(device).online for device, finished in rounds.items()):
             return False
         return bool(max(rounds.values(), default=0) > number)
-
-    # The handlers of the halves.
 
     async def on_start(self) -> None:
         self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}

@@ -157,32 +157,3 @@ def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -
     for fields in aggregates:
         assert ("bears" in fields) == (len(fields["tasks"]) < 5)
         assert sum(fields["weights"]) == pytest.approx(0.0 if "bears" in fields else 1.0)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (
-            {"clients_per_round": 6, "aggregation": {"kind": "krum", "malicious": 2}},
-            r"strategy.aggregation.malicious is 2; 'krum' then needs at least 7 updates at a time \(2 f \+ 3\), and there "
-            r"are 6; allowed are at most 1",
-        ),
-        ({"clients_per_round": 6, "aggregation": "bulyan"}, r"needs at least 7 updates.*allowed are at most 0"),
-        (
-            {"kind": "ifca", "clients_per_round": 6, "aggregation": {"kind": "multi-krum", "malicious": 2}},
-            r"'multi-krum' then needs at least 7",
-        ),
-        (
-            {"kind": "fedgroup", "moment": {"devices": 4}, "aggregation": "krum"},
-            r"'krum' then needs at least 5 updates .* there are 4",
-        ),
-        ({"selection": {"kind": "flanp", "accuracy": 1.0}, "aggregation": "bulyan"}, r"'bulyan' .* 7 updates .* there are 2"),
-        ({"kind": "cfl", "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123 updates"),
-        ({"kind": "lcfl", "groups": 2, "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123"),
-        ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, r"strategy.aggregation.share is 0.5"),
-        ({"aggregation": "trimed-mean"}, r"did you mean 'trimmed-mean'"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(strategy: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(strategy={"kind": "fedavg"} | strategy)

@@ -98,12 +98,6 @@ class Selection(Spec):
         return type(self).question is not Selection.question
 
     @property
-    def question_limit(self) -> float | None:
-        """How long candidates have to answer (s), its ``patience`` if it has one; None: as long as they need."""
-        limit: float | None = getattr(self, "patience", None)
-        return limit
-
-    @property
     def needs_model(self) -> bool:
         """Whether the question is one about a model that the server has; refused where it has none."""
         return False

@@ -104,7 +104,7 @@ class Oort(Selection):
         return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
 
     def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Vector:
-        """Util, float64 [n], of clients with U, L and D (s) in ``entries``, in round ``number`` with T = ``preferred`` (s)."""
+        """Util of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s); float64 [n]."""
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
         if self.scale == "unit":
