@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 from click.testing import CliRunner, Result
 
+import fedsim
 from fedsim.cli import main
 from fedsim.language.registry import Registry
 from tests.test_public import MODULES
