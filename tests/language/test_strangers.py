@@ -164,6 +164,7 @@ def test_without_permission_nothing_is_executed(
     for place, path in tried if verb == "load" else tried[:: len(VERBS)]:  # all of them; by the other verbs every sixth
         message = VERBS[verb](sections(place, path))
         assert not mark.exists(), f"{verb}: {place} = {path} has executed {mark.read_text()}"
+
         assert "--allow-code" in message or "allowed is an import path" in message, (place, path, message)
     assert sys.path == before
 
