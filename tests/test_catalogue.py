@@ -37,19 +37,11 @@ class TestAbout:
         said = dict(zip(lines[1::2], lines[2::2], strict=True))
         assert said["  buffer = 10  # a whole number, 1 or more"] == "      K, how many updates make a version."
         assert '  retry = "1 min"  # a time in ns, us, ms, s, min, h, day, week' in said
-        names = ", ".join(SELECTIONS)
-        assert f"  selection = \"random\"  # one of {names}, or your own as 'package.module:Class'" in said
-        assert "  server_lr = 1.0  # a number, more than 0, at most 1,000,000" in said
-        assert "  staleness_discount = true  # true or false" in said
+        assert f"  selection = \"random\"  # one of {', '.join(SELECTIONS)}, or your own as 'package.module:Class'" in said
 
-    def test_a_section_and_a_table_within(self) -> None:
-        said = "\n".join(about("population"))
-        assert "  speed (not given)  # one of constant, uniform, lognormal, choice, list, file, or a speed in samples/s" in said
-        assert '  availability = "always"  # one of always, renewal, diurnal, intervals, flash, or your own' in said
+    def test_a_table_within_and_a_key_of_several_kinds(self) -> None:
         assert "  share (required)  # a number, 0 or more, at most 1" in about("population.stragglers")
         assert about("slow_phases") == about("population.slow_phases")
-
-    def test_a_key_says_of_which_kinds_it_is(self) -> None:
         assert about("strategy.buffer")[0] == "strategy.buffer of fedbuff:"
         heads = [line for line in about("strategy.deadline") if line.startswith("strategy.deadline of ")]
         assert len(heads) == 4  # CATA-Fed's, HierFAVG's and that of peers mean something else
@@ -61,12 +53,9 @@ class TestAbout:
             assert about(title)[0] == f"{title}:"
             assert all(f"{name}, one of the {title}: {line}" in lines[name] for name, line in entries)
 
-    @pytest.mark.parametrize(("name", "near"), [("fedbuf", "fedbuff"), ("populaton", "population"), ("renewl", "renewal")])
-    def test_an_unknown_name_suggests_the_nearest(self, name: str, near: str) -> None:
-        result = CliRunner().invoke(main, ["list", name])
-        assert result.exit_code == 2
-        assert f"there is nothing called '{name}'" in result.output
-        assert f"did you mean '{near}'?" in result.output
+    def test_an_unknown_name_suggests_the_nearest(self) -> None:
+        result = CliRunner().invoke(main, ["list", "renewl"])
+        assert (result.exit_code, "did you mean 'renewal'?" in result.output) == (2, True)
 
     def test_every_key_of_every_strategy_says_what_it_means(self) -> None:
         for kind in STRATEGIES:
@@ -112,10 +101,7 @@ class TestSchema:
         [
             {"strategy": {"clients_per_round": 3}},
             {"strategy": "local", "model": "mlp", "network": "star"},
-            {
-                "population": {"availability": "always", "speed": "3 samples/s", "samples": {"low": 3, "high": 4}},
-                "learning": "off",
-            },
+            {"population": {"availability": "always", "speed": "3 samples/s"}, "learning": "off"},
             {"messages": {"up": {"kind": "top-k", "share": 0.1}}},
             {"strategy": {"deadline": {"kind": "quantile", "share": 0.8, "most": "2 min"}}},
             {"strategy": {"deadline": "90 s", "server": "adam"}},

@@ -42,13 +42,7 @@ def test_a_power_cut_at_any_instant_leaves_what_was_said_to_be_saved(tmp_path: P
 
 
 class Cuts:
-    """Looks at what each power cut would leave.
-
-    Attributes:
-        disk, place: the folder to work in; where what is left of it is shown.
-        looks, told: how often it was looked, and how often the run said that it is saved.
-        kept: some of what was left.
-    """
+    """Looks at what each power cut would leave of ``disk``, shown in ``place``; ``kept`` are some of these folders."""
 
     def __init__(self, disk: Path, place: Path) -> None:
         disk.mkdir()

@@ -107,57 +107,6 @@ def gas_station(env: simpy.Environment, trace: Trace) -> None:
     env.process(source())
 
 
-def machine_shop(env: simpy.Environment, trace: Trace) -> None:
-    """Machines break and interrupt their work; the repairman prefers them to his other jobs."""
-    draw, repairman = random.Random(7), simpy.PreemptiveResource(env, 1)
-    broken: set[int] = set()
-
-    def machine(number: int) -> Iterator[Any]:
-        part = 0
-        while True:
-            left = max(0.5, draw.gauss(10, 2))
-            while left:
-                begun = env.now
-                try:
-                    yield env.timeout(left)
-                    left = 0
-                except simpy.Interrupt as interrupt:
-                    left -= env.now - begun
-                    broken.add(number)
-                    trace.append((env.now, number, "broken", interrupt.cause, left))
-                    with repairman.request(priority=1) as repair:
-                        yield repair
-                        yield env.timeout(10)
-                    broken.discard(number)
-            part += 1
-            trace.append((env.now, number, part))
-
-    def breaks(number: int, process: simpy.Process) -> Iterator[Any]:
-        while True:
-            yield env.timeout(draw.expovariate(1 / 60.0))
-            if number not in broken:
-                process.interrupt("worn out")
-
-    def other_jobs() -> Iterator[Any]:
-        while True:
-            left = 30.0
-            while left:
-                with repairman.request(priority=2) as turn:
-                    yield turn
-                    begun = env.now
-                    try:
-                        yield env.timeout(left)
-                        left = 0
-                    except simpy.Interrupt as interrupt:
-                        left -= env.now - begun
-                        trace.append((env.now, "preempted", interrupt.cause.usage_since))
-            trace.append((env.now, "job done"))
-
-    for number in range(4):
-        env.process(breaks(number, env.process(machine(number))))
-    env.process(other_jobs())
-
-
 def messages(env: simpy.Environment, trace: Trace) -> None:
     """One process broadcasts through stores, each of which has a consumer of its own pace; one of them filters."""
     draw, pipes = random.Random(5), [simpy.Store(env, 3), simpy.FilterStore(env), simpy.PriorityStore(env)]
@@ -180,7 +129,7 @@ def messages(env: simpy.Environment, trace: Trace) -> None:
         env.process(consumer(which))
 
 
-EXAMPLES = [gas_station, machine_shop, messages]
+EXAMPLES = [gas_station, messages]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -24,26 +24,6 @@ def executor() -> Any:
     return module
 
 
-@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_a_page_asks_shows_and_answers_with_numbers_of_the_run(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    lines = (ast.get_docstring(tree) or "").splitlines()
-    assert lines[0].endswith("?")
-    assert lines[1] == "=" * len(lines[0])
-    titles = [
-        line[2:] for line, under in zip(*(path.read_text().splitlines()[at:] for at in (0, 1)), strict=False) if "# --" in under
-    ]
-    assert [title.rstrip("s") for title in titles] == ["The set-up", "The picture", "The answer"]
-    answers = [node.value for node in tree.body if isinstance(node, ast.Expr) and is_print(node.value)]
-    assert len(answers) == 2
-    for answer in answers:
-        assert any(isinstance(part, ast.FormattedValue) for part in ast.walk(answer))
-
-
-def is_print(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-
-
 @pytest.mark.parametrize("path", [*GALLERY, *NOTEBOOKS], ids=lambda path: path.stem)
 def test_a_page_is_written_by_the_public_face(path: Path) -> None:
     nodes = [*ast.walk(ast.parse(path.read_text()))]

@@ -1,10 +1,8 @@
 """Parts of a user's own, by import path, are as good as built-in ones."""
 
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
@@ -16,7 +14,6 @@ import pytest
 import tomli_w
 from click.testing import CliRunner
 
-import fedsim
 from fedsim.cli import main
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.language.hooks import refuse_wrong_hooks
@@ -79,30 +76,6 @@ def write(folder: Path, sections: Mapping[str, Any], name: str = "scenario.toml"
     path = folder / name
     path.write_text(tomli_w.dumps(dict(sections)))
     return str(path)
-
-
-def test_nothing_of_it_is_imported_from_a_file_without_leave(tmp_path: Path) -> None:
-    changes: list[tuple[str, Any]] = [
-        ("strategy", {"kind": "tests.own_parts:Proud"}),
-        ("strategy", {"kind": "fedavg", "selection": "tests.own_parts:Slowest"}),
-        ("messages", {"up": "tests.own_parts:Half"}),
-        ("data", {"source": "tests.own_parts:Rings"}),
-        ("population", {"availability": {"kind": "tests.own_parts:Never"}}),
-    ]
-    files = [write(tmp_path, {section: value}, f"{place}.toml") for place, (section, value) in enumerate(changes)]
-    code = (
-        f"import sys, fedsim\nfor file in {files}:\n"
-        "    try: fedsim.load(file)\n    except fedsim.ScenarioError as error: print(error)\n"
-        "print('tests.own_parts' in sys.modules)"
-    )
-    environment = {key: value for key, value in os.environ.items() if key != "FEDSIM_ALLOW_CODE"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    *told, imported = done.stdout.splitlines()
-    assert imported == "False"
-    for (section, _), file, message in zip(changes, files, told, strict=True):
-        assert section in message
-        assert "--allow-code" in message
-        assert fedsim.load(file, allow_code=True)
 
 
 def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,21 @@
-"""Keyed randomness: independence of order, agreement of the scalar and the array form, sound distributions."""
+"""Keyed randomness: independence of order, agreement of the scalar and the array form, sound distributions, on every processor."""
+
+import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Shuffle, Streams
+from fedsim.world.departures import ExponentialStays
+from fedsim.world.distributions import LogNormal
+from tests.benchmarks import hashes
+from tests.benchmarks.processors import PROCESSORS
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -68,3 +78,31 @@ def test_exponential_and_normal_have_their_moments() -> None:
     assert exponential.std() == pytest.approx(3.0, rel=0.05)
     assert normal.mean() == pytest.approx(0.0, abs=0.03)
     assert normal.std() == pytest.approx(1.0, rel=0.03)
+
+
+def drawn() -> list[float]:
+    """Speeds, and when devices leave (s): enough that some would have other last bits."""
+    speeds = LogNormal[SamplesPerSecond](median="40 samples/s", spread=2.0).draw(np.random.default_rng(1), 70_000)
+    stays = ExponentialStays(mean_stay="1000 h").draw(Streams(2), np.zeros(2_000), None)
+    return [*speeds.tolist(), *stays.tolist()]
+
+
+def test_draws_of_the_world_do_not_depend_on_vector_instructions() -> None:
+    """numpy chooses its code when it is loaded; where this processor has no AVX-512 both are the same code."""
+    code = "from tests.test_streams import drawn; print(hash(tuple(drawn())))"
+    environment = os.environ | {"NPY_DISABLE_CPU_FEATURES": PROCESSORS["haswell"]["NPY_DISABLE_CPU_FEATURES"]}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert int(found) == hash(tuple(drawn()))
+
+
+@pytest.mark.long  # torch and numba are loaded once more
+@pytest.mark.parametrize("name", ["haswell", "epyc"])
+def test_the_hash_table_holds_whatever_the_libraries_would_choose(name: str) -> None:
+    environment = os.environ | PROCESSORS[name]
+    table = json.loads(hashes.TABLE.read_text())
+    if table["made_with"] != hashes.made_with():
+        pytest.skip(f"the table is of {table['made_with']}")
+    command = [sys.executable, "-m", "tests.benchmarks.hashes", "fedavg", "hierfavg"]
+    for arguments in ([], ["--native"]):
+        done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+        assert done.stdout.endswith("all are as they were\n"), done.stdout + done.stderr

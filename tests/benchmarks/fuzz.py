@@ -1,6 +1,6 @@
-"""Odd scenarios, damaged run folders, damaged inputs and hostile names: does fedsim always end in time, and say why?
+"""Odd scenarios with hostile names, damaged run folders, damaged inputs: does fedsim always end in time, and say why?
 
-    python -m tests.benchmarks.fuzz --scenarios 3000 --folders 1000 --inputs 200 --terminals 60 --workers 2 --out /tmp/fuzz
+    python -m tests.benchmarks.fuzz --scenarios 3000 --folders 1000 --inputs 200 --workers 2 --out /tmp/fuzz
 
 A case is drawn by its kind and number (and ``--seed``); ``--only folders:17`` tries one again and keeps its files. A case that
 fails leaves its files, the command lines and what they printed in a folder of ``--out``. What must hold of all: no traceback
@@ -23,10 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzzing import folders, inputs, scenarios, terminals
+from tests.fuzzing import folders, inputs, scenarios
 from tests.fuzzing.place import Place, Verb, loaded_verbs
 
-KINDS = {"scenarios": scenarios, "folders": folders, "inputs": inputs, "terminals": terminals}
+KINDS = {"scenarios": scenarios, "folders": folders, "inputs": inputs}
 _TOLD_EVERY_S = 10.0
 _verbs: dict[str, Verb] = {}  # set before processes are forked that try cases
 _options: argparse.Namespace
@@ -50,16 +50,13 @@ def main() -> int:
     _options.out = _options.out.resolve()
     _options.out.mkdir(parents=True, exist_ok=True)
     _verbs.update(loaded_verbs())
-    pools = {kind: _options.out / f".pool-{kind}" for kind in ("folders", "terminals") if any(kind == one for one, _ in wanted)}
-    for kind, pool in pools.items():
-        shutil.rmtree(pool, ignore_errors=True)
-        pool.mkdir()
-        KINDS[kind].prepare(pool)  # type: ignore[attr-defined]
+    shutil.rmtree(pool := _options.out / ".pool", ignore_errors=True)
+    pool.mkdir()
+    folders.prepare(pool)
     gc.freeze()
     with multiprocessing.get_context("fork").Pool(_options.workers) as workers:
         tried = list(_told(workers.imap_unordered(attempt, wanted), len(wanted)))
-    for pool in pools.values():
-        shutil.rmtree(pool)
+    shutil.rmtree(pool)
     for line in table(tried):
         print(line)
     return 1 if any(one.complaints for one in tried) else 0

@@ -17,7 +17,6 @@ from fedsim.federation.codecs.top_k import TopK, decode, encode
 from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
-from fedsim.records.reading import RunFolder
 from fedsim.testing import StrategyContract
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy_step
@@ -116,13 +115,6 @@ def test_number_formats_are_torchs() -> None:
         assert (codec.rule(len(array))[0]([array]) == theirs).all()
 
 
-def test_a_model_of_no_bytes_travels() -> None:
-    for up in LOSSY:
-        said = {"learning": "off", "model": {"kind": "size", "bytes": "0 B"}, "stop": {"rounds": 1}, "messages": {"up": up}}
-        summary = fedsim.run(fedsim.Scenario(**said)).summary
-        assert (summary["rounds"], summary["bytes"]["up"]) == (1, 0.0), up
-
-
 @pytest.mark.parametrize("bucket", [None, 64, 10**9])
 def test_int8_is_within_half_a_step_of_each_bucket(bucket: int | None) -> None:
     array = (np.random.default_rng(1).normal(size=1000) * np.arange(1000)).astype(np.float32)
@@ -168,21 +160,14 @@ def test_packed_numbers_come_back(size: int, bits: int, seed: int) -> None:
     assert (buckets.unpack(packed, size, bits) == numbers).all()
 
 
-EXACT = [{"kind": "random-k", "share": 0.2}, {"kind": "random-k", "share": 0.2, "positions": "seed"}]
-
-
-@pytest.mark.parametrize("spec", EXACT, ids=str)
-def test_random_positions_with_memory_lose_nothing_to_the_bit(spec: dict[str, Any]) -> None:
-    for meant, sent, rest in fed_back(lossy(spec | {"error_feedback": True}), 5):
-        assert (sent + rest == meant).all()
-        assert (rest[sent != 0] == 0).all()
-
-
 @pytest.mark.parametrize("spec", LOSSY, ids=str)
 def test_with_memory_what_is_sent_and_what_is_kept_is_what_was_meant(spec: dict[str, Any]) -> None:
     """What is kept is the float32 next to what was not sent, at every round."""
     for meant, sent, rest in fed_back(lossy(spec | {"error_feedback": True}), 5):
         assert (rest == (meant.astype(np.float64) - sent).astype(np.float32)).all()
+        if spec["kind"] == "random-k":  # loses nothing, to the bit
+            assert (sent + rest == meant).all()
+            assert (rest[sent != 0] == 0).all()
 
 
 def fed_back(codec: Lossy, rounds: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -233,17 +218,17 @@ def sections(up: Any, **others: Any) -> dict[str, Any]:
     } | others
 
 
-def test_with_k_of_d_it_is_the_plain_run_bit_for_bit() -> None:
-    plain, whole = (
-        fedsim.run(fedsim.Scenario(**sections(up)), executor="inline").summary for up in ({}, {"kind": "top-k", "share": 1.0})
+def test_with_k_of_d_it_is_the_plain_run_and_with_less_links_carry_what_is_encoded(tmp_path: Any) -> None:
+    plain, whole, sparse = (
+        ran(sections(up), tmp_path / name)
+        for name, up in {
+            "plain": {},
+            "whole": {"kind": "top-k", "share": 1.0},
+            "sparse": {"kind": "top-k", "share": 0.05},
+        }.items()
     )
     for name in ("events_sha256", "models_sha256", "bytes"):
-        assert plain[name] == whole[name]
-
-
-def test_the_link_carries_what_is_encoded_and_the_rounds_are_shorter(tmp_path: Any) -> None:
-    plain: RunFolder = ran(sections({}), tmp_path / "plain")
-    sparse: RunFolder = ran(sections({"kind": "top-k", "share": 0.05}), tmp_path / "sparse")
+        assert plain.summary[name] == whole.summary[name]
     assert {row["bytes"] for row in sparse.transfers if row["direction"] == "up"} == {TopK(share=0.05).bytes(650)}
     assert sparse.summary["simulated_s"] < plain.summary["simulated_s"]
 
@@ -253,9 +238,7 @@ def test_the_link_carries_what_is_encoded_and_the_rounds_are_shorter(tmp_path: A
     "spec", [{"kind": "float16"}, {"kind": "int8", "bucket": 50}, {"kind": "qsgd", "levels": 500}], ids=str
 )
 def test_both_ways_changes_or_models_the_learning_sees_the_loss(spec: dict[str, Any], encodes: str, tmp_path: Any) -> None:
-    run = ran(
-        sections(spec | {"encodes": encodes}, messages={"up": spec | {"encodes": encodes}, "down": spec}), tmp_path / "run"
-    )
+    run = ran(sections({}, messages={"up": spec | {"encodes": encodes}, "down": spec}), tmp_path / "run")
     plain = fedsim.run(fedsim.Scenario(**sections({})), executor="inline").summary
     codec: Codec = lossy(spec)
     assert {row["bytes"] for row in run.transfers if row["purpose"] in ("model", "update")} == {codec.bytes(650)}
@@ -287,9 +270,8 @@ def test_encoding_and_decoding_take_time_on_the_device(tmp_path: Any) -> None:
 def test_partial_work_leaves_time_to_encode(tmp_path: Any) -> None:
     strategy = {"kind": "fedprox", "clients_per_round": 6, "local_epochs": 50, "deadline": "40 s"}
     up = {"kind": "float16", "encode_rate": "500 B/s"}
-    run = ran(
-        sections(up, strategy=strategy, stop={"rounds": 3}, network={"kind": "star", "device": {"up": "1 kbit/s"}}), tmp_path
-    )
+    network = {"kind": "star", "device": {"up": "1 kbit/s"}}
+    run = ran(sections(up, strategy=strategy, stop={"rounds": 3}, network=network), tmp_path)
     assert [row["valid"] for row in run.rounds] == [6, 6, 6]
 
 
@@ -324,12 +306,9 @@ def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
     [
         ({"down": "top-k"}, r"messages: 'down' is 'top-k', which is a codec for up only"),
         ({"up": "topk"}, r"messages.up.kind is 'topk'; allowed are plain, .*did you mean 'top-k'"),
-        ({"down": "sign"}, r"messages: 'down' is 'sign', which is a codec for up only"),
         ({"down": {"kind": "float16", "error_feedback": True}}, r"messages: 'down' has error_feedback = true"),
         ({"up": {"kind": "int8", "error_feedback": True, "encodes": "model"}}, r"messages.up.*'error_feedback' is true and"),
         ({"up": {"kind": "float16", "encode_rate": "0 B/s"}}, r"messages.up.encode_rate is '0 B/s'.*never answers"),
-        ({"up": {"kind": "qsgd", "levels": 0}}, r"messages.up.levels is 0"),
-        ({"up": {"kind": "top-k", "share": 0.0}}, r"messages.up.share is 0.0"),
         ({"up": {"kind": "os:system"}}, r"messages.up.kind is 'os:system'.*must be a subclass of fedsim.plugin.Codec"),
     ],
 )

@@ -95,26 +95,20 @@ def test_nothing_that_moves_tells_who_is_malicious(tmp_path: Any) -> None:
     evil = ran(sections | {"malicious": {"attack": "gaussian", "share": 0.25}}, tmp_path / "evil")
     assert evil.transfers == clean.transfers
     (record,) = [event for event in evil.events if event["kind"] == "malicious"]
-    assert record["data"] == {
-        "attack": "gaussian",
-        "devices": MaliciousSpec(attack="gaussian", share=0.25).members(Streams(3), 12),
-    }
+    members = MaliciousSpec(attack="gaussian", share=0.25).members(Streams(3), 12)
+    assert record["data"] == {"attack": "gaussian", "devices": members}
 
 
 def test_robust_aggregations_bear_what_the_mean_does_not() -> None:
     malicious = {"attack": {"kind": "sign-flip", "factor": 10.0}, "devices": [1, 6]}
     sections = world(IID, 12, FEDAVG | {"clients_per_round": 12}, 6, evaluation={"every": 6}, malicious=malicious)
+    kinds = ("krum", "multi-krum", "bulyan")
+    ways = ["weighted", "median", {"kind": "trimmed-mean", "share": 0.2}, *({"kind": kind, "malicious": 2} for kind in kinds)]
     found = {}
-    for how in ("weighted", "median", "trimmed-mean", "krum", "multi-krum", "bulyan"):
-        needs = {
-            "trimmed-mean": {"share": 0.2},
-            "krum": {"malicious": 2},
-            "multi-krum": {"malicious": 2},
-            "bulyan": {"malicious": 2},
-        }
-        strategy = sections["strategy"] | {"aggregation": {"kind": how} | needs.get(how, {})}
+    for how in ways:
+        strategy = sections["strategy"] | {"aggregation": how}
         scenario = fedsim.Scenario(**sections | {"strategy": strategy})
-        found[how] = fedsim.run(scenario, executor="inline").summary["accuracy"]["final"]
+        found[str(how)] = fedsim.run(scenario, executor="inline").summary["accuracy"]["final"]
     assert found.pop("weighted") < 0.3
     assert min(found.values()) > 0.6, found
 
@@ -131,9 +125,7 @@ class TestMalicious(StrategyContract):
         ({"share": 0.1, "attack": "signflip"}, r"malicious.attack.kind is 'signflip'; allowed are .*did you mean 'sign-flip'"),
         ({"attack": "sign-flip"}, r"malicious: 'share' and 'devices' both say"),
         ({"attack": "sign-flip", "share": 0.1, "devices": [1]}, r"malicious: 'share' and 'devices' both say"),
-        ({"attack": "sign-flip", "share": 1.5}, r"malicious.share is 1.5"),
         ({"attack": "sign-flip", "devices": [3, 100]}, r"malicious.devices has 100; allowed are 0 to 99"),
-        ({"attack": {"kind": "sign-flip", "factor": 0.0}, "share": 0.1}, r"malicious.attack.factor is 0.0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(malicious: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from fedsim.testing import FIGURES, assert_sound
 from tests.flower.plain import last_arrays, run_plain
 from tests.flower.runs import eventful, execute, scenario
 
-APPS = {"numpy_app": {}, "torch_app": {}, "sklearn_app": {}, "legacy_app": {}, "private_app": {}}
+APPS = {"numpy_app": {}, "torch_app": {}, "legacy_app": {}, "private_app": {}}
 OWN_NAMES = {"torch_app": {"loss": "eval_loss"}}
 
 

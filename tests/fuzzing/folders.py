@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
+import tempfile
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +33,30 @@ _pool: Path
 
 
 def prepare(folder: Path) -> None:
-    """Make the runs whose copies are damaged: of each strategy one that came to its end, one interrupted, one killed."""
+    """A place for the runs whose copies are damaged."""
     global _pool
     _pool = folder
     (folder / "graph.json").write_text(json.dumps(GRAPH))
-    device = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
-    graph = {"kind": "graph", "file": str(folder / "graph.json"), "server": "s", "attach": ["a", "b"], "device": device}
-    networks = [{}, {"network": TREE}, {"network": graph}]
-    for place, strategy in enumerate(one for one in STRATEGIES if ":" not in one["kind"]):
-        made = folder / strategy["kind"]
-        sections = eventful_world(strategy, seed=place, rounds=_ROUNDS) | networks[place % len(networks)]
-        sections["checkpoint"] = {"rounds": 1}
-        in_a_child(lambda made=made, sections=sections: _make(made, sections))  # type: ignore[misc]
+
+
+def _made(number: int) -> Path:
+    """The runs of a strategy, made when they are first needed: one came to its end, one was interrupted, one killed."""
+    strategies = [one for one in STRATEGIES if ":" not in one["kind"]]
+    strategy = strategies[number % len(strategies)]
+    made = _pool / strategy["kind"]
+    if not made.exists():
+        device = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
+        graph = {"kind": "graph", "file": str(_pool / "graph.json"), "server": "s", "attach": ["a", "b"], "device": device}
+        sections = eventful_world(strategy, seed=number, rounds=_ROUNDS) | {"checkpoint": {"rounds": 1}}
+        sections |= [{}, {"network": TREE}, {"network": graph}][number % 3]
+        own = Path(tempfile.mkdtemp(dir=_pool))
+        in_a_child(lambda: _make(own, sections))
+        with suppress(OSError):  # another worker was first
+            own.rename(made)
+    return made
 
 
 def _make(made: Path, sections: dict[str, Any]) -> None:
-    made.mkdir()
     events = run(sections, made / "done")["events"]
     (made / "scenario.toml").write_text(fedsim.Scenario(**sections).to_toml())
     run_until(sections, made / "interrupted", int(events * 0.7))
@@ -69,8 +79,7 @@ def _run_and_die(sections: dict[str, Any], out: Path, records: int) -> None:
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
     """Copy a run, change something in it, and do with it what a user would."""
-    runs = sorted(path for path in _pool.iterdir() if path.is_dir())
-    made = runs[number % len(runs)]
+    made = _made(number)
     state = draw.choice(["done", "done", "interrupted", "killed"])
     out = Path(shutil.copytree(made / state, place.folder / "out"))
     before = _prints(out)

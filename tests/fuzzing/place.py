@@ -48,6 +48,9 @@ class Witness:
 """
 _UNEXPECTED = "--debug shows where"
 _NOISE = re.compile(r"Traceback \(most recent call last\)|\b\w{0,40}Warning: |Exception ignored in")
+_OURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\|\r")
+"""Sequences that a live display itself sends: colours, moves of the cursor, links."""
+_FROM_FILES = ("\x1b]0;owned\x07", "\x1b[31;47;5m")
 _NO_ROOM = "there is not enough memory"
 _GRACE_S = 20.0  # what a run that was asked to stop has for that
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # what Python itself does not show
@@ -193,8 +196,9 @@ class Place:
             found.append(f"exit status {outcome.status}: {_same(outcome.text.strip().rpartition(chr(10))[2])}")
         elif outcome.status == 2 and len(outcome.text) > LONGEST_MESSAGE:
             found.append(f"a message of more than {LONGEST_MESSAGE} characters")
-        if not terminal and (harm := next(filter(harmful, outcome.text), None)):
-            found.append(f"prints a character of category {unicodedata.category(harm)}")
+        text = _OURS.sub("", outcome.text) if terminal else outcome.text
+        if (harm := next(filter(harmful, text), None)) or (terminal and any(part in outcome.text for part in _FROM_FILES)):
+            found.append(f"prints a character of category {unicodedata.category(harm or _FROM_FILES[0][0])}")
         return found
 
 

@@ -27,6 +27,9 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
     if draw.random() < 0.1:
         _study(place, draw)
         return
+    if draw.random() < 0.1:
+        _hostile(place, draw, "".join(draw.sample(values.CONTROLS, draw.randrange(1, 4))))
+        return
     sections = world(draw)
     changed = _change(draw, sections, number)
     (place.folder / "scenario.toml").write_text(as_toml(sections), encoding="utf-8", newline="")
@@ -42,7 +45,9 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
             _explained(place, told.text, [*changed, *sections])
         return
     options += ["--executor", draw.choice(["inline", "threads"]), *draw.choice([["--quiet"], []])]
-    told = place.call("run", "scenario.toml", "--out", "out", *options, excuse=_DIVERGED, long=True)
+    told = place.call(
+        "run", "scenario.toml", "--out", "out", *options, excuse=_DIVERGED, long=True, terminal=draw.random() < 0.3
+    )
     if told.status == 0:
         sound(place)
         if draw.random() < 0.2:
@@ -138,6 +143,17 @@ def _explained(place: Place, text: str, keys: list[str]) -> None:
         place.complain(f"a refusal does not say who refuses: {text[:100]}")
     elif not any(part in text for key in keys for part in (*key.split("."), repr(key))) and "TOML" not in text:
         place.complain(f"a refusal names no key: {text[:100]}")
+
+
+def _hostile(place: Place, draw: random.Random, name: str) -> None:
+    """A name that a terminal would obey: the run's, its folder's, an option's, or of what is not there."""
+    sections = eventful_world({"kind": "fedavg", "clients_per_round": 4}, rounds=1) | {"name": name, "learning": "off"}
+    (place.folder / "scenario.toml").write_text(as_toml(sections), encoding="utf-8")
+    place.call("run", "scenario.toml", "--out", f"out{name}", terminal=True)
+    looks = [["compare", f"out{name}", "--baseline", name], ["report", f"out{name}", "--out", f"x{name}.html"]]
+    looks += [["audit", f"out{name}"], ["trace", f"out{name}\udcff"], ["check", "scenario.toml", "--set", f"{name}=1"]]
+    for argv in draw.sample(looks, 3):
+        place.call(*argv, terminal=True)
 
 
 def _study(place: Place, draw: random.Random) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -106,6 +107,7 @@ def forget(mark: Path) -> None:
         if name.partition(".")[0] in names or name.startswith(("fedsim_file_", "fedsim.flower")):
             del sys.modules[name]
     imports._places.of.clear()
+    invalidate_caches()  # of the folders that Python has listed
     mark.unlink(missing_ok=True)
 
 

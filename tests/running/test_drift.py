@@ -128,8 +128,7 @@ class TestWho:
 
 class TestWhatItDoes:
     def test_records_say_what_and_with_whom(self, tmp_path: Path) -> None:
-        run = ran(drifting(swapping({"rounds": [2]})), tmp_path / "run")
-        events = of_kind(run, "shift")
+        events = of_kind(ran(drifting(swapping({"rounds": [2]}), 3), tmp_path / "run"), "shift")
         partners = {event["device"]: event["data"]["partner"] for event in events}
         assert all(partners[other] == one for one, other in partners.items())
         assert {(event["data"]["what"], event["data"]["occasion"]) for event in events} == {("swap-all", 0)}
