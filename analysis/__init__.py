@@ -5,6 +5,6 @@
 ``python -m analysis RUN...`` draws those that apply; ``report`` (``fedsim report RUN...``) puts them on one page, with a
 timeline that can be looked at closely.
 
-``history`` reads a run into tables, ``view`` cuts out what a timeline shows, ``lanes`` draws devices' lanes; ``clusterings``
-reads what servers clustered; ``series`` puts seeds together; ``style`` is what all share.
+``history`` reads a run into tables, ``lanes`` draws devices' lanes, ``series`` puts seeds together, and ``style`` is what all
+share.
 """

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -31,7 +32,6 @@ _MARKS: dict[str, dict[str, Any]] = {
 _EPSILON: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # with more evaluations than this the points run into a line
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do not fit on one linear axis
-_NOT_EVALUATED = "no round was evaluated (learning is off?), so there is no accuracy to draw"
 
 
 class _Axis(NamedTuple):
@@ -51,12 +51,10 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     Runs are called after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
-    curves = [read_curve(run) for run in runs]
-    if all(curve.empty for curve in curves):
-        raise style.NothingToDrawError(_NOT_EVALUATED)
+    curves = _curves(series)
     axes = _axes(curves)
-    if len(runs) == 1 and _in_step(curves[0]):
-        last = curves[0].iloc[-1]
+    if len(runs) == 1 and _in_step(curves[0][0]):
+        last = curves[0][0].iloc[-1]
         size = style.bytes_unit(last["bytes"])
         ends = f"{int(last['rounds']):,} rounds and {last['bytes'] / size.size:.3g} {size.name}"
         axes = [axes[1]._replace(label=f"{axes[1].label}; rounds and bytes grow in step with it, to {ends}")]
@@ -65,14 +63,27 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         figure.set_label("Test accuracy against simulated time, with which the rounds and the bytes moved grow in step.")
     panels = list(figure.subplots(1, len(axes), sharey=True, squeeze=False)[0])
     for panel, axis in zip(panels, axes, strict=True):
-        _plot(panel, curves, [one.number for one in series], axis)
+        _plot(panel, series, curves, axis, _UNLIKE if axis.column == "rounds" else np.inf)
     cut = f"; the axis begins at {low:.2g}" if (low := panels[0].get_ylim()[0]) > _CUT else ""
     panels[0].set_ylabel(f"test accuracy (0 to 1{cut})")
     if len(runs) == 1:
-        return style.finished(figure, runs, _draw_epsilon(panels, curves[0], axes) + _mark(panels, runs[0], axes))
-    names = [one.name + ("" if len(curve) else " (not evaluated)") for one, curve in zip(series, curves, strict=True)]
-    lines = [Line2D([], [], label=name, **_line(one.number, True)) for one, name in zip(series, names, strict=True)]
-    return style.finished(figure, runs, lines)
+        return style.finished(figure, runs, _draw_epsilon(panels, curves[0][0], axes) + _mark(panels, runs[0], axes))
+    dot: dict[str, Any] = {"marker": "o", "markersize": 3.5}
+    return style.finished(figure, runs, _handles([one.name for one in series], series, curves, **dot))
+
+
+def _curves(series: Sequence[Series]) -> list[list[pd.DataFrame]]:
+    """The curves of each series' runs that were evaluated."""
+    curves = [[curve for run in one.runs if len(curve := read_curve(run))] for one in series]
+    if not any(curves):
+        raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
+    return curves
+
+
+def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
+    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=True)]
+    lines = zip(labels, series, strict=True)
+    return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
 
 
 def read_curve(run: RunFolder) -> pd.DataFrame:
@@ -87,8 +98,8 @@ def _course(run: RunFolder) -> pd.DataFrame:
     return course.assign(accuracy=table["accuracy"].astype(float), epsilon=table["epsilon"].astype(float))
 
 
-def _axes(curves: Sequence[pd.DataFrame]) -> list[_Axis]:
-    most = pd.concat([curve for curve in curves if len(curve)])[["time", "bytes"]].max()
+def _axes(curves: Sequence[Sequence[pd.DataFrame]]) -> list[_Axis]:
+    most = pd.concat([curve for own in curves for curve in own])[["time", "bytes"]].max()
     time, size = style.time_unit(most["time"]), style.bytes_unit(most["bytes"])
     return [
         _Axis("rounds", 1.0, "rounds aggregated"),
@@ -133,33 +144,18 @@ def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[_Axis]) -> list
     return found
 
 
-def _plot(panel: Axes, curves: Sequence[pd.DataFrame], looks: Sequence[int], axis: _Axis) -> None:
-    for number, curve in zip(looks, curves, strict=True):
-        line = _line(number, len(curve) <= _MARKED)
-        x = curve[axis.column] / axis.unit
-        panel.plot(x, curve["accuracy"], **line)
-        panel.plot(x.tail(1), curve["accuracy"].tail(1), **line | {"marker": "o", "markersize": 6})
-    panel.set_xlabel(axis.label)
+def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: _Axis, unlike: float) -> None:
+    """A line or a band a series; the axis is logarithmic where their ends lie further apart than a factor."""
+    bands = [band(own, axis.column) for own in curves]
+    for one, own, drawn in zip(series, curves, bands, strict=True):
+        _draw_band(panel, drawn, one.number, axis.unit, len(own) > 1)
+    ends = [drawn.at[-1] for drawn in bands if len(drawn.at)]
+    is_log = max(ends, default=0.0) > unlike * min(ends, default=1.0)
+    panel.set_xlabel(f"{axis.label}, log scale" if is_log else axis.label)
     panel.grid(color=style.PALE, linewidth=1)
-    ends = [int(curve["rounds"].max()) for curve in curves if len(curve)]
-    if axis.column == "rounds" and max(ends) > _UNLIKE * min(
-        ends
-    ):  # one without rounds has an aggregation an update, or nearly
-        panel.set_xscale("log")
+    _scale(panel, is_log, 7, whole=axis.column == "rounds")
+    if is_log and axis.column == "rounds":
         panel.set_xlim(left=1)
-        panel.xaxis.set_major_formatter("{x:,.0f}")
-        panel.set_xlabel(f"{axis.label} (log scale)")
-    else:
-        _from_zero(panel, 7, whole=axis.column == "rounds")
-
-
-def _from_zero(panel: Axes, ticks: int, whole: bool = False) -> None:
-    panel.set_xlim(left=0)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=whole))
-
-
-def _line(number: int, marked: bool) -> dict[str, Any]:
-    return style.line_of(number, 1.8 if marked else 1.3) | {"marker": "o" if marked else "", "markersize": 3.5}
 
 
 # Over seeds: accuracy against bytes, simulated time and rounds, the seeds of one strategy as a band.
@@ -191,28 +187,18 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     series = group_by_scenario(runs) if series is None else series
     if all(len(one.runs) == 1 for one in series):
         raise style.NothingToDrawError("no scenario was run with several seeds; the picture of accuracy shows each run")
-    curves = [[curve for run in one.runs if len(curve := read_curve(run))] for one in series]
-    if not any(curves):
-        raise style.NothingToDrawError(_NOT_EVALUATED)
-    by_rounds, by_time, by_bytes = _axes([curve for own in curves for curve in own])
+    curves = _curves(series)
+    by_rounds, by_time, by_bytes = _axes(curves)
     if len(series) > _TOGETHER:
         return _one_by_one(series, curves, [by_bytes, by_time])
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
     for panel, axis in zip(panels, (by_bytes, by_time, by_rounds), strict=True):
-        bands = [band(own, axis.column) for own in curves]
-        for one, own, drawn in zip(series, curves, bands, strict=True):
-            _draw_band(panel, drawn, one.number, axis.unit, len(own) > 1)
-        ends = [drawn.at[-1] for drawn in bands if len(drawn.at)]
-        is_log = max(ends, default=0.0) > _COSTS_UNLIKE * min(ends, default=1.0)
-        panel.set_xlabel(f"{axis.label}, log scale" if is_log else axis.label)
-        panel.grid(color=style.PALE, linewidth=1)
-        _scale(panel, is_log, 7, whole=axis.column == "rounds")
+        _plot(panel, series, curves, axis, _COSTS_UNLIKE)
     panels[0].set_ylabel("test accuracy (0 to 1)")
-    labels = [one.label + ("" if own else " (not evaluated)") for one, own in zip(series, curves, strict=True)]
-    lines = [Line2D([], [], label=text, **style.line_of(one.number, _WIDTH)) for one, text in zip(series, labels, strict=True)]
     words = "from the lowest to the highest of the seeds; lines are means"
-    return style.finished(figure, _every(series), [*lines, Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words)])
+    shade = Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words)
+    return style.finished(figure, _every(series), [*_handles([one.label for one in series], series, curves), shade])
 
 
 def _every(series: Sequence[Series]) -> list[RunFolder]:
@@ -265,16 +251,18 @@ def _scale(panel: Axes, is_log: bool, ticks: int, whole: bool = False) -> None:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:,g}")
     else:
-        _from_zero(panel, ticks, whole)
+        panel.set_xlim(left=0)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=whole))
 
 
 def _draw_band(panel: Axes, drawn: Band, number: int, unit: float, several: bool) -> None:
-    """A series' mean, with a dot at its end, and its range over several seeds."""
+    """A series' mean, with a dot at its end, and of one run at each of few evaluations; and its range over several seeds."""
     if not len(drawn.at):
         return
     x, look = drawn.at / unit, style.line_of(number, _WIDTH)
+    dots = {"marker": "o" if not several and len(x) <= _MARKED else "", "markersize": 3.5}
     if several:
         shade: dict[str, Any] = {"color": look["color"], "alpha": _BAND, "linewidth": 0, "gid": f"band-{number}"}
         panel.fill_between(x, drawn.low, drawn.high, **shade)
-    panel.plot(x, drawn.mean, gid=f"mean-{number}", **look)
+    panel.plot(x, drawn.mean, gid=f"mean-{number}", **look | dots)
     panel.plot(x[-1:], drawn.mean[-1:], **look | {"marker": "o", "markersize": 6})

@@ -104,8 +104,7 @@ _OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": ""
 def draw_clusters(run: RunFolder) -> Figure:
     """Groups that the server made of the devices by the sizes of their data, at first and when it grouped them again.
 
-    Histograms of the sizes that devices reported, with the groups' borders, members and outliers. Where sizes or members
-    changed, the members over the rounds stand beside them. TiFL's tiers by size are drawn alike.
+    Histograms of the sizes that devices reported, with the groups' borders, members and outliers. TiFL's tiers are drawn alike.
     """
     groupings = [grouping for grouping in read_groupings(run) if len(grouping.sizes)]
     if not groupings:

@@ -25,10 +25,7 @@ _LOST: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "h
 
 @style.styled
 def draw_edges(run: RunFolder) -> Figure:
-    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses.
-
-    The band of a lane is the darker, the more of its devices work for it at a time.
-    """
+    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses."""
     messages = read_messages(run)
     if messages.empty:
         raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")

@@ -38,11 +38,7 @@ def draw_embedding(run: RunFolder) -> Figure:
     Points are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a
     distance of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken
     for the inner product of the two. Panels have the first two principal components, turned so that devices lie near where they
-    lay in the panel before; of more than six clusterings the first, the last and some between are drawn.
-
-    Features that were clustered once are drawn in more detail: two dimensions as they are, three pair by pair. Of more, the
-    first two dimensions stand beside the first three principal components, with the share of the variance of each. Crosses
-    under the points are the groups' means.
+    lay in the panel before. Features that were clustered once are drawn in more detail.
     """
     found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
     if not found:
@@ -121,10 +117,7 @@ def _over_time(chosen: Sequence[Clustering]) -> list[_Scatter]:
 
 
 def turned(points: Floats, some: Floats, to: Floats) -> Floats:
-    """The points [n, 2] rotated, and mirrored if need be, so that ``some`` [k, 2] of them come as near ``to`` [k, 2] as can be.
-
-    Orthogonal Procrustes (Schoenemann 1966).
-    """
+    """The points [n, 2] rotated or mirrored so that ``some`` [k, 2] of them come nearest ``to`` [k, 2] (Schoenemann 1966)."""
     from scipy.linalg import orthogonal_procrustes
 
     there: Floats = points @ orthogonal_procrustes(some, to)[0]

@@ -68,8 +68,7 @@ def _wasted(books: Sequence[dict[str, Any]]) -> str:
 def draw_batteries(run: RunFolder) -> Figure:
     """How full the batteries of a few devices were as time went on, when these devices worked, and when they ran flat.
 
-    Devices are those that ran flat most often, then those that worked most. A level is a line from one breakpoint of the
-    records to the next.
+    Devices are those that ran flat most often, then those that worked most.
     """
     history = History(run)
     levels = read_levels(history) if "energy" in run.summary else {}

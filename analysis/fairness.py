@@ -27,9 +27,8 @@ class Waiting(NamedTuple):
 
     Attributes:
         at: rounds that had ended, or the time.
-        mean, tenth, longest: mean, 90th percentile and maximum of the time since a device's last selection, or since the
-            beginning or its arrival if it never was selected; 0 rounds for those selected in this one. Over all devices that
-            are there: who has left for good, or is yet to come, does not wait.
+        mean, tenth, longest: mean, 90th percentile and maximum of the time since a device's last selection, or since its
+            arrival if it never was selected; 0 rounds for those selected in this one. Over all devices that are there.
     """
 
     at: Floats
@@ -175,13 +174,8 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder], looks: Sequence[int]) -
             left = place + (bar - len(present) / 2) * width
             colour = style.SERIES[number % len(style.SERIES)]
             panel.bar(left, valid, width * 0.92, align="edge", color=colour)
-            hatched: dict[str, Any] = {
-                "color": style.lighten(colour, 0.75),
-                "edgecolor": colour,
-                "hatch": "//////",
-                "linewidth": 0,
-            }
-            panel.bar(left, failed, width * 0.92, valid, align="edge", **hatched)
+            hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0}
+            panel.bar(left, failed, width * 0.92, valid, align="edge", color=style.lighten(colour, 0.75), **hatched)
     panel.tick_params(axis="x", length=0)
     if keys == [None]:
         panel.set_xticks([])

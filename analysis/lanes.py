@@ -1,7 +1,6 @@
 """Lanes of devices: the part of a run that is shown, each device's steps as bars, and marks where something happened to it.
 
-Bars of one kind are one collection, and many bars become pixels inside the SVG, so that a thousand devices over hundreds of
-rounds take seconds.
+Bars of one kind are one collection, and many bars become pixels inside the SVG: it stays small, and takes seconds.
 """
 
 from typing import Any, Literal, get_args
@@ -47,8 +46,7 @@ class View:
         unit: of the time axis.
 
     Raises:
-        PictureError: there is no such order, fewer than one device is asked for, or the span ends before it begins.
-        NothingToDrawError: nobody worked within the span, or it is empty.
+        PictureError: there is no such order, span or number of devices; ``NothingToDrawError``: nobody worked within the span.
     """
 
     def __init__(self, history: History, span: Span | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
@@ -78,11 +76,7 @@ class View:
 
 
 def span_of_rounds(history: History, first: int, stop: int) -> Span:
-    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0 as in the records.
-
-    Raises:
-        PictureError: the run has no such rounds.
-    """
+    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0; ``PictureError`` if there are none."""
     numbers, ends = history.rounds["round"], history.rounds["end"]
     inside = ends[(numbers >= first) & (numbers < stop)]
     if inside.empty:
@@ -169,14 +163,7 @@ def label_lanes(axes: Axes, view: View) -> None:
 
 
 def mark_rows(panel: Axes, history: History, row: "pd.Series[float]", unit: float) -> list[Artist]:
-    """Draw a mark for each instant of ``history.marks`` within the panel's limits; returns the legend's entries.
-
-    Args:
-        panel: where.
-        history: what happened.
-        row: each shown device's row, by device.
-        unit: seconds that the time axis counts as one.
-    """
+    """Draw ``history.marks`` within the panel's limits, each in its device's row; returns the legend's entries."""
     shown = history.marks[history.marks["device"].isin(row.index) & (history.marks["time"] / unit).between(*panel.get_xlim())]
     size, handles = float(np.clip(420 / len(row), 2.2, 7.0)), []
     for kind in MARKS:

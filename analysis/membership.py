@@ -38,15 +38,8 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
     """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers, and below it
     stand the sizes of the groups and how well they agree with the true ones where these are known.
 
-    Rows are ordered by the devices' last groups, then by when they first had one. A row begins when its device arrives and ends
-    when it departs. Group sizes count all devices, shown or not.
-
-    Args:
-        run: the run.
-        devices: show at most so many rows, evenly spread over the order.
-
-    Raises:
-        PictureError: fewer than one device is asked for.
+    Rows are ordered by the devices' last groups, then by when they first had one; at most ``devices`` are shown, evenly spread
+    over that order. Group sizes count all devices.
     """
     if devices < 1:
         raise style.PictureError(f"the number of devices is {devices}; allowed is 1 or more")

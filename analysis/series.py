@@ -81,12 +81,7 @@ def _names(firsts: Sequence[RunFolder]) -> list[str]:
 def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, colours: Mapping[str, str], words: str) -> None:
     """Draw a stacked bar of means over seeds, a line from the least to the largest total, and words beside it.
 
-    Args:
-        panel: where.
-        place: the bar's row.
-        seeds: a row a run and a column a part, in units of the axis.
-        colours: of the parts.
-        words: the amount.
+    ``seeds`` has a row a run and a column a part, in units of the axis.
     """
     base = 0.0
     for part, mean in seeds.mean().items():

@@ -66,11 +66,7 @@ class Clustering:
 
 
 def _side_by_side(apart: Floats) -> Ints:
-    """Positions [n] such that those little apart lie together: the leaves of a tree of average linkage.
-
-    Args:
-        apart: how far apart every two are, [n, n], on any scale; unknown (NaN) counts as furthest.
-    """
+    """Positions [n] such that those little ``apart`` [n, n] lie together, by average linkage; NaN counts as furthest."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
@@ -88,11 +84,7 @@ def _side_by_side(apart: Floats) -> Ints:
 
 
 def read_clusterings(history: History) -> list[Clustering]:
-    """Every clustering of a run, in order.
-
-    Raises:
-        RunFolderError: the events are missing or damaged.
-    """
+    """Every clustering of a run, in order."""
     return [_clustering(history, row) for row in history.data("clustering")]
 
 

@@ -45,11 +45,7 @@ class Cluster:
 
 
 def read_splits(history: History) -> list[Cluster]:
-    """The clusters from which the splits begin; none where no cluster was split.
-
-    Raises:
-        RunFolderError: a table is damaged, or a cluster is split twice.
-    """
+    """The clusters from which the splits begin; none where no cluster was split."""
     roots: list[Cluster] = []
     known: dict[int, Cluster] = {}
     for row in history.data("cluster-split"):
@@ -61,11 +57,9 @@ def read_splits(history: History) -> list[Cluster]:
         if parent.children:
             raise RunFolderError(f"{EVENTS} of {str(history.run.path)!r} is damaged: group {group} is split twice")
         norms = (("mean norm", data.get("mean_norm")), ("largest", data.get("max_norm")))
-        words = [
-            f"round {number} ({show_seconds(row['time'])})",
-            *(f"{word} {norm:.3g}" for word, norm in norms if norm is not None),
-        ]
-        parent.split_round, parent.told = number + 1, ", ".join(words)
+        words = [f"{word} {norm:.3g}" for word, norm in norms if norm is not None]
+        parent.told = ", ".join([f"round {number} ({show_seconds(row['time'])})", *words])
+        parent.split_round = number + 1
         parent.children = [Cluster(int(at), number + 1, count) for at, count in zip(data["children"], counts, strict=True)]
         known |= {cluster.group: cluster for cluster in (parent, *parent.children)}
     return roots
@@ -85,8 +79,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
     """A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.
 
     They are CFL's bipartitions (Sattler et al. 2020). A line is as thick as its cluster has members. Splits have numbers; below
-    stand their rounds and times, and the two norms that decided them: of the cluster's mean update, and of its members' largest
-    update. Under the tree is the accuracy over all devices: a cluster's own is known at the end only.
+    stand their rounds and times, and the two norms that decided them. Under the tree is the accuracy over all devices.
     """
     history = History(run)
     roots = read_splits(history)

@@ -60,12 +60,7 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         first: Any = records.iloc[0]
         start = opened.get(int(first["round"]), {"data": None, "time": first["time"]})
         device: Any = history.population.loc[int(first["device"])]
-        row = {
-            "task": int(first["task"]),
-            "round": int(first["round"]),
-            "device": int(first["device"]),
-            "group": first["group"],
-        }
+        row = {name: int(first[name]) for name in ("task", "round", "device")} | {"group": first["group"]}
         row |= {"samples": int(device["samples"]), "splits": (first["round"], first["device"]) in splits}
         row |= _course(records, start["time"], parsed(start["data"]))
         rows.append(row | {"epoch_s": row["samples"] / device["speed"]})
@@ -133,9 +128,6 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
         rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the last
             eight of the run.
         order: ``size`` (the most samples on top) or ``epoch`` (the longest epoch on top).
-
-    Raises:
-        PictureError: there is no such order.
     """
     if order not in SORTS:
         raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
@@ -172,7 +164,11 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
         panel.set_visible(False)
     _name_axes(grid, len(shown), order, unit.name, many)
     handles = _handles_of_many(attempts) if many else _handles(attempts)
-    return style.finished(figure, [run], handles, f"{_excerpt(shown, len(trained))}; {_what(many, counted)}")
+    what = "what the selected devices do at each time"
+    if not many:
+        what = "epochs of each selected device against its deadline; at the right how many it finished"
+        what += ", of those asked for" if counted else ""
+    return style.finished(figure, [run], handles, f"{_excerpt(shown, len(trained))}; {what}")
 
 
 def _window(run: RunFolder, trained: list[int], rounds: tuple[int, int] | None) -> list[int]:
@@ -190,16 +186,6 @@ def _excerpt(shown: list[int], every: int) -> str:
     """Which of the rounds are drawn."""
     which = f"rounds {shown[0]} to {shown[-1]}" if len(shown) > 1 else f"round {shown[0]}"
     return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
-
-
-def _what(many: bool, counted: bool) -> str:
-    if many:
-        return "what the selected devices do at each time"
-    words = "epochs of each selected device against its deadline; at the right how many it finished"
-    return f"{words}, of those asked for" if counted else words
-
-
-# Of many devices: how many do what.
 
 
 def _draw_many(panel: Axes, lanes: pd.DataFrame, unit: float, end: float) -> None:
@@ -238,15 +224,8 @@ def _doings(lanes: pd.DataFrame) -> list[tuple[str, str, Floats, Floats]]:
 
 def _handles_of_many(attempts: pd.DataFrame) -> list[Artist]:
     there = [(words, colour) for words, colour, begins, _ in _doings(attempts) if not np.isnan(begins).all()]
-    handles: list[Artist] = [Patch(facecolor=colour, label=words) for words, colour in there]
-    return handles + _ends_of(attempts)
-
-
-def _ends_of(attempts: pd.DataFrame) -> list[Artist]:
-    return [Line2D([], [], **look) for column, look in _ENDS.items() if attempts[column].notna().any()]
-
-
-# Of few: a lane each.
+    ends = [Line2D([], [], **look) for column, look in _ENDS.items() if attempts[column].notna().any()]
+    return [*(Patch(facecolor=colour, label=words) for words, colour in there), *ends]
 
 
 def _hatched(face: str, edge: str) -> dict[str, Any]:
@@ -357,7 +336,6 @@ def _handles(attempts: pd.DataFrame) -> list[Artist]:
         (attempts["part"] > 0, Line2D([], [], label="trains on a part of its data", **_PART)),
         (attempts["splits"], Line2D([], [], label="splits its data after this", **_SPLITS)),
     ]
-    present = [outcome for outcome in _COLOURS if (attempts["outcome"] == outcome).any()]
-    handles: list[Artist] = [Patch(facecolor=_COLOURS[outcome], label=_MEANING[outcome]) for outcome in present]
-    handles += [key for there, key in phases if there.any()]
-    return [*handles, *_ends_of(attempts), *(key for there, key in parts if there.any())]
+    outcomes = [(attempts["outcome"] == name, Patch(facecolor=_COLOURS[name], label=_MEANING[name])) for name in OUTCOMES]
+    ends = [(attempts[column].notna(), Line2D([], [], **look)) for column, look in _ENDS.items()]
+    return [key for there, key in [*outcomes, *phases, *ends, *parts] if there.any()]

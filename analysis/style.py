@@ -109,11 +109,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes.
-
-    Raises:
-        RunFolderError: a file cannot be written.
-    """
+    """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
     paths = []
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")

@@ -45,10 +45,7 @@ _POINTS = 800  # more points than pixels only make the SVG large
 
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
-    """Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted.
-
-    A broken line is the ledger's ``paper`` view, wasted or not.
-    """
+    """Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted."""
     parts = read_parts(run)
     if parts.empty or parts["bytes"].sum() == 0:
         raise style.NothingToDrawError(f"{str(run.path)!r} moved no bytes, so there is no traffic to draw")

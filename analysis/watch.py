@@ -75,11 +75,7 @@ class Growing:
 
 
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the growing report on the loopback address, at a port (0 for any that is free); ``serve_forever`` starts it.
-
-    Raises:
-        FedsimError: the port cannot be had.
-    """
+    """A server of the growing report at a port of the loopback address (0 for any that is free)."""
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page around the report, the report, and its state."""
@@ -120,11 +116,7 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
 def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0) -> None:
     """Serve the growing report of ``paths`` until it is ``over``, and a little longer, so that open pages get what was last.
 
-    Args:
-        paths: folders of runs or studies.
-        told: is called with the address.
-        over: set by whoever wants it to end.
-        port: 0 for any that is free; ``FedsimError`` if it cannot be had.
+    ``told`` is called with the address. Port 0 is any that is free; ``FedsimError`` if it cannot be had.
     """
     growing = Growing(paths)
     with server_of(growing, port) as server:

@@ -67,9 +67,6 @@ def pack(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Arrays as JSON: ``layout`` has a (name, kind, length) each, ``data`` the bytes of all, deflated, in base64.
 
     A column of n numbers of k bytes is written as n first bytes, n second bytes and so on (``columns.js`` puts them back).
-
-    Args:
-        columns: arrays [n] of uint8, uint16, uint32, int16, int32 or float32.
     """
     layout, planes = [], []
     for name, column in columns.items():

@@ -98,13 +98,11 @@ def _header(subject: Subject, several: bool) -> Markup:
         about = f"{len(runs)} runs{of}: {', '.join(strategies)}"
     else:
         about = f"{plain(words.strategy_name(str(first['strategy'])), 60)}, seed {first['seed']}"
-    links = [("summary", "In short")]
-    links += [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")] if several else []
-    links += [("timeline", "Timeline")]
-    few = len(subject.shown) <= sections.AT_ONCE
-    links += [
-        (f"run-{place}", shown.name if several else "Pictures and tables") for place, shown in enumerate(subject.shown) if few
-    ]
+    links = [("summary", "In short"), ("timeline", "Timeline")]
+    links[1:1] = [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")] if several else []
+    if len(subject.shown) <= sections.AT_ONCE:
+        names = [shown.name if several else "Pictures and tables" for shown in subject.shown]
+        links += [(f"run-{place}", name) for place, name in enumerate(names)]
     entries = [el("li", el("a", text, href=f"#{where}")) for where, text in links]
     return join(
         el("header", el("h1", subject.title), el("p", about, class_="soft")),

@@ -15,7 +15,7 @@ from fedsim.analysis.report import tables, words
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, el, pack, plain, visible
 from fedsim.analysis.report.tables import answers
-from fedsim.analysis.report.timeline import key, read_timeline, stage
+from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.series import Series
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
@@ -69,8 +69,8 @@ def _tiles(run: RunFolder) -> Markup:
 def _scenario(run: RunFolder) -> Iterator[Markup]:
     """The scenario in words, and as it is."""
     yield el("p", plain(words.describe(run.scenario), _LONGEST))
-    text = tomli_w.dumps(words.without_places(run.scenario))
-    yield el("details", el("summary", "The scenario with every default written out"), el("pre", visible(text), tabindex="0"))
+    text = visible(tomli_w.dumps(words.without_places(run.scenario)))
+    yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 
 
 def answer(subject: Subject) -> Markup:
@@ -93,7 +93,10 @@ def answer(subject: Subject) -> Markup:
 
 def comparison(subject: Subject) -> Iterator[Markup]:
     """Several runs: the pictures of all, the scenario and what differs, and their figures side by side."""
-    yield el("section", el("h2", "Pictures", id="pictures"), *_pictures(subject))
+    few, every = min(len(subject.shown), MOST_DRAWN), len(subject.runs)
+    text = f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means are over all of them."
+    hint = el("p", text, class_="soft") if few < every else None
+    yield el("section", el("h2", "Pictures", id="pictures"), *_of_all(subject.alone(few), subject.series), hint)
     firsts = {id(shown.line): shown for shown in reversed(subject.shown)}
     lines = [firsts[id(line)] for line in subject.lines.lines if id(line) in firsts]
     differing = tables.differing([shown.run for shown in lines], [shown.name for shown in lines])
@@ -102,14 +105,6 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     yield el("section", head, *_scenario(lines[0].run), el("p", said, class_="soft"), differing)
     parts = (part for table in subject.comparison.tables() for part in tables.comparison(table, subject.order))
     yield el("section", el("h2", "Tables", id="tables"), *parts)
-
-
-def _pictures(subject: Subject) -> Iterator[Markup]:
-    few = min(len(subject.shown), MOST_DRAWN)
-    yield from _of_all(subject.alone(few), subject.series)
-    if few < len(subject.runs):
-        text = f"Where single runs are drawn, they are {few} of {len(subject.runs)}: the first of the best. "
-        yield el("p", f"{text}Means are over all of them.", class_="soft")
 
 
 def timelines(shown: tuple[Shown, ...]) -> Markup:
@@ -124,12 +119,10 @@ def timelines(shown: tuple[Shown, ...]) -> Markup:
         parts.append(el("p", el("label", box, " all timelines show the same span of simulated time")))
     parts.append(el("noscript", el("p", "The timeline needs JavaScript; python -m analysis RUN draws one as a picture.")))
     for place, (one, data) in enumerate(zip(shown, found, strict=True)):
-        block = _block(place)
-        own = [el("h3", one.name)] if len(shown) > 1 else []
-        own.append(el("p", _lanes_in_words(data.header, len(data.columns["device"])), class_="soft"))
-        own.append(stage(place, one.name, block, bool(data.header["groups"])))
-        own.append(data_block(block, {"header": data.header, "packed": pack(data.columns)}))
-        parts.append(el("div", *own, data_run=place))
+        head = el("h3", one.name) if len(shown) > 1 else None
+        said = el("p", _lanes_in_words(data), class_="soft")
+        block = data_block(f"timeline-{place}-data", {"header": data.header, "packed": pack(data.columns)})
+        parts.append(el("div", head, said, stage(place, one.name, bool(data.header["groups"])), block, data_run=place))
     return el("section", *parts)
 
 
@@ -143,12 +136,8 @@ def _chooser(shown: tuple[Shown, ...]) -> Iterator[Markup]:
     yield el("p", f"{len(shown)} runs can be chosen, the best first; what follows here is of those that are.", class_="soft")
 
 
-def _block(place: int) -> str:
-    return f"timeline-{place}-data"
-
-
-def _lanes_in_words(header: dict[str, Any], lanes: int) -> str:
-    population, worked = header["population"], header["worked"]
+def _lanes_in_words(data: TimelineData) -> str:
+    lanes, population, worked = len(data.columns["device"]), data.header["population"], data.header["worked"]
     if lanes == population:
         return f"All {population:,} devices; {worked:,} of them worked."
     return f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the population has {population:,}."
@@ -156,10 +145,9 @@ def _lanes_in_words(header: dict[str, Any], lanes: int) -> str:
 
 def details(place: int, shown: Shown, several: bool) -> Markup:
     """One run's pictures, and the tables of its devices and rounds."""
-    run = shown.run
-    block = _block(place)
+    run, block, drawn = shown.run, f"timeline-{place}-data", place < MOST_DRAWN
     key_of = "" if several else _key_of(run)
-    pictures = list(_of_run(run, key_of)) if shown.drawn else []
+    pictures = [part for name in OF_ONE if drawn and name not in ("timeline", key_of) for part in _drawn(OF_ONE[name], run)]
     if not several:
         series = [Series(shown.name, (run,))]
         pictures += _of_all(series, series, key_of)
@@ -169,7 +157,7 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
         _tiles(run) if several else None,
         *pictures,
-        None if shown.drawn else el("p", hint, class_="soft"),
+        None if drawn else el("p", hint, class_="soft"),
         tables.devices(run, block),
         tables.rounds(run, block),
         data_run=place,
@@ -196,13 +184,6 @@ def key_figure(run: RunFolder) -> list[Markup]:
     return list(found)[1:]
 
 
-def _of_run(run: RunFolder, but: str = "") -> Iterator[Markup]:
-    """What can be drawn of one run, ``but`` one picture; its timeline is not among it, which the page draws itself."""
-    for name, kind in OF_ONE.items():
-        if name not in ("timeline", but):
-            yield from _drawn(kind, run)
-
-
 def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
     """What can be drawn of one run or of several side by side, ``but`` one picture.
 
@@ -211,13 +192,10 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
     every = [run for one in series for run in one.runs]
     runs = [run for one in alone for run in one.runs]
     over_seeds = any(len(one.runs) > 1 for one in series)
+    left_out = {but, *(_SAID_BY_MEANS if over_seeds else ())}
     for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
-        if name == but:
-            continue
-        if name in _OVER_SEEDS:
-            yield from _drawn(OF_SEVERAL[name], every, series)
-        elif not (over_seeds and name in _SAID_BY_MEANS):
-            yield from _drawn(OF_SEVERAL[name], runs, alone)
+        if name not in left_out:
+            yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, alone)))
 
 
 def _drawn(kind: Kind, *what: Any) -> Iterator[Markup]:

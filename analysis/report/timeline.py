@@ -36,13 +36,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class TimelineData:
-    """A run for the page.
-
-    Attributes:
-        header: what is not an array, for JSON.
-        columns: the arrays, as ``markup.pack`` takes them.
-        steps: how many steps there are, drawn or not.
-    """
+    """A run for the page: a header for JSON, arrays for ``markup.pack``, and how many steps there are, drawn or not."""
 
     header: dict[str, Any]
     columns: Columns
@@ -52,10 +46,7 @@ class TimelineData:
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
     """Read what a run's timeline shows.
 
-    Args:
-        run: the run.
-        most_lanes: so many devices at most; of more, those that worked, evenly spread by number.
-        most_steps: so many steps at most, by leaving out devices.
+    Of too many devices or steps only devices that worked are read, evenly spread by number.
     """
     history = History(run)
     tick = max(min(_TICK_S, history.end / _LEAST_TICKS), history.end / _MOST_TICKS) or 1.0
@@ -194,18 +185,11 @@ _SIGNS = {
 }
 
 
-def stage(place: int, name: str, block: str, grouped: bool) -> Markup:
-    """One timeline: its controls, and where it is drawn.
-
-    Args:
-        place: its number on the page.
-        name: the run's.
-        block: the id of the data block that it shows.
-        grouped: whether devices are in groups.
-    """
+def stage(place: int, name: str, grouped: bool) -> Markup:
+    """A run's timeline, the ``place``-th of the page: its controls, and where it is drawn from its data block."""
     tint = el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints") if grouped else ""
     by_group = el("option", "by last group", value="group") if grouped else ""
-    words = {"place": str(place), "name": html.escape(name), "block": block, "tint": tint, "by_group": by_group}
+    words = {"place": str(place), "name": html.escape(name), "tint": tint, "by_group": by_group}
     return Markup(Template(asset("stage.html")).substitute(words))
 
 

@@ -22,11 +22,7 @@ _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module":
 
 
 def describe(scenario: Table) -> str:
-    """One paragraph: the devices and their data, what they train, how they are connected, the strategy, and the end.
-
-    Args:
-        scenario: the tables of a resolved ``scenario.toml``. What they say in a way that is not known here is left out.
-    """
+    """One paragraph on the tables of a resolved ``scenario.toml``; what is not known here is left out."""
     parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _energy, _drift, _strategy, _end)
     sentences = (_said(part, scenario) for part in parts)
     return " ".join(sentence for sentence in sentences if sentence)

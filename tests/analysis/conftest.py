@@ -92,15 +92,8 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def split(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
     """CATA-Fed in two clusters: slow devices split their data, some are lost, sizes spread with outliers."""
-    strategy = {
-        "kind": "cata-fed",
-        "clients_per_round": 6,
-        "relative_deadline": 0.3,
-        "smallest_part": 5,
-        "clusters": 2,
-        "whisker": 0.2,
-        "rejoin": True,
-    }
+    strategy = {"kind": "cata-fed", "clients_per_round": 6, "relative_deadline": 0.3, "smallest_part": 5}
+    strategy |= {"clusters": 2, "whisker": 0.2, "rejoin": True}
     changes = {"strategy": strategy, "stop": {"rounds": 12}, "learning": "off"}
     return RunFolder(made(small | changes, tmp_path / "split"))
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 import fedsim
 from fedsim.analysis.clusters import Grouping, draw_clusters, read_groupings
-from fedsim.analysis.style import NothingToDrawError, save
+from fedsim.analysis.style import NothingToDrawError
 from fedsim.records.reading import RunFolder
 
 
@@ -34,7 +34,7 @@ def test_sizes_on_borders_and_beyond_them() -> None:
     assert Grouping("cluster", 0, 5, 5, (0, 0, 2), np.array([5, 5]), np.zeros(2, bool)).groups.tolist() == [2, 2]
 
 
-def test_each_device_is_in_a_bar(split: RunFolder, tmp_path: Path) -> None:
+def test_each_device_is_in_a_bar(split: RunFolder) -> None:
     groupings = read_groupings(split)
     figure = draw_clusters(split)
     before, over, after = figure.axes
@@ -47,7 +47,6 @@ def test_each_device_is_in_a_bar(split: RunFolder, tmp_path: Path) -> None:
             np.testing.assert_array_equal(marks.get_xdata(), far)
     ends = [line.get_ydata()[-1] for line in over.lines if str(line.get_gid()).startswith("members-")]
     assert ends == list(groupings[-1].members)
-    save(figure, tmp_path / "clusters")
 
 
 def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(small: dict[str, Any], tmp_path: Path) -> None:

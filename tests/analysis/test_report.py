@@ -178,7 +178,7 @@ def test_a_study(study: Path) -> None:
     assert "difference to the baseline" in document.text
 
 
-def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None:
     path = write_report([hostile.path, run.path])
     assert re.fullmatch(r"[A-Za-z0-9_.-]+\.report\.html", path.name)
     document = Document(path)

@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from fedsim.analysis.embedding import draw_embedding, principal_components, turned
+from fedsim.analysis.embedding import draw_embedding, principal_components
 from fedsim.analysis.history import History
 from fedsim.analysis.similarity import Clustering, draw_similarity, read_clusterings
-from fedsim.analysis.style import save
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 from tests.strategies.clustered import world
@@ -32,7 +31,7 @@ def with_clusterings(run: RunFolder, folder: Path, changes: list[dict[str, Any]]
     return RunFolder(folder)
 
 
-def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder, tmp_path: Path) -> None:
+def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder) -> None:
     (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
     figure = draw_similarity(grouped)
     drawn = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
@@ -47,7 +46,6 @@ def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder,
     same = groups[:, None] == groups[None]
     assert expected[same & off].mean() > expected[~same].mean() + 0.2  # what the picture is there to show
     assert f"within {expected[same & off].mean():.2g}, across {expected[~same].mean():.2g}" in figure.axes[0].get_title()
-    save(figure, tmp_path / "similarity")
 
 
 def test_like_ones_stand_together_within_a_group_and_distances_count_the_other_way() -> None:
@@ -104,7 +102,6 @@ def test_cosines_over_the_rounds_are_drawn_as_they_were_recorded(tmp_path: Path)
             expected = [data.get(name.removeprefix("cosines-"), [np.nan] * 3)[1] for data in told]
             np.testing.assert_array_equal(line.get_ydata(), expected)
         assert len(drawn) == (4 if kind == "cfl" else 2)
-        save(figure, tmp_path / f"{kind}-picture")
 
 
 def test_a_matrix_that_does_not_fit_is_damage(grouped: RunFolder, tmp_path: Path) -> None:
@@ -113,7 +110,7 @@ def test_a_matrix_that_does_not_fit_is_damage(grouped: RunFolder, tmp_path: Path
         draw_similarity(damaged)
 
 
-def test_every_device_is_a_point_of_its_group(grouped: RunFolder, tmp_path: Path) -> None:
+def test_every_device_is_a_point_of_its_group(grouped: RunFolder) -> None:
     (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
     features, groups = np.array(event["data"]["features"]), np.array(event["data"]["groups"])
     assert features.shape[1] == 2
@@ -125,7 +122,6 @@ def test_every_device_is_a_point_of_its_group(grouped: RunFolder, tmp_path: Path
         np.testing.assert_array_equal(drawn[f"group-{group}"], features[groups == group])
         (mean,) = [line for line in panel.lines if line.get_gid() == f"mean-{group}"]
         np.testing.assert_allclose([mean.get_xdata()[0], mean.get_ydata()[0]], features[groups == group].mean(axis=0))
-    save(figure, tmp_path / "embedding")
 
 
 @pytest.mark.parametrize(
@@ -173,14 +169,6 @@ def test_points_of_several_clusterings_lie_as_far_apart_as_was_seen(grouped: Run
                 moved = np.linalg.norm(drawn[-5:] - lay[group][-5:], axis=1)
                 np.testing.assert_allclose(moved, shift, atol=0.3)
             lay[group] = drawn
-
-
-def test_turned_points_lie_where_they_lay() -> None:
-    points = np.random.default_rng(0).normal(size=(7, 2))
-    for side in (np.array([[0.6, 0.8], [-0.8, 0.6]]), np.array([[0.6, 0.8], [0.8, -0.6]])):  # a rotation, a mirror
-        there = points @ side
-        np.testing.assert_allclose(turned(there, there[:3], points[:3]), points, atol=1e-12)
-    np.testing.assert_array_equal(turned(points, points[:0], points[:0]), points)  # nobody was there before
 
 
 def test_principal_components_of_points_on_a_line_and_of_an_ellipse() -> None:

@@ -11,7 +11,6 @@ import pytest
 from fedsim.analysis.history import History
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.split_tree import draw_split_tree, read_splits
-from fedsim.analysis.style import save
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
@@ -80,7 +79,7 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
         assert text.endswith(f"accuracy {sum(known) / len(known):.3f}")
 
 
-def test_lines_last_as_long_as_their_clusters(divided: RunFolder, tmp_path: Path) -> None:
+def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     figure = draw_split_tree(divided)
     panel, below, words = figure.axes
     lines = {line.get_gid(): line for line in panel.lines if str(line.get_gid()).startswith("cluster-")}
@@ -99,7 +98,6 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder, tmp_path: Path
     assert [text.get_text() for text in panel.texts if text.get_text().isdigit()] == ["1", "2", "3"]
     assert len(dots) == 3
     assert len(below.lines[0].get_xdata()) == sum(row["accuracy"] is not None for row in divided.rounds)
-    save(figure, tmp_path / "tree")
 
 
 def test_splits_are_seen_in_the_membership_too(divided: RunFolder) -> None:

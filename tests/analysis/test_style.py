@@ -12,18 +12,6 @@ from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 
 
-@pytest.mark.parametrize(
-    ("span", "size", "name"), [(0, 1, "s"), (179, 1, "s"), (180, 60, "min"), (7200, 3600, "h"), (172800, 86400, "days")]
-)
-def test_time_units(span: float, size: float, name: str) -> None:
-    assert style.time_unit(span) == (size, name)
-
-
-@pytest.mark.parametrize(("most", "name"), [(0, "B"), (999, "B"), (1e3, "kB"), (2.5e7, "MB"), (1e9, "GB"), (5e13, "TB")])
-def test_bytes_units(most: float, name: str) -> None:
-    assert style.bytes_unit(most).name == name
-
-
 def test_names_are_made_fit_to_draw() -> None:
     assert style.short("plain name") == "plain name"
     assert style.short("two\nlines\tand  more") == "two lines and more"
