@@ -10,7 +10,6 @@ import pandas as pd
 from fedsim.arrays import Floats
 from fedsim.records.audit.evidence import Evidence, at_places, findings, grain_s, latest, shown
 
-
 _OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
 
 
