@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from fedsim.arrays import Flags, Ints
+from fedsim.arrays import Ints
 from fedsim.records.audit.evidence import NOTHING, Evidence
 
 _DUE_ALL, _DUE_BEFORE = -2, -3  # else: of one group
@@ -22,13 +22,11 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     """
     events, named = evidence.events, evidence.said("aggregate")
     rounds = np.flatnonzero(events["kind"] == "round")
-    turns = _turns(evidence)
-    turns = turns[_doubtful(turns, rounds)]
     place = np.searchsorted(named.index, rounds) - 1
     by_rounds = np.append(named["rounds"].to_numpy(), True)[place]  # at place -1 True: no aggregation yet
     group = np.append(events["group"].to_numpy()[named.index], NOTHING)[place]
     due = np.where(by_rounds, _DUE_ALL, np.where(group == NOTHING, _DUE_BEFORE, group))
-    turns = pd.concat([turns, _turn(_ROUND, due, rounds)]).sort_values("at", kind="stable")
+    turns = pd.concat([*_turns(evidence), _turn(_ROUND, due, rounds)]).sort_values("at", kind="stable")
     groups = dict(zip(turns["task"], events["group"].to_numpy()[turns["at"]], strict=True)) if (due >= 0).any() else {}
     times = events["time"].to_numpy()[turns["at"]]
     yield from _follow(zip(turns["what"].tolist(), times.tolist(), turns["task"].tolist(), strict=True), groups)
@@ -38,8 +36,8 @@ def _turn(what: int, task: "Ints | pd.Series[int]", at: "Ints | pd.Index[int]") 
     return pd.DataFrame({"task": np.asarray(task, dtype=np.int64), "what": what, "at": np.asarray(at)})
 
 
-def _turns(evidence: Evidence) -> pd.DataFrame:
-    """What happened (``what``) to each task in which record (``at``), those of a task in a row and in order."""
+def _turns(evidence: Evidence) -> Iterator[pd.DataFrame]:
+    """What happened (``what``) to which task in which record (``at``)."""
     events, idle = evidence.events, evidence.idle
     trained = ((events["kind"] == "step-end") & (events["step"] == "train")).to_numpy()
     tasks = evidence.said("aggregate")["tasks"].explode().dropna()
@@ -51,8 +49,7 @@ def _turns(evidence: Evidence) -> pd.DataFrame:
         _AGGREGATED: tasks,
         _LOST: evidence.lost_updates,
     }
-    turns = pd.concat([_turn(what, task, task.index) for what, task in told.items()])
-    return turns.sort_values(["task", "at"], kind="stable")
+    return (_turn(what, task, task.index) for what, task in told.items())
 
 
 def _continued(evidence: Evidence) -> "pd.Series[int]":
@@ -61,23 +58,6 @@ def _continued(evidence: Evidence) -> "pd.Series[int]":
     starts = events[events["kind"] == "task-start"]
     before = starts.groupby("device")["task"].shift()
     return before[evidence.continues[starts.index]].dropna().astype(np.int64)
-
-
-def _doubtful(turns: pd.DataFrame, rounds: Ints) -> Flags:
-    """Which turns must be followed record by record; bool [turns]. A task is in order for certain if it
-
-    - trained, was done once and then aggregated once, before the next record of a round, or
-    - is in no aggregation, and was never done or never trained for a round.
-    """
-    keys = turns["task"].to_numpy()
-    count = {what: pd.Series(turns["what"].to_numpy() == what).groupby(keys).sum() for what in range(_ROUND)}
-    end, use = (
-        turns[turns["what"] == what].groupby("task")["at"].last().reindex(count[0].index) for what in (_DONE, _AGGREGATED)
-    )
-    used = (count[_IDLE] == 0) & (count[_DONE] == 1) & (count[_AGGREGATED] == 1) & (end < use)
-    used &= np.searchsorted(rounds, end) == np.searchsorted(rounds, use)
-    unused = (count[_AGGREGATED] == 0) & ((count[_DONE] == 0) | (count[_TRAINED] == 0))
-    return ~turns["task"].isin(count[0].index[used | unused]).to_numpy()
 
 
 def _is_due(due: int, group: int | None, before: bool) -> bool:

@@ -1,12 +1,13 @@
 """Do causes precede effects, and is every device in one place?"""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
 
-from fedsim.arrays import Flags, Floats
+from fedsim.arrays import Floats
 from fedsim.records.audit.evidence import Evidence, at_places, findings, grain_s, latest, shown
 
 _OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
@@ -31,51 +32,33 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
     """task-start, then step-start and step-end in turn, then task-end with the outcome of the last step; and nothing after."""
     events = evidence.events
     lives = events[events["kind"].isin(_OF_TASKS)].sort_values("task", kind="stable")
-    doubtful = lives[lives["task"].isin(lives["task"][_irregular(lives)])]
-    for task, life in doubtful.groupby("task", sort=False):
-        told = life[["kind", "device", "step", "outcome"]].to_dict("records")
-        yield from (f"task {shown(task)}: {problem}" for problem in _problems(told, evidence.run.summary["status"]))
+    rows = zip(*(lives[name].tolist() for name in ("task", "kind", "device", "step", "outcome")), strict=True)
+    for task, life in groupby(rows, itemgetter(0)):
+        _, kinds, devices, steps, outcomes = zip(*life, strict=True)
+        found = _problems(kinds, devices, steps, outcomes, evidence.run.summary["status"])
+        yield from (f"task {shown(task)}: {problem}" for problem in found)
 
 
-def _irregular(lives: pd.DataFrame) -> Flags:
-    """Which records do not follow from the one before: where to look for ``_problems``, in a few passes over the columns."""
-    task, kind, step, outcome = (lives[name].to_numpy() for name in ("task", "kind", "step", "outcome"))
-    changes = task[1:] != task[:-1]
-    first, last = np.append(True, changes), np.append(changes, True)
-    before, ended = np.roll(kind, 1), np.roll(kind, 1) == "step-end"
-    same_outcome = outcome == np.roll(outcome, 1)
-    right = np.select(
-        [first, kind == "step-start", kind == "step-end"],
-        [
-            kind == "task-start",
-            (before == "task-start") | (ended & (np.roll(outcome, 1) == "done")),
-            (before == "step-start") & (step == np.roll(step, 1)),
-        ],
-        (kind == "task-end") & ((before == "task-start") | (ended & same_outcome)),
-    )
-    moved = ~first & (lives["device"].to_numpy() != np.roll(lives["device"], 1))
-    return np.asarray(~right.astype(bool) | moved | (last & (kind != "task-end")))
-
-
-def _problems(life: list[dict[Any, Any]], status: str) -> Iterator[str]:
-    kinds = [event["kind"] for event in life]
-    middle = kinds[1:-1]
+def _problems(
+    kinds: tuple[str, ...], devices: Sequence[int], steps: tuple[str, ...], outcomes: tuple[str, ...], status: str
+) -> Iterator[str]:
+    last = len(kinds) - 1
     if kinds[0] != "task-start":
         yield f"begins with {kinds[0]}"
-    if kinds[-1] != "task-end":
+    if kinds[last] != "task-end":
         if status != "failed":
             yield "never ends"
         return
-    if middle != ["step-start", "step-end"] * (len(middle) // 2):
+    if kinds[1:last] != ("step-start", "step-end") * ((last - 1) // 2):
         yield "its steps do not begin and end in turn"
-    for start, end in zip(life[1:-1:2], life[2:-1:2], strict=False):
-        if start["step"] != end["step"]:
-            yield f"{shown(start['step'])} begins and {shown(end['step'])} ends"
-        if end is not life[-2] and end["outcome"] != "done":
-            yield f"goes on after {shown(end['step'])} ended {shown(end['outcome'])}"
-    if len(life) > 2 and life[-1]["outcome"] != life[-2]["outcome"]:
-        yield f"ended {shown(life[-1]['outcome'])}, but its last step {shown(life[-2]['outcome'])}"
-    if len({event["device"] for event in life}) > 1:
+    for end in range(2, last, 2):
+        if steps[end - 1] != steps[end]:
+            yield f"{shown(steps[end - 1])} begins and {shown(steps[end])} ends"
+        if end != last - 1 and outcomes[end] != "done":
+            yield f"goes on after {shown(steps[end])} ended {shown(outcomes[end])}"
+    if last > 1 and outcomes[last] != outcomes[last - 1]:
+        yield f"ended {shown(outcomes[last])}, but its last step {shown(outcomes[last - 1])}"
+    if len(set(devices)) > 1:
         yield "moves from one device to another"
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from fedsim.errors import ScenarioError
+from fedsim.files import flat
 from fedsim.meters.base import Meter, MeterContext, Meters
 from fedsim.meters.costs import CostsSpec
 from fedsim.meters.spec import METERS
@@ -42,10 +43,10 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
     yield from _differing(evidence, files.ROUNDS, with_columns(ROUNDS, meters.columns("round")), found)
     devices = meters.of_devices(evidence.devices["device"].to_numpy(np.int64))
     yield from _differing(evidence, files.DEVICES, with_columns(DEVICES, meters.columns("device")), devices)
-    for name, entry in _flat(meters.summary()):
-        told = dict(_flat(evidence.run.summary)).get(name)
-        if not _close(told, entry):
-            yield f"{name} is {told!r} in the summary, the records say {entry!r}"
+    told = flat(evidence.run.summary)
+    for name, entry in flat(meters.summary()).items():
+        if not _close(told.get(name), entry):
+            yield f"{name} is {told.get(name)!r} in the summary, the records say {entry!r}"
 
 
 def _meters(evidence: Evidence) -> Meters:
@@ -85,14 +86,6 @@ def _differing(evidence: Evidence, file: str, schema: Any, found: Mapping[str, A
         told = pd.DataFrame({"name": name, "told": table[name], "file": file, "found": values})
         wrong = ~np.isclose(told["told"], told["found"], rtol=1e-9, atol=1e-9, equal_nan=True)
         yield from findings("{name} is {told!r} in row {row} of {file}, the records say {found!r}", told, wrong)
-
-
-def _flat(told: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(told, Mapping):
-        for key, value in told.items():
-            yield from _flat(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, told
 
 
 def _close(told: Any, found: Any) -> bool:
