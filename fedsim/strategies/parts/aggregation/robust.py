@@ -6,7 +6,7 @@ a malicious client could say any number.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,8 @@ from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
+from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
-
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
 
 Models = list[NDArray[np.float32]]
 
@@ -38,7 +36,7 @@ class Robust(Aggregation):
         """``bears``: the number of malicious updates that it tolerates, where that is less than was asked for."""
         return {"bears": 0} if updates <= 2 else {}
 
-    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
         entries: list[Entry] = [{"update": model} for model in models]
         if not entries:
             return []
@@ -50,8 +48,8 @@ class Robust(Aggregation):
         return None
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         rule = self.rule()
         if rule is None:
             return super().combine(server, state, entries, weights, otherwise)
@@ -195,8 +193,8 @@ class _ByDistance(Robust):
         return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         return otherwise if self.told(len(entries)) else super().combine(server, state, entries, weights, otherwise)
 
     def told(self, updates: int) -> dict[str, int]:
