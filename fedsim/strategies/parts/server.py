@@ -137,8 +137,7 @@ def _delta_and_square(models: list[NDArray[np.float32]], at_first: float) -> tup
 
 def _bounded(square: Floats) -> Floats:
     """A second moment that stays finite: one huge update must not last for ever."""
-    limited: Floats = np.minimum(square, np.finfo(np.float32).max, out=square)
-    return limited
+    return np.minimum(square, np.finfo(np.float32).max, out=square)
 
 
 @pure

@@ -76,11 +76,7 @@ class Aggregation(Spec):
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse what cannot work where a round asks so many clients.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse, by a ``ScenarioError``, what cannot work where a round asks so many clients."""
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """How much each update counts, as far as their values do not matter; they sum to 1. There is at least one."""
@@ -123,9 +119,7 @@ class Aggregation(Spec):
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         """What the record of a round says beside all else, after all rounds so far.
 
-        Args:
-            draws: these rounds; equal numbers where clients were not drawn uniformly at random.
-            devices: how many there are.
+        ``draws`` has equal numbers for rounds in which clients were not drawn uniformly at random.
         """
         return {}
 

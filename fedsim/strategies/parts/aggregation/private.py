@@ -33,8 +33,7 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
     """min(1, C / ||change||) change, float64 [d]."""
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
-    scaled: Floats = exact if length <= clip else exact * (clip / length)
-    return scaled
+    return exact if length <= clip else exact * (clip / length)
 
 
 @pure

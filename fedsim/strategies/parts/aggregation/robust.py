@@ -63,8 +63,7 @@ class Robust(Aggregation):
 @pure
 def median(models: Models) -> NDArray[np.floating]:
     """The median of each coordinate, float32 [d]; the mean of the two in the middle where the number is even."""
-    found: NDArray[np.floating] = np.median(np.stack(models), axis=0)
-    return found
+    return np.asarray(np.median(np.stack(models), axis=0))
 
 
 class Median(Robust):
@@ -89,8 +88,7 @@ def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
     """The mean of each coordinate without the smallest and the largest of n values, ``cut_off`` at either end, [d]."""
     cut = cut_off(share, len(models))
     kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
-    found: NDArray[np.floating] = kept.mean(axis=0, dtype=np.float64)
-    return found
+    return np.asarray(kept.mean(axis=0, dtype=np.float64))
 
 
 class TrimmedMean(Robust):
@@ -139,8 +137,7 @@ def scores(distances: Floats, malicious: int) -> Floats:
     """
     near = max(1, len(distances) - malicious - 2)
     others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
-    found: Floats = np.sort(others, axis=1)[:, :near].sum(axis=1)
-    return found
+    return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
 
 
 def tolerated(updates: int, malicious: int, least: tuple[int, int]) -> int:
@@ -164,8 +161,7 @@ def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
     values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
     far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
     around = np.take_along_axis(values, far[: len(taken) - 2 * f], axis=0)
-    found: NDArray[np.floating] = around.mean(axis=0)
-    return found
+    return np.asarray(around.mean(axis=0))
 
 
 class _ByDistance(Robust):
