@@ -20,7 +20,6 @@ class _Strategies(Registry):
         return found if kind in self.known else with_any_kind(found)
 
     def holds(self, value: Spec) -> bool:
-        """Parameters of any strategy, whose class may stand in a notebook."""
         from fedsim.strategies.base import StrategyParams
 
         return isinstance(value, StrategyParams)

@@ -93,7 +93,6 @@ class Asynchronous(Strategy[A]):
         self._refill()
 
     def _refill(self) -> None:
-        """Ask clients until ``concurrency`` are at work."""
         state, server = self.state, self.server
         missing = self.params.concurrency - len(state["open"])
         state["refilling"] = False

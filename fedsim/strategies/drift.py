@@ -209,7 +209,6 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     """
 
     def moved(self, device: Device, order: Instruction) -> Ref:
-        """y_i + alpha (received - x_i)."""
         start = device.initial()
         x, y = device.state.get("x", start), device.state.get("y", start)
         return device.mix([(y, 1.0), (order["model"], self.params.alpha), (x, -self.params.alpha)])

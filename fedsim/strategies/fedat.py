@@ -54,7 +54,6 @@ class FedATParams(StrategyParams):
 
     @property
     def unaccounted(self) -> str:
-        """A device is in the rounds of its tier alone."""
         return "FedAT's tiers have rounds of their own, and draws are counted from all devices"
 
 
@@ -176,7 +175,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         return tier
 
     def _open(self, tier: int) -> None:
-        """Ask clients of a tier, or look for some later."""
         state, server = self.state, self.server
         among = state["members"][tier]
         for device in server.sample(self.params.clients_per_round, "select", tier, state["draws"][tier], among=among):

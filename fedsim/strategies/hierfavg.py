@@ -57,12 +57,10 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
     @property
     def turns(self) -> int:
-        """Edge rounds."""
         return self.kappa2
 
     @property
     def unaccounted(self) -> str:
-        """A device is in several edge rounds of a round."""
         return "edge servers have rounds of their own, and draws are counted from all devices"
 
 
@@ -143,7 +141,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.state["edges"][edge]["lost"] = True
 
     async def _edge_round(self, edge: int) -> None:
-        """Ask an edge server's clients."""
         state, server, own = self.state, self.server, self.state["edges"][edge]
         again = own["left"] < self.params.kappa2
         own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.idle(device)]
@@ -177,7 +174,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await (self._leave(edge) if own["lost"] else self._edge_through(edge))
 
     async def _edge_through(self, edge: int) -> None:
-        """An edge round is over: the next one, or off to the server."""
         state, server, own = self.state, self.server, self.state["edges"][edge]
         if own["updates"]:
             how, own["last"] = self.params.aggregation, own["updates"]

@@ -73,11 +73,7 @@ class RoundParams(StrategyParams):
         return self.relative_deadline is not None
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
-        """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one.
-
-        Raises:
-            ScenarioError: it is relative to a mean of 0 s or without end.
-        """
+        """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
         if self.relative_deadline is None:
             given = self.deadline
             return given if given is None or isinstance(given, Deadline) else Fixed.of(given)

@@ -162,7 +162,6 @@ class Synchronous(Strategy[S]):
 
     @property
     def _account(self) -> Aggregation | None:
-        """The aggregation, if it has an account."""
         aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
         return aggregation if aggregation is not None and aggregation.accounts else None
 
@@ -296,7 +295,6 @@ class Synchronous(Strategy[S]):
         self.state["selected"] = len(devices)
 
     def _ask(self, device: int) -> None:
-        """Ask a client of the cohort for what belongs to the round."""
         shares = {} if self._secure is None else self._secure.shares(device)
         self._start(device, {**self.contents(device), **shares})
 
@@ -368,7 +366,6 @@ class Synchronous(Strategy[S]):
                 self._secure.begin("secure-unmask", [entry["device"] for entry in state["received"]])
 
     def _heard(self, message: TaskEnd) -> None:
-        """A task of the round has ended: what selection and deadline learn from it."""
         if self._selection is not None:
             self._selection.heard(self.server, self.remembered("selection"), message)
         if self._deadline is not None and "asked_at" in self.state:
@@ -388,7 +385,6 @@ class Synchronous(Strategy[S]):
             await self._finish_round()
 
     async def _finish_round(self) -> None:
-        """The round's model is there."""
         state, server, selection = self.state, self.server, self._selection
         received = state["received"]
         updates = [

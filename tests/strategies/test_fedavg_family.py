@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 import fedsim
+from fedsim.plugin import Synchronous
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
@@ -64,6 +65,10 @@ def gradient_step(flat: NDArray[np.float32], scenario: dict[str, Any]) -> NDArra
     torch.nn.functional.cross_entropy(x @ kernel_in_out + bias, y).backward()  # type: ignore[no-untyped-call]
     lr = scenario["training"]["lr"]
     return np.concatenate([(tensor - lr * tensor.grad).detach().numpy().ravel() for tensor in named.values()])
+
+
+def test_the_round_loop_has_few_members_that_an_author_may_override() -> None:
+    assert len([name for name in vars(Synchronous) if not name.startswith("_")]) <= 15
 
 
 def test_one_full_batch_epoch_is_one_gradient_step(tmp_path: Path) -> None:

@@ -89,10 +89,7 @@ class SecureAggregation(Spec):
         return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
 
     def can_be_read(self, graph: Graph, masked: Collection[int], answered: Collection[int]) -> bool:
-        """Whether enough shares came of the secret of each client that sent shares (``masked``).
-
-        ``graph`` is of all that sent keys; ``answered`` are those that sent shares of others' in the end.
-        """
+        """Whether enough clients ``answered`` in the end to read the secret of each that sent shares (``masked``)."""
         holders, there = set(masked), set(answered)
         for client in masked:
             own = [other for other in graph[client] if other in holders]
@@ -164,7 +161,6 @@ class SecurePhases:
         return len(near) if phase == "secure-shares" else sum(other in self._state["masked"] for other in near)
 
     def shares(self, device: int) -> Contents:
-        """What a client receives with the model."""
         return self._costs.receives("secure-shares", self._near(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:

@@ -3,7 +3,7 @@
 ``SGD`` (FedAvgM); ``Adagrad``, ``Adam`` and ``Yogi``, which are ``Adaptive``.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,7 @@ from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import Function, pure
-
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
+from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.server"
 OPTIMISERS = Registry(
@@ -37,7 +35,7 @@ class ServerOptimiser(Spec):
 
     kind: str
 
-    def step(self, server: Server, state: dict[str, Any], model: "Ref", aggregated: "Ref") -> "Ref":
+    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         """The next model; ``aggregated`` is what the updates have become, ``model`` that from which they began."""
         raise NotImplementedError
 
@@ -69,7 +67,7 @@ class SGD(ServerOptimiser):
             raise ValueError("'nesterov' needs a 'momentum' above 0")
         return self
 
-    def step(self, server: Server, state: dict[str, Any], model: "Ref", aggregated: "Ref") -> "Ref":
+    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         delta = [(aggregated, 1.0), (model, -1.0)]
         known = [(state["velocity"], self.momentum)] if "velocity" in state else []
         velocity = server.mix([*delta, *known], rescale=False)
@@ -94,7 +92,7 @@ def adaptive_step(models: list[NDArray[np.float32]], lr: float, tau: float, mean
 
 
 class Adaptive(ServerOptimiser):
-    """With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by ``second_moment``, w <- w + lr m / (sqrt(v) + tau).
+    """With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by a ``rule``, w <- w + lr m / (sqrt(v) + tau).
 
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at tau^2 and m at 0, and neither
     is corrected. With ``bias_correction`` v begins at 0 too, and a moment that is a decaying mean is divided by 1 - beta^t, as
@@ -114,21 +112,21 @@ class Adaptive(ServerOptimiser):
     tau: float = Field(default=1e-3, ge=1e-12, le=1e6)
     bias_correction: bool = False
 
-    def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        """The rule for v: a pure function of [delta, v], its constants, and the beta by which v is corrected (0: it is not)."""
-        raise NotImplementedError
+    rule: ClassVar[Function]
+    """The pure function of [delta, v] for v; with ``beta2`` it is a decaying mean."""
 
-    def step(self, server: Server, state: dict[str, Any], model: "Ref", aggregated: "Ref") -> "Ref":
+    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         count = state["steps"] = state.get("steps", 0) + 1
         delta = server.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
         known = [(state["mean"], self.beta1)] if "mean" in state else []
         state["mean"] = server.mix([*known, (delta, 1 - self.beta1)], rescale=False)
         squares = [delta, state["square"]] if "square" in state else [delta]
-        rule, constants, beta2 = self.second_moment()
-        state["square"] = server.apply(rule, squares, at_first=0.0 if self.bias_correction else self.tau**2, **constants)
+        beta2 = getattr(self, "beta2", 0.0)
+        how: dict[str, Any] = {"at_first": 0.0 if self.bias_correction else self.tau**2} | ({"beta": beta2} if beta2 else {})
+        state["square"] = server.apply(type(self).rule, squares, **how)
         scales = [1 / (1 - beta**count) if self.bias_correction else 1.0 for beta in (self.beta1, beta2)]
         moments = [model, state["mean"], state["square"]]
-        how: dict[str, Any] = {"lr": self.lr, "tau": self.tau, "mean_scale": scales[0], "square_scale": scales[1]}
+        how = {"lr": self.lr, "tau": self.tau, "mean_scale": scales[0], "square_scale": scales[1]}
         return server.apply(adaptive_step, moments, otherwise=model, **how)
 
 
@@ -139,8 +137,7 @@ def _delta_and_square(models: list[NDArray[np.float32]], at_first: float) -> tup
 
 def _bounded(square: Floats) -> Floats:
     """A second moment that stays finite: one huge update must not last for ever."""
-    limited: Floats = np.minimum(square, np.finfo(np.float32).max, out=square)
-    return limited
+    return np.minimum(square, np.finfo(np.float32).max, out=square)
 
 
 @pure
@@ -157,15 +154,14 @@ class Adagrad(Adaptive):
         beta1: 0 by default, as in the paper's experiments.
     """
 
+    rule: ClassVar[Function] = adagrad
+
     kind: Literal["adagrad"] = "adagrad"
     beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
 
-    def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        return adagrad, {}, 0.0
-
 
 @pure
-def adam(models: list[NDArray[np.float32]], beta: float, at_first: float) -> Floats:
+def adam(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
     """v <- beta v + (1 - beta) delta^2."""
     delta, square = _delta_and_square(models, at_first)
     delta *= delta
@@ -181,15 +177,14 @@ class Adam(Adaptive):
         beta2: how long the second moment remembers.
     """
 
+    rule: ClassVar[Function] = adam
+
     kind: Literal["adam"] = "adam"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
 
-    def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        return adam, {"beta": self.beta2}, self.beta2
-
 
 @pure
-def yogi(models: list[NDArray[np.float32]], beta: float, at_first: float) -> Floats:
+def yogi(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
     """v <- v - (1 - beta) delta^2 sign(v - delta^2)."""
     delta, square = _delta_and_square(models, at_first)
     return _bounded(square - (1 - beta) * delta**2 * np.sign(square - delta**2))
@@ -202,8 +197,7 @@ class Yogi(Adaptive):
         beta2: how slowly the second moment follows.
     """
 
+    rule: ClassVar[Function] = yogi
+
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
-
-    def second_moment(self) -> tuple[Function, dict[str, Any], float]:
-        return yogi, {"beta": self.beta2}, self.beta2

@@ -181,7 +181,6 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         self._drawn: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
 
     def _draw(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
-        """To whom each device sends in a round, and who sends to it."""
         if number not in self._drawn:
             rng, devices = device.rng("epidemic", number), self.setting.devices
             draws = [rng.choice(devices - 1, self.params.sample_size, replace=False) for _ in range(devices)]

@@ -65,11 +65,7 @@ class Topology(Spec):
         return found
 
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """The graph, with nodes from 0.
-
-        Raises:
-            ScenarioError: the generator refuses, or makes something else.
-        """
+        """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes something else."""
         generator = self._generator()
         takes, given = inspect.signature(generator).parameters, dict(_USUAL.get(generator.__name__, {}))
         given |= self.parameters

@@ -15,8 +15,7 @@ import fedsim
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies.parts.aggregation import private
-from fedsim.strategies.parts.aggregation.epsilon import epsilon
-from fedsim.strategies.parts.aggregation.private import Private
+from fedsim.strategies.parts.aggregation.private import Private, epsilon
 from fedsim.testing import StrategyContract
 from tests.strategies.clustered import played, ran, world
 
@@ -261,7 +260,7 @@ class TestPrivate(StrategyContract):
 
 
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.strategies.parts.aggregation.epsilon.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.strategies.parts.aggregation.private.find_spec", lambda name: None)
     with pytest.raises(
         fedsim.ScenarioError, match=r"strategy.aggregation: .account. is true, which needs the package dp-accounting"
     ):

@@ -4,15 +4,13 @@ Here are the base and the means; ``robust`` has those that tolerate malicious up
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
+from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.aggregation"
 AGGREGATIONS = Registry(
@@ -47,7 +45,7 @@ Draws = Mapping[tuple[int, int], int]
 """(clients drawn, devices from which) -> how many rounds."""
 
 
-def changes(server: Server, entries: Sequence[Entry]) -> "list[Ref]":
+def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
     """How far each update has moved from the model that it began with; not finite if the update is not."""
     return [server.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
 
@@ -78,11 +76,7 @@ class Aggregation(Spec):
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse what cannot work where a round asks so many clients.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse, by a ``ScenarioError``, what cannot work where a round asks so many clients."""
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """How much each update counts, as far as their values do not matter; they sum to 1. There is at least one."""
@@ -92,13 +86,13 @@ class Aggregation(Spec):
         """How much each update counts, where only their values tell: 0 for one that is left out. By default as given."""
         return weights
 
-    def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
+    def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
         """What a client makes of its update, trained from ``start``, before it answers; by default it stays as it is."""
         return update
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         """What the updates become.
 
         Args:
@@ -111,7 +105,7 @@ class Aggregation(Spec):
         updates = [entry["update"] for entry in entries]
         return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
-    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
         """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
 
         An aggregation that tolerates malicious updates gives their number times its own result instead.
@@ -125,9 +119,7 @@ class Aggregation(Spec):
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         """What the record of a round says beside all else, after all rounds so far.
 
-        Args:
-            draws: these rounds; equal numbers where clients were not drawn uniformly at random.
-            devices: how many there are.
+        ``draws`` has equal numbers for rounds in which clients were not drawn uniformly at random.
         """
         return {}
 

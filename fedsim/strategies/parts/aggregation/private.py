@@ -1,11 +1,13 @@
-"""Differentially private averaging: DP-FedAvg, with clipping that is fixed or adapts.
+"""Differentially private averaging: DP-FedAvg, with clipping that is fixed or adapts, and its epsilon by ``dp-accounting``.
 
 Sources: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), Algorithm 1; Andrew et al.,
 "Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, reduce
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +18,13 @@ from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
+from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection, changes
-from fedsim.strategies.parts.aggregation.epsilon import Accountant, Sampling, can_be_told, epsilon
 
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
+Sampling = Literal["poisson", "without-replacement", "none"]
+Accountant = Literal["rdp", "pld"]
+
+_INTERVAL = 1e-3  # between the losses that a distribution keeps; rounded up, so that epsilon is never too small
 
 Models = list[NDArray[np.float32]]
 
@@ -29,8 +33,7 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
     """min(1, C / ||change||) change, float64 [d]."""
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
-    scaled: Floats = exact if length <= clip else exact * (clip / length)
-    return scaled
+    return exact if length <= clip else exact * (clip / length)
 
 
 @pure
@@ -81,6 +84,63 @@ def clipped_and_noised(models: Models, clip: float, noise: float, rng: np.random
     """start + clipped change + noise of [update, start], [d]."""
     start = models[1].astype(np.float64)
     return start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
+
+
+@lru_cache(maxsize=256)
+def _divergence(noise: float, sampling: Sampling, asked: int, there: int) -> tuple[Any, Any]:
+    """Orders, and the Renyi divergence of one round at each."""
+    import dp_accounting as dp
+    from absl import logging
+    from dp_accounting.rdp import RdpAccountant
+
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    event: Any = dp.GaussianDpEvent(noise)
+    if sampling == "poisson":
+        event = dp.PoissonSampledDpEvent(asked / there, event)
+    elif sampling == "without-replacement":
+        relation = dp.NeighboringRelation.REPLACE_ONE
+        event = dp.GaussianDpEvent(noise / 2)  # 2 C apart at most
+        event = dp.SampledWithoutReplacementDpEvent(there, asked, event) if asked < there else event
+    accountant = RdpAccountant(neighboring_relation=relation)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out, which is harmless
+    accountant.compose(event)
+    logging.set_verbosity(verbosity)
+    return accountant.orders, accountant.rdp
+
+
+@lru_cache(maxsize=8)
+def _losses(noise: float, rate: float, rounds: int) -> Any:
+    """The distribution of the privacy loss of so many rounds."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    one = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=_INTERVAL)
+    return one if rounds == 1 else one.self_compose(rounds)
+
+
+def epsilon(
+    noise: float, sampling: Sampling, draws: Mapping[tuple[int, int], int], delta: float, accountant: Accountant = "rdp"
+) -> float:
+    """Epsilon of rounds, which need not hold with probability ``delta``.
+
+    Args:
+        noise: the noise's standard deviation over the longest that an update can be.
+        sampling: ``poisson``: each client is drawn by itself, one device more or less. ``without-replacement``: so many
+            exactly, one device's updates replaced by others. ``none``: all are in every round.
+        draws: (clients drawn, devices from which) -> how many rounds.
+        delta, accountant: see ``Private``.
+    """
+    from dp_accounting.rdp import compute_epsilon
+
+    if sampling == "none":
+        draws = {(1, 1): sum(draws.values())}
+    if accountant == "pld":
+        rates = [(asked / there, rounds) for (asked, there), rounds in sorted(draws.items())]
+        compose: Callable[[Any, Any], Any] = lambda one, other: one.compose(other)  # noqa: E731
+        return float(reduce(compose, [_losses(noise, *rate) for rate in rates]).get_epsilon_for_delta(delta))
+    found = [(_divergence(noise, sampling, *drawn), rounds) for drawn, rounds in sorted(draws.items())]
+    total = np.sum([np.multiply(rounds, divergence) for (_, divergence), rounds in found], axis=0)
+    return float(compute_epsilon(found[0][0][0], total, delta)[0])
 
 
 class AdaptiveClip(Spec):
@@ -146,7 +206,7 @@ class Private(Aggregation):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.account and self.noise and not can_be_told():
+        if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
                 "'account' is true, which needs the package dp-accounting; allowed is false, or install 'fedsim-des[privacy]'"
             )
@@ -184,15 +244,15 @@ class Private(Aggregation):
             return self.noise
         return float((self.noise**-2 - (2 * self.adaptive.count_noise) ** -2) ** -0.5)
 
-    def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
+    def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
         if self.where == "central":
             return update
         stream = ("strategy/local-noise", update.serial)
         return device.apply(clipped_and_noised, [update, start], clip=self.clip, noise=self.noise, stream=stream)
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         moves = changes(server, entries)
         release = entries[0]["task"]  # names the draws: it is in one aggregation only
         central = self.where == "central"

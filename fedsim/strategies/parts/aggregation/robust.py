@@ -6,7 +6,7 @@ a malicious client could say any number.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,8 @@ from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
+from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
-
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
 
 Models = list[NDArray[np.float32]]
 
@@ -38,7 +36,7 @@ class Robust(Aggregation):
         """``bears``: the number of malicious updates that it tolerates, where that is less than was asked for."""
         return {"bears": 0} if updates <= 2 else {}
 
-    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
         entries: list[Entry] = [{"update": model} for model in models]
         if not entries:
             return []
@@ -50,8 +48,8 @@ class Robust(Aggregation):
         return None
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         rule = self.rule()
         if rule is None:
             return super().combine(server, state, entries, weights, otherwise)
@@ -65,8 +63,7 @@ class Robust(Aggregation):
 @pure
 def median(models: Models) -> NDArray[np.floating]:
     """The median of each coordinate, float32 [d]; the mean of the two in the middle where the number is even."""
-    found: NDArray[np.floating] = np.median(np.stack(models), axis=0)
-    return found
+    return np.asarray(np.median(np.stack(models), axis=0))
 
 
 class Median(Robust):
@@ -91,8 +88,7 @@ def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
     """The mean of each coordinate without the smallest and the largest of n values, ``cut_off`` at either end, [d]."""
     cut = cut_off(share, len(models))
     kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
-    found: NDArray[np.floating] = kept.mean(axis=0, dtype=np.float64)
-    return found
+    return np.asarray(kept.mean(axis=0, dtype=np.float64))
 
 
 class TrimmedMean(Robust):
@@ -141,8 +137,7 @@ def scores(distances: Floats, malicious: int) -> Floats:
     """
     near = max(1, len(distances) - malicious - 2)
     others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
-    found: Floats = np.sort(others, axis=1)[:, :near].sum(axis=1)
-    return found
+    return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
 
 
 def tolerated(updates: int, malicious: int, least: tuple[int, int]) -> int:
@@ -166,8 +161,7 @@ def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
     values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
     far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
     around = np.take_along_axis(values, far[: len(taken) - 2 * f], axis=0)
-    found: NDArray[np.floating] = around.mean(axis=0)
-    return found
+    return np.asarray(around.mean(axis=0))
 
 
 class _ByDistance(Robust):
@@ -195,8 +189,8 @@ class _ByDistance(Robust):
         return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         return otherwise if self.told(len(entries)) else super().combine(server, state, entries, weights, otherwise)
 
     def told(self, updates: int) -> dict[str, int]:

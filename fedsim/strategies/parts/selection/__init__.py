@@ -74,8 +74,8 @@ class Selection(Spec):
     """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
 
     Most selections need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; what
-    clients say for it in their answers is its ``report``. One that must know something before it chooses ``asks``: then those
-    whom ``select`` gives are candidates, each gets a ``question``, and ``choose`` takes some of those who have answered.
+    clients say for it in their answers is its ``report``. One that must know something before it chooses has a ``question``:
+    then those whom ``select`` gives are candidates, and ``choose`` takes some of those who have answered.
     """
 
     kind: str
@@ -129,10 +129,7 @@ class Selection(Spec):
         """A task of the round has ended, in whatever way; called before its update is used."""
 
     async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
-        """A round has been closed with some updates, and the server's ``models`` are new; not called where there are no rounds.
-
-        ``learn`` follows.
-        """
+        """A round has been closed, before ``learn``; the server's ``models`` are new. Not called where there are no rounds."""
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
         """A round has been closed, or a version made: take in what was reported in it, all together (``Server.numbers``)."""

@@ -155,7 +155,7 @@ class FLANP(_BySpeed):
 
 
 def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
-    """So many devices, the fastest first, of equals that of the lowest number."""
+    """Of equals that of the lowest number."""
     return lowest(sorted(times), count, times.__getitem__)
 
 

@@ -86,7 +86,6 @@ class FAVOR(Selection):
         return True
 
     def epsilon(self, number: int) -> float:
-        """The share of a round, from 0, that explores."""
         return max(self.exploration * self.decay**number, min(self.least_exploration, self.exploration))
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
@@ -138,7 +137,6 @@ class FAVOR(Selection):
         state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
 
     def _inputs(self, server: Server) -> int:
-        """How long a state is."""
         return min(self.components, server.devices) * (server.devices + 1)
 
     def _look(self, server: Server, state: dict[str, Any]) -> None:

@@ -110,11 +110,9 @@ class Oort(Selection):
         if self.scale == "unit":
             utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
         factor = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0) ** self.penalty
-        found: Vector = (utility + np.sqrt(0.1 * math.log(number) / last)) * factor
-        return found
+        return np.asarray((utility + np.sqrt(0.1 * math.log(number) / last)) * factor)
 
     def _best(self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: tuple[int, ...]) -> list[int]:
-        """So many of those who were heard."""
         if not wanted:
             return []
         known, preferred = state["known"], self.preferred(state)
@@ -152,7 +150,6 @@ class Oort(Selection):
             state["percentile"] = self.percentile(history, harvest, state.get("percentile", _FIRST))
 
     def preferred(self, state: dict[str, Any]) -> float:
-        """T (s)."""
         if self.pacer_step is not None:
             return float(state.setdefault("preferred", self.pacer_step))
         times = sorted(took for _, last, took in state["known"].values() if last)
