@@ -156,7 +156,6 @@ def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, 
 
 
 def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict[str, Any]:
-    """The tables of the scenario."""
     links, least, most = drawn.fitted.world.links, int(drawn.samples.min()), int(drawn.samples.max())
     by_client = isinstance(drawn.said["speed"], list)
     population: dict[str, Any] = {
@@ -196,7 +195,6 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 
 
 def _text(name: str, value: float) -> str:
-    """A quantity with its unit."""
     return f"{value / _UNITS[name].size:.6g} {_UNITS[name].name}"
 
 

@@ -227,7 +227,6 @@ def _round_s(log: Log, worlds: Sequence[World]) -> Floats:
 
 
 def _rates(log: Log, held: Flags, worlds: Sequence[World]) -> tuple[float, float]:
-    """Updates a second, measured and predicted."""
     tasks, scored = log.tasks, log.rounds.at(held if held.any() else ~held)
     first, last = scored.start.min(), scored.end.max()
     over = tasks.up.end[tasks.whole]
