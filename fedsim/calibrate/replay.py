@@ -53,6 +53,11 @@ class World(NamedTuple):
     jitter: float
     links: Links
 
+    @property
+    def quantities(self) -> dict[str, Floats]:
+        """The values of the clients by name, [clients] each."""
+        return {"speed": self.speed, "down": self.links.down, "up": self.links.up, "latency": self.links.latency}
+
 
 class _Replay:
     """A network over which processes of SimPy send; the weights of its protocol are drawn by the seed."""
