@@ -61,52 +61,37 @@ class Drawn:
     @classmethod
     def of(cls, fitted: Fitted, log: Log, tasks: Tasks, by_client: bool) -> "Drawn":
         """Say what was fitted to some tasks of a log."""
-        links = fitted.world.links
-        values = {"speed": fitted.world.speed, "down": links.down, "up": links.up, "latency": links.latency}
-        if by_client:
-            said: dict[str, Any] = {name: [_text(name, one) for one in of.tolist()] for name, of in values.items()}
-        else:
-            said = {name: _distribution(name, of) for name, of in values.items()}
-        held = tasks.train.amount / tasks.epochs
-        there = ~np.isnan(held)
-        own = [held[there & (tasks.client == client)] for client in range(len(log.clients))]
-        usual = float(np.median(held[there]))
-        samples = np.array([max(1, round(float(np.median(one)) if len(one) else usual)) for one in own], dtype=np.float64)
-        return cls(said, fitted, samples, max(1, int(np.median(tasks.epochs[there]))))
+        say = _listed if by_client else _distribution
+        said = {name: say(name, values) for name, values in fitted.world.quantities.items()}
+        held = pd.Series(tasks.train.amount / tasks.epochs)
+        own = held.groupby(tasks.client).median().reindex(range(len(log.clients))).fillna(held.median())
+        samples = np.maximum(1.0, np.round(own.to_numpy()))
+        return cls(said, fitted, samples, max(1, int(np.median(tasks.epochs[held.notna()]))))
 
     def world(self, seed: int) -> World:
         """A world of as many clients, drawn."""
         streams, links = Streams(seed), self.fitted.world.links
-        drawn = {
-            name: TypeAdapter[Any](_UNITS[name].kind)
-            .validate_python(said)
-            .draw(streams.generator(f"world/{name}"), len(self.samples))
-            for name, said in self.said.items()
-        }
-        return World(
-            drawn["speed"],
-            self.fitted.world.jitter,
-            links._replace(down=drawn["down"], up=drawn["up"], latency=drawn["latency"]),
-        )
+        drawn = {}
+        for name, said in self.said.items():
+            distribution = TypeAdapter[Any](_UNITS[name].kind).validate_python(said)
+            drawn[name] = distribution.draw(streams.generator(f"world/{name}"), len(self.samples))
+        speed = drawn.pop("speed")
+        return World(speed, self.fitted.world.jitter, links._replace(**drawn))
 
     def told(self, log: Log, there: Presence | None) -> Iterator[str]:
         """Lines for people, one a quantity."""
         kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_work} clients at work"
         yield f"log        {len(log.clients)} clients, {len(log.rounds.number)} rounds, {len(log.tasks.client)} tasks ({kind})"
-        fitted = self.fitted
-        links = fitted.world.links
+        fitted, links = self.fitted, self.fitted.world.links
         yield f"protocol   {links.protocol.kind}"
         jitter = f", an epoch's time varies by {fitted.world.jitter:.1%}" if fitted.world.jitter else ", without jitter"
         yield f"speed      {_in_words('speed', fitted.world.speed)}{jitter}"
         for way, rates in (("down", links.down), ("up", links.up)):
             server = links.server[way]  # type: ignore[index]
-            limit = (
-                f"; the server's link carries {_text(way, server)}" if server < math.inf else "; no limit at the server is seen"
-            )
-            yield f"{way:<9}  {_in_words(way, rates)}{limit}"
-        yield f"latency    {_in_words('latency', links.latency)}" + (
-            "" if fitted.latency_is_known else ": messages of one size do not tell it, so rates have it in them (--latency)"
-        )
+            limit = f"the server's link carries {_text(way, server)}" if server < math.inf else "no limit at the server is seen"
+            yield f"{way:<9}  {_in_words(way, rates)}; {limit}"
+        unknown = ": messages of one size do not tell it, so rates have it in them (--latency)"
+        yield f"latency    {_in_words('latency', links.latency)}{'' if fitted.latency_is_known else unknown}"
         known = fitted.overhead[~np.isnan(fitted.overhead)]
         if len(known) and np.median(known) > 0:
             yield f"overhead   {show_seconds(float(np.median(known)))} of a training, whatever its samples; speeds contain it"
@@ -130,18 +115,13 @@ def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, 
     Scenario(**sections)  # what it would be refused for, it is refused for here
     with writing(out / SCENARIO) as beside:
         beside.write_text(f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}", encoding="utf-8")
-    fitted = drawn.fitted
-    links = fitted.world.links
     clients = {
         "device": range(len(log.clients)),
         "client": list(map(for_csv, log.clients)),
-        "speed": fitted.world.speed,
-        "down": links.down,
-        "up": links.up,
-        "latency": links.latency,
-        "overhead": fitted.overhead,
+        **drawn.fitted.world.quantities,
+        "overhead": drawn.fitted.overhead,
         "samples": drawn.samples,
-        "tasks": fitted.seen,
+        "tasks": drawn.fitted.seen,
         **({} if there is None else {"present": there.share}),
     }
     rounds = {
@@ -156,7 +136,6 @@ def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, 
 
 
 def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict[str, Any]:
-    """The tables of the scenario."""
     links, least, most = drawn.fitted.world.links, int(drawn.samples.min()), int(drawn.samples.max())
     by_client = isinstance(drawn.said["speed"], list)
     population: dict[str, Any] = {
@@ -169,11 +148,9 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         phases = {"mean_on": f"{max(there.mean_on, 1e-3):.6g} s", "mean_off": f"{max(there.mean_off, 1e-3):.6g} s"}
         population["availability"] = {"kind": "renewal"} | phases
     server = {way: _text(way, rate) for way, rate in links.server.items() if rate < math.inf}
-    strategy: dict[str, Any] = {"local_epochs": drawn.epochs}
+    strategy: dict[str, Any] = {"kind": "fedbuff", "concurrency": log.at_work, "buffer": log.per_version}
     if log.synchronous:
-        strategy = {"kind": "fedavg", "clients_per_round": min(log.cohort, len(log.clients))} | strategy
-    else:
-        strategy = {"kind": "fedbuff", "concurrency": log.at_work, "buffer": log.per_version} | strategy
+        strategy = {"kind": "fedavg", "clients_per_round": min(log.cohort, len(log.clients))}
     network: dict[str, Any] = {"kind": "star", "server": server}
     if links.protocol != Fluid():
         network["protocol"] = links.protocol.model_dump(mode="json", exclude_defaults=True) | {"kind": links.protocol.kind}
@@ -183,7 +160,7 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
         "network": network | {"device": {name: drawn.said[name] for name in ("down", "up", "latency")}},
-        "strategy": strategy,
+        "strategy": strategy | {"local_epochs": drawn.epochs},
         "stop": {"rounds": len(log.rounds.number)},
     }
 
@@ -196,8 +173,11 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 
 
 def _text(name: str, value: float) -> str:
-    """A quantity with its unit."""
     return f"{value / _UNITS[name].size:.6g} {_UNITS[name].name}"
+
+
+def _listed(name: str, values: Floats) -> Any:
+    return [_text(name, value) for value in values.tolist()]
 
 
 def _distribution(name: str, values: Floats) -> Any:

@@ -301,7 +301,6 @@ class _Search:
         return float(alone + _TOGETHER * np.abs(np.log(np.maximum(here, 1e-9) / np.maximum(real, 1e-9))).mean())
 
     def _begins(self, most: int) -> Ints:
-        """Where the times begin at which something is always sent."""
         return np.concatenate(([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1])))
 
     def _least(self, most: int) -> float:

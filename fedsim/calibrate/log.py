@@ -261,7 +261,6 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Log
 
 
 def _table(path: Path, where: str) -> Any:
-    """The table of a file, with plain names of columns."""
     try:
         regular(path)
         if path.suffix == ".parquet":
@@ -288,7 +287,6 @@ def _seconds(column: Any, texts: Any) -> Any:
 
 
 def _problem(row: Any) -> str | None:
-    """What is wrong with a row, if anything."""
     if row.what in (*_ORDER, "on") and not row.client:
         return "client is empty"
     for name in ("start", "end", *_NEEDS.get(row.what, ())):
@@ -308,7 +306,6 @@ def _problem(row: Any) -> str | None:
 
 
 def _of_run(path: Path) -> LogTable:
-    """The rounds and finished steps that a run recorded; samples from the table of devices."""
     return pd.DataFrame(_recorded(RunFolder(path)), columns=["place", *_NEEDED, *_MORE])
 
 
@@ -379,7 +376,6 @@ def _told(row: Any) -> str:
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
-    """Sorts names by their number if they are numbers, else by letters."""
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
 

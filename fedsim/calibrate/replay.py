@@ -53,6 +53,11 @@ class World(NamedTuple):
     jitter: float
     links: Links
 
+    @property
+    def quantities(self) -> dict[str, Floats]:
+        """The values of the clients by name, [clients] each."""
+        return {"speed": self.speed, "down": self.links.down, "up": self.links.up, "latency": self.links.latency}
+
 
 class _Replay:
     """A network over which processes of SimPy send; the weights of its protocol are drawn by the seed."""
@@ -227,7 +232,6 @@ def _round_s(log: Log, worlds: Sequence[World]) -> Floats:
 
 
 def _rates(log: Log, held: Flags, worlds: Sequence[World]) -> tuple[float, float]:
-    """Updates a second, measured and predicted."""
     tasks, scored = log.tasks, log.rounds.at(held if held.any() else ~held)
     first, last = scored.start.min(), scored.end.max()
     over = tasks.up.end[tasks.whole]

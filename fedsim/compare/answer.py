@@ -71,7 +71,6 @@ class Ranking:
 
     @property
     def _same(self) -> float:
-        """The value of a comparison of equals."""
         return 1.0 if self.measure.is_cost else 0.0
 
     def is_apart(self, other: Entry, first: Entry) -> bool:
@@ -229,6 +228,5 @@ def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | N
 
 
 def _some(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    """Names with commas between, of many the first ones and how many more there are."""
     shown_names = ", ".join(map(clean, names[:most]))
     return shown_names if len(names) <= most else f"{shown_names} and {len(names) - most} more"

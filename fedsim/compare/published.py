@@ -247,7 +247,6 @@ class _Measured:
         self._values: dict[str, dict[str, list[float]]] = {}
 
     def _runs(self, where: Mapping[str, Any]) -> dict[int, RunFolder]:
-        """By seed: the runs of the one variant that is there."""
         where = {**self._table.at, **where}
         found = [line for line in self._lines if _is_at(line, where)]
         if len(found) != 1:
@@ -257,7 +256,6 @@ class _Measured:
         return {int(run.summary["seed"]): run for run in found[0].runs}
 
     def values(self, name: str) -> dict[str, list[float]]:
-        """By row: a measure seed by seed."""
         if name not in self._values:
             one, best = self._measures[name], 0.0
             if one.below_best is not None:
@@ -280,7 +278,6 @@ class _Measured:
         return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
 
     def table(self) -> Table:
-        """Published and measured figures, their difference, and whether that is within the tolerance."""
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows = [self._row(row, name) for row in self._table.rows for name in self._table.measures] if self._seeds else []
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
@@ -304,7 +301,6 @@ class _Measured:
         return (*start, tolerance, "yes" if abs(apart) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
-        """The rows of claims: table, sentence, difference, interval and verdict."""
         rows: list[tuple[Cell, ...]] = []
         for claim in self._table.claims if self._seeds else ():
             values = self.values(claim.measure or self._table.measures[0])

@@ -133,5 +133,4 @@ class Reading(Spec):
         return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)
 
     def _values(self, rows: list[dict[str, Any]]) -> Floats:
-        """The column's values where it was measured."""
         return self.scale * np.array([row[self.column] for row in rows if row[self.column] is not None], dtype=np.float64)

@@ -64,6 +64,11 @@ class Table:
     notes: tuple[str, ...] = ()
     title: str = ""
 
+    @classmethod
+    def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "Table":
+        """A table of rows that hold their cells by head."""
+        return cls(tuple(Column(head, tuple(row.get(head) for row in rows)) for head in heads))
+
 
 _NOISE = 1e-12  # of figures: sums of floats differ by less
 _MANY = 10  # seeds from which on it matters little how a figure is distributed over them
@@ -140,7 +145,7 @@ class Comparison:
             for run, values in zip(line.runs, own, strict=True):
                 said = self._point(line) | {"strategy": line.strategy, "seed": int(run.summary["seed"])}
                 rows.append(said | {one.head: values[one.name] for one in self._measures})
-        return _from_rows(["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)], rows)
+        return Table.of(["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)], rows)
 
     def paired(self, seeds: Sequence[int]) -> Table:
         """Each line against its baseline, a row a measure: the difference in each seed's world, and their mean and interval.
@@ -159,12 +164,12 @@ class Comparison:
                     low, high = mean.edges
                     row |= {"mean difference": mean.mean, "low": low, "high": high, "ratio": self._ratio(one, place)}
                 rows.append(said | row)
-        return _from_rows([*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
+        return Table.of([*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
 
     def differences(self) -> Table:
         """The mean differences of ``paired``, a row a line and a column a measure."""
         compared = list(self._compared())
-        columns = [*_from_rows([*_KEYS, *self._heads.values()], [said for said, _, _ in compared]).columns]
+        columns = [*Table.of([*_KEYS, *self._heads.values()], [said for said, _, _ in compared]).columns]
         for one in self._measures:
             cells: list[Cell] = []
             for _, place, at in compared:
@@ -180,7 +185,6 @@ class Comparison:
         return {"variant": line.name, **{self._heads[key]: shown(value) for key, value in line.point}}
 
     def _identity(self) -> list[Column]:
-        """The columns that say which row it is."""
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
             if self.lines.are_runs:
@@ -190,9 +194,9 @@ class Comparison:
                     self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
                 )
         if self.lines.are_runs:
-            return [*_from_rows(["run", "strategy", "seed"], rows).columns]
+            return [*Table.of(["run", "strategy", "seed"], rows).columns]
         studies = ["study"] if len({line.study for line in self.lines.lines}) > 1 else []
-        return [*_from_rows(["variant", *studies, *self._heads.values(), "strategy", "runs"], rows).columns]
+        return [*Table.of(["variant", *studies, *self._heads.values(), "strategy", "runs"], rows).columns]
 
     def _column(self, one: Measure) -> Column:
         """A figure of all lines: means over seeds, with intervals where there are several."""
@@ -236,10 +240,6 @@ def _mean_difference(pairs: Pairs) -> Estimate:
     return Estimate(mean, low, high, found.pairs)
 
 
-def _from_rows(heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> Table:
-    return Table(tuple(Column(head, tuple(row.get(head) for row in rows)) for head in heads))
-
-
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
     """One value as it is; the mean of several, if all of them are there, with the possible part of its interval."""
     known = [value for value in values if value is not None]
@@ -264,7 +264,6 @@ def _notes(lines: Lines) -> list[str]:
 
 
 def _not_done(lines: Lines) -> Iterator[str]:
-    """A note for each line whose runs are not all there, or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
             yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."

@@ -105,7 +105,6 @@ def _marked(cell: Cell, column: Column) -> str:
 
 
 def _with_half(found: Estimate, column: Column) -> str:
-    """A mean +- half its interval."""
     if not found.half:
         return shown(found.mean, column)
     return " +- ".join(_as_fine_as_known((found.mean, found.half), found.half, column))
@@ -123,7 +122,6 @@ def _as_fine_as_known(values: Sequence[float], half: float, column: Column) -> I
 
 
 def _scale(size: float) -> tuple[str, float]:
-    """The letter of a unit of bytes, and how many it is."""
     return next(((letter, factor) for letter, factor in _SCALES if size >= factor), ("", 1.0))
 
 
@@ -158,7 +156,6 @@ def in_full(table: Table) -> list[Column]:
 
 
 def _plain(cell: Cell) -> str:
-    """A cell of CSV."""
     if cell is None:
         return ""
     if isinstance(cell, float):

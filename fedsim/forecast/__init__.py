@@ -115,7 +115,6 @@ def _real_lines(scenario: "Scenario", found: Forecast) -> list[str]:
 
 
 def _peak_memory() -> float | None:
-    """The most memory that this process has had so far, in bytes."""
     try:
         import resource
     except ImportError:  # there is none on Windows

@@ -71,7 +71,6 @@ class _Board:
         self._stop = False
 
     def pin(self, place: int, news: News) -> bool:
-        """Add news of a run; returns whether to stop."""
         if news:
             self._news.append((place, news))
         return self._stop

@@ -20,6 +20,7 @@ from fedsim.study.folder import State
 from fedsim.study.plan import PlannedRun, Study, read_study
 from fedsim.study.pool import Ended, Order, Pool
 from fedsim.study.progress import StudyProgress
+from fedsim.study.spec import TRIAL
 from fedsim.study.trials import Trials
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Conductor:
         self._look()
         seen = set[str]()
         for run, state in self.wanted_runs if tried else []:
-            if state != "done" and not run.variant.is_trial and run.variant.label not in seen:
+            if state != "done" and TRIAL not in dict(run.variant.point) and run.variant.label not in seen:
                 seen.add(run.variant.label)
                 try_to_build(run)
         self._pool: Pool | Cluster | None = None

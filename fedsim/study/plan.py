@@ -3,8 +3,7 @@
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,11 +53,6 @@ class Variant:
         return replace(self, point=(*self.point, *values.items()))
 
     @property
-    def is_trial(self) -> bool:
-        """Whether it is a trial of a search."""
-        return TRIAL in dict(self.point)
-
-    @property
     def folder(self) -> str:
         """A name fit for a folder, and different for each variant of a study."""
         return safe_name(self.label)
@@ -101,7 +95,6 @@ class Study:
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
         """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs."""
-        tables = [tables_of(variant, self.spec) for variant in variants]
         known = {variant.folder.lower(): variant for variant in self.variants}
         for variant in variants:
             other = known.setdefault(variant.folder.lower(), variant)
@@ -110,14 +103,9 @@ class Study:
             if variant.folder not in self.runs_of:
                 self.variants.append(variant)
                 self.runs_of[variant.folder] = []
-        for seed in seeds:
-            for variant, said in zip(variants, tables, strict=True):
-                run = _planned(variant, said, seed)
-                self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
-
-    def planned(self, variant: Variant, seed: int) -> PlannedRun:
-        """The run that would be added, unless one of the same scenario is there."""
-        return _planned(variant, tables_of(variant, self.spec), seed)
+        for variant, seed in ((variant, seed) for seed in seeds for variant in variants):
+            run = planned(variant, self.spec, seed)
+            self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
 
     def to_toml(self) -> str:
         """The study as one file that needs no other."""
@@ -268,7 +256,7 @@ def searched(spec: StudySpec) -> list[Variant]:
     for one in variants:
         for key, values in search.space_of(one.name).items():
             for variant in (one.at({key: value}) for value in values.extremes):
-                scenario = _planned(variant, tables_of(variant, spec), spec.seeds[0]).scenario
+                scenario = planned(variant, spec, spec.seeds[0]).scenario
                 lacks = "[energy]" if needs == "energy" and scenario.energy is None else ""
                 lacks = lacks or ('learning = "on"' if needs is not None and scenario.learning == "off" else "")
                 if lacks:
@@ -278,28 +266,22 @@ def searched(spec: StudySpec) -> list[Variant]:
     return variants
 
 
-def tables_of(variant: Variant, spec: StudySpec) -> Tables:
-    """The base, changed by the size, the part, the variant and its place in the grid, in this order."""
-    with _naming(variant):
+def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
+    """A run of the base, changed by the size, the part, the variant and its place in the grid, in this order.
+
+    Raises:
+        ScenarioError: it cannot be run; the message names the variant.
+    """
+    try:
         tables = _merged(_layers(variant, spec))
-        return tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
+        tables = tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
+        return PlannedRun(variant, Scenario(**tables | {"seed": seed}), Path(RUNS, variant.folder, f"seed-{seed}"))
+    except ScenarioError as error:
+        raise ScenarioError(f"variant {variant.label!r}: {error}") from None
 
 
 def _merged(layers: Mapping[str, Mapping[str, Any]]) -> Tables:
     return functools.reduce(changed, layers.values(), {})
-
-
-def _planned(variant: Variant, tables: Mapping[str, Any], seed: int) -> PlannedRun:
-    with _naming(variant):
-        return PlannedRun(variant, Scenario(**{**tables, "seed": seed}), Path(RUNS, variant.folder, f"seed-{seed}"))
-
-
-@contextmanager
-def _naming(variant: Variant) -> Iterator[None]:
-    try:
-        yield
-    except ScenarioError as error:
-        raise ScenarioError(f"variant {variant.label!r}: {error}") from None
 
 
 def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
@@ -342,7 +324,7 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[Change]) -> None:
     for (where, key), counted in counts.items():
         if not counted:
             *above, last = key.partition("=")[0].split(".")
-            there = at(_planned(variant, tables_of(variant, spec), spec.seeds[0]).scenario.model_dump(), above) or {}
+            there = at(planned(variant, spec, spec.seeds[0]).scenario.model_dump(), above) or {}
             raise ScenarioError(
                 f"{where} says {key!r}, which reaches no run: another 'kind' drops it, or the variants say something "
                 f"else{nearest(last, there)}" + ("; the study's 'seeds' count" if key.startswith("seed") else "")

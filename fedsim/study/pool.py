@@ -136,7 +136,6 @@ class Pool:
         return self._workers[-1]
 
     def _dismiss(self, worker: _Process) -> None:
-        """Let a worker end; kill one that does not."""
         self._workers.remove(worker)
         try:
             worker.communicate(timeout=_GRACE_S)

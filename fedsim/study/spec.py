@@ -264,7 +264,6 @@ class StudySpec(Spec):
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:
-        """The grid of each part."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @property

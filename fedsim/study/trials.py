@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from fedsim.compare.lines import short_key, shown
 from fedsim.compare.measures import BEST, measure
-from fedsim.compare.table import Cell, Column, Table
+from fedsim.compare.table import Cell, Table
 from fedsim.compare.text import to_csv
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
-from fedsim.study.plan import PlannedRun, Study, Variant, searched
+from fedsim.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.study.search import METRICS, Search, TrialResult
 from fedsim.study.spec import TRIAL
 
@@ -155,10 +155,9 @@ class Trials:
                 self._batch.append((line, line.trials[-1]))
 
     def _plan(self, path: Path, trials: Sequence[Trial], try_to_build: Callable[[PlannedRun], None]) -> None:
-        """Plan the runs of this rung; trials that cannot be run are refused."""
         for trial in trials:
             try:
-                run = self.study.planned(trial.variant, self._rungs[self._rung][0])
+                run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
                 if self._rung == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
@@ -199,8 +198,8 @@ class Trials:
         """The trials of each line, the best first, and so many at ``most``; errors are in the last column."""
         rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
         heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
-        columns = [Column(head, tuple(row.get(head) for row in rows)) for head in heads]
-        return Table(tuple(column for column in columns if column.head != _ERROR or any(column.cells)))
+        is_wrong = any(row[_ERROR] for row in rows)
+        return Table.of([head for head in heads if head != _ERROR or is_wrong], rows)
 
     def _rows(self, line: Line) -> Iterator[dict[str, Cell]]:
         for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):

@@ -75,7 +75,6 @@ class Worker:
         return asyncio.run(job.execute()).summary
 
     def _watch(self, scenario: Scenario, simulation: Simulation) -> None:
-        """Say now and then how far a run is."""
         stop, rounds, said = scenario.strategy.horizon(scenario.stop), 0, time.perf_counter()
 
         def take(record: Record) -> None:
