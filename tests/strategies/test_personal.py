@@ -182,21 +182,6 @@ def test_statistics_that_are_not_there_cannot_be_kept() -> None:
         played(world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 3, "keeps": "statistics"}, 1) | MLP)
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> None:
-    model = {"kind": "module", "factory": "tests.strategies.test_personal:normed", "args": {"norm": norm}}
-    training = {"batch_size": 1000}  # torch takes no batch of one sample through a batch norm
-    sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training=training) | {"model": model}
-    sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
-    assert sent == dict.fromkeys(["model", "update"], 12 * 4 * (64 * 7 + 7 + 70 + 10))
-    model_now, own = after(sections)
-    norms = slice(64 * 7 + 7, 64 * 7 + 7 + 14)
-    assert (model_now[norms] == [1.0] * 7 + [0.0] * 7).all()
-    assert (own[:, norms] != model_now[norms]).any(axis=1).all()
-    rest = np.delete(own, np.r_[norms], axis=1)
-    assert (rest == np.delete(model_now, np.r_[norms])).all()
-
-
 def test_a_batch_norm_refuses_a_single_sample_by_name(tmp_path: Path) -> None:
     model = {"kind": "module", "factory": "tests.strategies.test_personal:normed", "args": {"norm": "batch"}}
     sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 1, training={"batch_size": 1}) | {"model": model}
@@ -223,16 +208,6 @@ def test_three_rounds_of_pfedme_by_hand(tmp_path: Path) -> None:
     w, theta = moreau(3, 3, 4, 2.0, 0.05)
     assert model[0] == pytest.approx(w, abs=1e-5)
     assert own[:, 0] == pytest.approx(theta, abs=1e-5)
-
-
-def test_pfedme_reaches_the_optimum_of_the_envelopes(tmp_path: Path) -> None:
-    """The least h (theta - a)^2 / 2 + lambda (theta - w)^2 / 2 is a pull of strength h lambda / (h + lambda) towards a."""
-    pfedme = {"kind": "pfedme", "local_rounds": 1, "steps": 50, "lam": 2.0, "eta": 0.5}
-    model, own = after(curved(tmp_path, pfedme, 30, 1))
-    pull = STRENGTH * 2 / (STRENGTH + 2)
-    w = (pull * CENTER).sum() / pull.sum()
-    assert model[0] == pytest.approx(w, abs=1e-3)
-    assert own[:, 0] == pytest.approx((STRENGTH * CENTER + 2 * w) / (STRENGTH + 2), abs=1e-3)
 
 
 def test_a_local_round_of_pfedme_is_so_many_steps_on_one_batch(tmp_path: Path) -> None:
