@@ -59,8 +59,13 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     instead: ClassVar[Mapping[str, str]] = {
         **PlainDeadline.instead,
-        "clients_per_round": "participation", "metric": "measure", "gradient": "measure",
-        "warmup": "moment", "clustering": "clusterer", "local_start": "moment.start", "warmup_iterations": "moment.steps",
+        "clients_per_round": "participation",
+        "metric": "measure",
+        "gradient": "measure",
+        "warmup": "moment",
+        "clustering": "clusterer",
+        "local_start": "moment.start",
+        "warmup_iterations": "moment.steps",
         **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
         **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
         **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
