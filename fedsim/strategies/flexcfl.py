@@ -71,9 +71,11 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
 
     @model_validator(mode="after")
-    def _k_means_has_features(self) -> Self:
+    def _makes_groups(self) -> Self:
         if self.measure == "madc" and isinstance(self.clusterer, KMeans):
             raise ValueError("'clusterer' is 'k-means', which needs features; 'measure' is 'madc', allowed is 'edc'")
+        if isinstance(self.clusterer, Hierarchical) and self.clusterer.threshold is not None:
+            raise ValueError("'clusterer.threshold' may leave any number of clusters; allowed is 'groups' alone")
         return self
 
     @property

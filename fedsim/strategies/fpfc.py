@@ -3,6 +3,7 @@
 import math
 from typing import Any, ClassVar, Literal, Self
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
@@ -140,11 +141,9 @@ class FPFC(Synchronous[FPFCParams]):
     def _group(self) -> None:
         """Who is of one group, by the chains of pairs that are fused; and the groups' models."""
         state = self.state
-        group = {device: device for device in sorted(state["own"])}
-        for (i, j), length in state["apart"].items():
-            first, second = sorted((group[i], group[j]))
-            if length <= self.params.nu and first != second:
-                group = {device: first if name == second else name for device, name in group.items()}
+        fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
+        fused_pairs.add_nodes_from(state["own"])
+        group = dict(sorted((device, min(part)) for part in nx.connected_components(fused_pairs) for device in part))
         for device, name in group.items():
             if state["group"].get(device) != name:
                 self.server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")

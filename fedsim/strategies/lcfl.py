@@ -60,22 +60,15 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     instead: ClassVar[Mapping[str, str]] = {
         **PlainDeadline.instead,
         "clients_per_round": "participation",
-        "warmup": "moment",
-        "warmup_rounds": "moment.rounds",
-        "warmup_participation": "moment.participation",
-        "warmup_epochs": "moment.epochs",
-        "warmup_iterations": "moment.steps",
-        "local_start": "moment.start",
-        "exchange_attempts": "moment.attempts",
-        "exchange_deadline": "moment.deadline",
         "metric": "measure",
         "gradient": "measure",
+        "warmup": "moment",
         "clustering": "clusterer",
-        "start": "clusterer.start",
-        "eps": "clusterer.eps",
-        "min_samples": "clusterer.min_samples",
-        "linkage": "clusterer.linkage",
-        "threshold": "clusterer.threshold",
+        "local_start": "moment.start",
+        "warmup_iterations": "moment.steps",
+        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
+        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
+        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
     }
 
     kind: Literal["lcfl"] = "lcfl"

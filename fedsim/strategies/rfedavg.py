@@ -86,15 +86,9 @@ def cluster_gradients(
     classes: int,
     generator: np.random.Generator,
 ) -> Clusters:
-    """Clusters of like ``gradients`` [n, d], all of one scale: positions 0..n-1, each cluster in ascending order.
+    """Clusters of like ``gradients`` [n, d] of one scale, with cosines ``similarity`` [n, n]; positions in ascending order.
 
-    Args:
-        params: which clustering.
-        gradients: see there.
-        similarity: their cosines, [n, n].
-        eps: the cosine that like gradients have; needed where CCS is.
-        classes: M.
-        generator: for K-means.
+    ``eps`` is the cosine that like gradients have, needed where CCS is; ``classes`` is M; ``generator`` is for K-means.
     """
     found = [] if eps is None else greedy_clusters(similarity, eps)
     if params.clustering == "ccs":

@@ -169,13 +169,6 @@ def test_clusters_are_made_anew_from_the_next_round_on_when_a_size_changed(tmp_p
     assert len(set(groups.values())) == 1
 
 
-def test_when_all_are_slow_the_model_stays(tmp_path: Path) -> None:
-    strategy = {"kind": "cata-fed", "clusters": 1, "deadline": "10 s"}
-    scenario = sections(write_data(tmp_path, [200, 300]), 2, 3, strategy)
-    scenario["population"]["speed"] = "1 samples/s"
-    assert (weights_after(scenario) == initial_weights(scenario)).all()
-
-
 def test_a_part_is_trained_as_if_it_were_all_the_data(tmp_path: Path) -> None:
     """Round 0 splits 400 samples, round 1 trains an epoch on part 1: FedAvg's round on a device that holds only that part."""
     split = sections(write_data(tmp_path, [400]), 1, 2, {"kind": "cata-fed", "clusters": 1, "deadline": "250 s"})

@@ -47,16 +47,6 @@ class TestSweep:
         assert [len(set(cohort)) for cohort in asked.values()] == [6] * 6
         assert sorted(asked[4]) != sorted(asked[5])
 
-    def test_who_is_away_has_its_turn_later(self, tmp_path: Path) -> None:
-        population = {"arrivals": {"kind": "schedule", "times": ["400 ms"], "devices": [1]}}
-        run = ran(world(PAIRED, 20, grouped("ifca"), 5, population=population, learning="off"), tmp_path / "run")
-        asked = [sorted(event["device"] for event in tasks(run) if event["round"] == number) for number in range(5)]
-        assert asked[0] == [0, 2, 3, 4]
-        assert run.rounds[0]["time"] < 0.4 < run.rounds[2]["time"]
-        later = [cohort for cohort in asked[1:] if 1 in cohort]
-        assert later
-        assert sorted(device for cohort in asked for device in cohort) == list(range(20))
-
     def test_without_it_cohorts_are_those_of_fedavg(self, tmp_path: Path) -> None:
         strategies = (grouped("ifca", **{"as": "paper"}), grouped("hypcluster"), {"kind": "fedavg", "clients_per_round": 4})
         cohorts = []
@@ -291,16 +281,6 @@ class TestPoorData:
         assert set(tests) == shifted
         assert all(test["fired"] for test in tests.values())
         assert min(row["samples"] for row in run.devices) > 0
-
-    @pytest.mark.parametrize("kind", MIGRATING)
-    def test_a_single_sample_released_is_a_shift(self, tmp_path: Path, kind: str) -> None:
-        drift = {"kind": "incremental", "shares": [1.0, 0.001, 1.0], "at": {"rounds": [0, 6, 8]}}
-        with pytest.raises(fedsim.ScenarioError, match="fall"):
-            fedsim.Scenario(**world(PAIRED, 20, grouped(kind), 10, drift=drift))
-        drift |= {"shares": [0.001, 0.5, 1.0]}
-        run = ran(world(PAIRED, 20, grouped(kind), 10, drift=drift), tmp_path / "run")
-        assert {event["data"]["fired"] for event in of_kind(run, "shift-test")} == {True}
-        assert len(of_kind(run, "shift-test")) == (60 if kind == "flexcfl" else 40)  # FlexCFL has groups before round 0
 
 
 @pytest.mark.parametrize("seed", range(6))

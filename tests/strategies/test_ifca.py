@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.strategies.ifca import IFCA, IFCAParams
 from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,
@@ -109,29 +108,6 @@ def test_gradients_are_averaged_over_all_clients_of_the_round(
     centres = [-5.0, 5.0] if low == 0 else [5.0, -5.0]
     halfway = [(start + centre) / 2 for start, centre in zip(starts, centres, strict=True)]
     assert [float(value[0]) for value in weights(run)] == pytest.approx(halfway, abs=1e-5)
-
-
-class ReversedParams(IFCAParams):
-    kind: str = "tests.strategies.test_ifca:Reversed"  # type: ignore[assignment]
-
-
-class Reversed(IFCA):
-    """IFCA with its models in reverse order."""
-
-    Params = ReversedParams
-
-    async def on_start(self) -> None:
-        await super().on_start()
-        self.state["models"].reverse()
-
-
-def test_the_order_of_the_models_is_only_a_matter_of_names() -> None:
-    shape = world(ROTATED, 12, ifca(4, 9, local_epochs=5), 5, seed=2)
-    ours, _ = played(shape)
-    theirs, _ = played(shape | {"strategy": shape["strategy"] | {"kind": ReversedParams().kind}})
-    assert [value.tobytes() for value in weights(ours)] == [value.tobytes() for value in weights(theirs)][::-1]
-    assert theirs.strategy.state["group"] == [3 - group if group >= 0 else -1 for group in ours.strategy.state["group"]]
-    assert len(set(ours.strategy.state["group"])) > 1
 
 
 def test_equal_starts_are_refused_where_groups_must_be_told_apart() -> None:

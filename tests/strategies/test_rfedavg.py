@@ -275,17 +275,6 @@ def test_when_no_update_is_finite_the_model_stays(tmp_path: Path) -> None:
 # K-means.
 
 
-@pytest.mark.parametrize("dimensions", [3, 50])
-def test_k_means_finds_blobs_in_any_number_of_dimensions(dimensions: int) -> None:
-    draw = np.random.default_rng(dimensions)
-    owner = np.arange(12) % 4
-    centers = 10 * draw.normal(size=(4, dimensions))
-    rows = (centers[owner] + 0.1 * draw.normal(size=(12, dimensions))).astype(np.float32)
-    params = RFedAvgParams(clustering="kmeans")
-    found = cluster_gradients(params, rows, np.eye(12), None, 4, np.random.default_rng(1))
-    assert found == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
-
-
 @pytest.mark.parametrize("wanted", [1, 2, 4])
 def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> None:
     """Two pairs of neighbours: N = 2 puts each pair together, N = 4 every device by itself."""

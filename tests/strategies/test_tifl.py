@@ -1,6 +1,5 @@
 """TiFL against known answers, and in worlds where devices come and go."""
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.compare.readings import Reading
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import Simulation
 from fedsim.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.strategies.clustered import file_data, ran, world
 
@@ -252,15 +250,6 @@ def test_where_all_are_too_slow_the_run_ends_and_says_so() -> None:
 def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: Any, stop: Any, message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.run(fedsim.Scenario(**small | {"strategy": {"kind": "tifl"} | strategy, "stop": stop}))
-
-
-def test_the_state_counts_everybody_who_may_still_come(small: dict[str, Any]) -> None:
-    small |= {"learning": "off", "strategy": {"kind": "tifl", "tiers": 3, "clients_per_round": 3}, "stop": {"rounds": 200}}
-    simulation = Simulation(fedsim.Scenario(**small))
-    asyncio.run(simulation.run())
-    state = simulation.installed.strategy.state
-    assert state["expected"] == 0
-    assert sorted(device for part in state["members"] for device in part) == list(range(20))
 
 
 def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_update(tmp_path: Path) -> None:

@@ -92,13 +92,9 @@ Start = Literal["build", "heuristic", "k-medoids++"]
 def k_medoids(distance: Matrix, groups: int, start: Start, generator: np.random.Generator) -> Labels:
     """Alternate between the nearest medoid for each device and the best medoid for each cluster, until neither changes.
 
-    Args:
-        distance: symmetric [n, n], zero on the diagonal; it need not be a metric.
-        groups: how many clusters; each gets at least its medoid.
-        start: the first medoids. ``build``: one after the other, each that lowers the sum of distances most.
-            ``heuristic``: those with the smallest sums of distances to all (as LCFL's code does); several may lie in one
-            cluster. ``k-medoids++``: drawn one after the other in proportion to the squared distance from those before.
-        generator: for ``k-medoids++``; the others draw nothing.
+    ``distance`` [n, n] need not be a metric. The first medoids (``start``) are, one after the other, each that lowers the sum
+    of distances most (``build``); those with the smallest sums of distances to all, as LCFL's code has it (``heuristic``); or
+    drawn in proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``).
 
     Returns:
         int64 [n], clusters numbered by their first member. Ties go to the smaller number, but a medoid stays one unless
@@ -257,13 +253,8 @@ def dbscan(distance: Matrix, eps: float, min_samples: int = 5) -> Labels:
 def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36) -> float:
     """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at first, 0 in the end.
 
-    Progress, (l_0 - l_t) / (l_0 - l_*), is limited to [0, 1]; it is 0 if there is nothing to gain from l_0 on.
-
-    Args:
-        loss: l_t, the present loss.
-        first_loss: l_0, that of the first round.
-        least_loss: l_*, the least that can be reached.
-        theta: the angle (radians) that is allowed at first.
+    Progress, (l_0 - l_t) / (l_0 - l_*), is limited to [0, 1]; it is 0 if there is nothing to gain from l_0 on. ``loss`` is
+    l_t, ``first_loss`` l_0, ``least_loss`` l_*, and ``theta`` the angle (radians) that is allowed at first.
 
     Raises:
         SimulationError: a loss is not finite.

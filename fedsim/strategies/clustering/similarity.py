@@ -80,14 +80,12 @@ def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDA
         found = []
         for update in updates:
             own, wide = length(update), update.astype(np.float64)
-            products = [float((wide * direction).sum()) for direction in directions]
-            cosines = [_cosine(product, own * other) for product, other in zip(products, lengths, strict=True)]
-            found.append(int(np.argmax(cosines)))
+            cosines = np.array(
+                [(wide * direction).sum() / (own * other) for direction, other in zip(directions, lengths, strict=True)]
+            )
+            told = [0 < own * other < np.inf for other in lengths] & np.isfinite(cosines)
+            found.append(int(np.argmax(np.where(told, cosines, 0.0))))
     return found
-
-
-def _cosine(product: float, lengths: float) -> float:
-    return product / lengths if 0 < lengths < np.inf and np.isfinite(product) else 0.0
 
 
 _LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits

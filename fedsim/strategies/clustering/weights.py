@@ -30,11 +30,9 @@ _SLACK = 1e-12  # how far below 0 a weight may be where rounding would leave non
 
 
 def class_imbalance(counts: Counts, samples: int | None = None) -> Vector:
-    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n].
+    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n], from the ``counts`` D_k^m [n, M].
 
-    Args:
-        counts: samples of each class on each device, [n, M].
-        samples: D, those of all devices together, as the equation has it; None: each device's own number.
+    ``samples`` is D, those of all devices together, as the equation has it; None: each device's own number.
     """
     totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
     imbalance: Vector = np.abs(totals / counts.shape[1] - counts).sum(axis=1)
