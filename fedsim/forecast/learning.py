@@ -9,7 +9,8 @@ from fedsim.forecast.trial import Trained, Trial
 from fedsim.training import Training
 
 if TYPE_CHECKING:
-    from fedsim.learning import Learning, Ref
+    from fedsim.learning import Ref
+    from fedsim.learning.engine import Learning
 
 _PILOT_STEPS = 3
 

@@ -20,7 +20,7 @@ from fedsim.streams import Streams
 from fedsim.training import Training
 
 if TYPE_CHECKING:
-    from fedsim.learning import Learning
+    from fedsim.learning.engine import Learning
     from fedsim.learning.refs import Ref
     from fedsim.scenario import Scenario
 
@@ -133,7 +133,7 @@ class Trial:
 
 
 def _learning_core(run: Run, executor: Executor) -> "Learning":
-    from fedsim.learning import Learning  # loads torch
+    from fedsim.learning.engine import Learning  # loads torch
 
     scenario = run.scenario
     assert run.data is not None
