@@ -23,7 +23,7 @@ from fedsim.streams import Streams
 from fedsim.training import Training
 
 if TYPE_CHECKING:
-    from fedsim.learning import Learning
+    from fedsim.learning.engine import Learning
     from fedsim.learning.refs import Ref
     from fedsim.scenario import Scenario
 
@@ -98,7 +98,7 @@ class Trial:
         began, core = time.perf_counter(), None
         run = assemble(scenario, Simulation(executor=Inline()), Tally)
         if scenario.learning == "on":
-            from fedsim.learning import Learning  # loads torch
+            from fedsim.learning.engine import Learning  # loads torch
 
             assert run.data is not None
             streams = Streams(scenario.seed)

@@ -70,13 +70,13 @@ def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0
 
     The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
     """
-    try:
-        steps = [_step(module, (size, *shape), momentum, weight_decay, "meta") for size in (_SMALL, _LARGE)]
-    except Exception:  # some modules look at values, which such tensors do not have
+    for place in ("meta", "cpu"):
         try:
-            steps = [_step(module, (size, *shape), momentum, weight_decay, "cpu") for size in (_SMALL, _LARGE)]
+            steps = [_step(module, (size, *shape), momentum, weight_decay, place) for size in (_SMALL, _LARGE)]
+            break
         except Exception as error:
-            raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
+            if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
+                raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
     (small, kept_small, held), (large, kept_large, _) = steps
     a_sample = (kept_large - kept_small) / (_LARGE - _SMALL)
     parts = {phase: _by_sample(small[phase], large[phase]) for phase in _PHASES}

@@ -166,7 +166,7 @@ class Run:
         self._shape_and_classes = shape, classes
         self._tensors = partial(scenario.model.tensors, shape, classes)
         if scenario.learning == "on" and learner is None:
-            from fedsim.learning import Learning  # loads torch
+            from fedsim.learning.engine import Learning  # loads torch
 
             self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
         else:

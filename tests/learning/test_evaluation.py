@@ -86,15 +86,6 @@ def test_the_current_version_is_tested() -> None:
     _check(found["some"], expected[4:])
 
 
-def test_a_test_does_not_depend_on_what_was_tested_before() -> None:
-    data = federation([5] * 40, tests=23, shape=(61,), classes=7)
-    fresh, used = (learning(data, Logistic())[0] for _ in range(2))
-    run(used.evaluate({"global": (used.initial(3), None), "odd": (used.initial(), [7, 3])}))
-    some = [4, 30, 17, 9]
-    one, other = (run(core.evaluate({"some": (core.initial(), some)})) for core in (fresh, used))
-    assert one.loss_sum.tobytes() == other.loss_sum.tobytes()
-
-
 def _groups(count: int, seed: int) -> list[list[int]]:
     """Devices dealt to three groups, some to none and some to two."""
     draw = np.random.default_rng(seed)

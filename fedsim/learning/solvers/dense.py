@@ -59,21 +59,14 @@ def fours(count: int) -> int:
     return -(-count // 4) * 4
 
 
-def _in_fours(kernel: Floats) -> Floats:
-    """A copy of [outputs, inputs], filled up to whole fours of outputs with zeros."""
-    outputs, inputs = kernel.shape
-    filled = np.zeros((fours(outputs), inputs), kernel.dtype)
-    filled[:outputs] = kernel
-    return filled
-
-
 class InWeightSpace:
     """The samples themselves, and the kernel itself, which is left alone until ``write``; ``entry`` is trained."""
 
     def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
         self._kernel = kernel
         samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
-        trained = parameter(_in_fours(kernel), descent, None if constant is None else _in_fours(constant))
+        of_constant = None if constant is None else _stacked([constant], kernel.dtype, in_fours=True)[0]
+        trained = parameter(_stacked([kernel], kernel.dtype, in_fours=True)[0], descent, of_constant)
         nothing = kernel[:0]
         self.entry = Entry(np.ascontiguousarray(samples), trained, nothing[None], nothing, turned=False)
 
@@ -144,27 +137,19 @@ def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descen
     constant = None if constant is None else constant.astype(flat.dtype, copy=False)
     first, of_first = next(split(flat, sizes))[0], None if constant is None else next(split(constant, sizes))[0]
     form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent, of_first)
-    loss = _steps(form.entry, flat, constant, sizes, solve, descent)
-    form.write()
-    return loss
-
-
-def _steps(
-    entry: Entry, flat: Floats, constant: Floats | None, sizes: Sequence[int], solve: LocalSolve, descent: Descent
-) -> float:
-    """Carry out all steps, of ``entry`` and of everything in ``flat`` but its first kernel; the mean loss as above."""
     batches, (kernels, biases) = solve.batches, _stacks(flat, sizes)
     of_kernels, of_biases = (None, None) if constant is None else _stacks(constant, sizes)
     rule = (descent.lr, descent.momentum, descent.mu, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False))
     loss = descend(
-        entry,
+        form.entry,
         parameter(kernels, descent, of_kernels),
         parameter(biases, descent, of_biases),
         np.array(sizes[1:]),
         Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch),
         Rule(*map(flat.dtype.type, rule)),
-        _scratch(batches, sizes, entry),
+        _scratch(batches, sizes, form.entry),
     )
+    form.write()
     for stacked, own in zip((kernels, biases), _rest(flat, sizes), strict=True):
         for trained, array in zip(stacked, own, strict=True):
             array[:] = trained[: array.shape[0], : array.shape[1]]
