@@ -1,4 +1,4 @@
-"""Keyed randomness: independence of order, agreement of the scalar and the array form, sound distributions, on every processor."""
+"""Keyed randomness: independent of the order of questions and of the processor, with sound distributions."""
 
 import json
 import os
