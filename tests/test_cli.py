@@ -155,13 +155,6 @@ class TestMistakes:
         assert "is not a folder" in self.refused("run", scenario, "--out", scenario / "below")
         assert "is no text in UTF-8" in self.refused("run", scenario, "--out", tmp_path / os.fsdecode(b"by\xe9"))
 
-    def test_a_study_is_no_scenario_and_the_other_way_round(self, scenario: Path, tmp_path: Path) -> None:
-        study = tmp_path / "study.toml"
-        study.write_text('base = "a scenario.toml"\n[variants]\nfedavg = {}\n')
-        for verb in (("run", study, "--out", tmp_path / "out"), ("check", study)):
-            assert "is a study, not a scenario: 'fedsim study' runs it" in self.refused(*verb)
-        assert "is a scenario, not a study: 'fedsim run' runs it" in self.refused("study", scenario, "--out", tmp_path / "out")
-
     @pytest.mark.parametrize("verb", ["audit", "trace", "report", "compare"])
     def test_a_folder_that_is_not_there(self, verb: str, tmp_path: Path) -> None:
         assert self.refused(verb, tmp_path / "none") == f"fedsim: '{tmp_path / 'none'}' does not exist\n"
@@ -177,16 +170,6 @@ class TestMistakes:
             (tmp_path / "mnist" / f"{name}-ubyte").write_bytes(b"\x00\x00\x08\x03\x00\x00")
         assert "ubyte" in self.refused(*words, "--set", f"data.root={tmp_path}")
         assert not out.exists()
-
-    def test_a_trace_with_holes(self, scenario: Path, tmp_path: Path) -> None:
-        trace = {"1": {"start": 0, "end": 100, "ready": [[10, 20], [None, 40]], "ok": True}}
-        (tmp_path / "traces.json").write_text(json.dumps(trace))
-        message = self.refused(
-            "run", scenario, "--out", tmp_path / "out", "--set", f"data.root={tmp_path}",
-            "--set", 'population.availability={kind="flash", file="traces.json"}',
-        )  # fmt: skip
-        assert "has holes: interval 1" in message
-        assert not (tmp_path / "out").exists()
 
 
 def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: Path) -> None:

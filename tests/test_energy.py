@@ -44,8 +44,7 @@ def test_two_strategies_have_the_same_batteries() -> None:
 @pytest.mark.parametrize(
     ("kind", "idle_while"),
     [
-        *(("fedavg", "working"), ("flexcfl", "working"), ("cata-fed", "working")),
-        *(("fedbuff", "there"), ("lcfl", "there"), ("tifl", "there")),
+        *(("flexcfl", "working"), ("cata-fed", "working"), ("fedbuff", "there"), ("lcfl", "there")),
     ],
 )
 def test_batteries_run_flat_at_any_instant(kind: str, idle_while: str, tmp_path: Path) -> None:

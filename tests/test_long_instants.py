@@ -63,14 +63,14 @@ import fedsim.running.interruption
 from fedsim.simulation import Simulation
 
 submit, begun = Simulation.submit, []
-fedsim.running.interruption._TRAINING_S = 1.0
+fedsim.running.interruption._TRAINING_S = 0.5
 
 def slow(self, function, *args):
     def long(*args):
         if not begun:
             begun.append(True)
             print("begun", flush=True)
-            time.sleep(3)
+            time.sleep(1.5)
         return function(*args)
 
     return submit(self, long, *args)
@@ -94,8 +94,13 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("program", "said"), [(LONG_INSTANT, "this instant takes too long"), (LONG_BUILDING, "")])
+@pytest.mark.parametrize(
+    ("program", "said", "number"),
+    [
+        *((LONG_INSTANT, "this instant takes too long", number) for number in (signal.SIGINT, signal.SIGTERM)),
+        (LONG_BUILDING, "", signal.SIGTERM),
+    ],
+)
 def test_a_signal_takes_effect_within_seconds(program: str, said: str, number: signal.Signals, tmp_path: Path) -> None:
     errors = interrupted(program, number, slow_world(departures={"kind": "exponential", "mean_stay": "1 h"}), tmp_path)
     assert said in errors
@@ -127,8 +132,7 @@ def test_training_may_come_to_its_end(executor: str, tmp_path: Path) -> None:
     go_on(quiet_world(FEDAVG), tmp_path / "out")
 
 
-@pytest.mark.parametrize("executor", ["inline", "threads"])
-@pytest.mark.parametrize("evaluation", [{}, {"from_round": 1000}], ids=["at the end of a round", "at the end of the run"])
+@pytest.mark.parametrize(("evaluation", "executor"), [({}, "inline"), ({"from_round": 1000}, "threads")])
 def test_training_has_no_more_than_its_time_after_sigterm(evaluation: dict[str, int], executor: str, tmp_path: Path) -> None:
     sections = quiet_world(FEDAVG) | {"evaluation": evaluation}
     errors = interrupted(LONG_TRAINING, signal.SIGTERM, sections, tmp_path, "--executor", executor)

@@ -1,7 +1,6 @@
 """Nothing but ``fedsim.simulation.Environment`` uses what SimPy, asyncio, json and networkx keep to themselves."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,9 @@ def _of_simpy() -> set[str]:
     """The private names of SimPy's objects."""
     env = simpy.Environment()
     resource = simpy.Resource(env)
-    things = (env, env.event(), env.process(iter_of(env)), env.timeout(1), env.all_of([]), resource, resource.request())
+    process = env.process(env.timeout(1) for _ in range(1))
+    things = (env, env.event(), process, env.timeout(1), env.all_of([]), resource, resource.request())
     return {name for thing in things for name in dir(thing) if _private(name)}
-
-
-def iter_of(env: simpy.Environment) -> Iterator[simpy.Event]:
-    yield env.timeout(1)
 
 
 def reaches_in(source: str) -> list[str]:
@@ -34,9 +30,8 @@ def reaches_in(source: str) -> list[str]:
     names, found = _of_simpy(), []
     tree = ast.parse(source)
     for parent in ast.walk(tree):
-        if isinstance(parent, ast.ClassDef) and any(
-            "simpy" in ast.unparse(base) or ast.unparse(base) == "Event" for base in parent.bases
-        ):
+        bases = [ast.unparse(base) for base in parent.bases] if isinstance(parent, ast.ClassDef) else []
+        if isinstance(parent, ast.ClassDef) and any("simpy" in base or base == "Event" for base in bases):
             inside = {node.attr for node in ast.walk(parent) if isinstance(node, ast.Attribute)}
             inside |= {node.id for node in ast.walk(parent) if isinstance(node, ast.Name)}
             found += [f"{parent.name} uses {name}" for name in sorted(inside & names)]

@@ -162,22 +162,11 @@ LAYERS = {
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "study": _COMMON
-    | {"compare", "executors", "loading", "output", "records", "running", "scenario", "shipped", "strategies", "tables"}
-    | {"world"},
+    | {"compare", "executors", "loading", "output", "records", "running"}
+    | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
-    "catalogue": {
-        "data",
-        "errors",
-        "federation",
-        "language",
-        "learning",
-        "meters",
-        "running",
-        "scenario",
-        "shipped",
-        "strategies",
-    }
-    | {"study", "world"},
+    "catalogue": {"data", "errors", "federation", "language", "learning", "meters", "running", "scenario", "shipped"}
+    | {"strategies", "study", "world"},
     "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
     | {"study", "errors", "analysis", "language", "version"},

@@ -1,12 +1,10 @@
 """Whole runs: the same to the bit however they are computed, and sound in every world."""
 
 import asyncio
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import networkx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -138,15 +136,6 @@ def test_the_same_world_for_every_strategy_and_another_for_another_seed(small: d
     assert all(one != other for one, other in zip(worlds[0], worlds[-1], strict=True))
 
 
-def test_watching_sees_what_is_recorded(small: dict[str, Any]) -> None:
-    async def watch() -> list[str]:
-        return [record.kind async for record in fedsim.Simulation(fedsim.Scenario(**small))]
-
-    kinds = asyncio.run(watch())
-    assert kinds.count("round") == 8
-    assert kinds[-1] == "run-end"
-
-
 def test_when_nobody_will_ever_come_the_run_ends_and_says_so(small: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100, "ready": [], "ok": true}}')
     small["data"] |= {"root": str(tmp_path)}
@@ -165,19 +154,6 @@ def test_stop_at_a_simulated_time_or_an_accuracy(small: dict[str, Any], tmp_path
     result = fedsim.run(fedsim.Scenario(**small))
     assert result.rows[-1]["accuracy"] >= 0.3
     assert all(row["accuracy"] < 0.3 for row in result.rows[:-1])
-
-
-def test_a_network_from_a_file(small: dict[str, Any], tmp_path: Path) -> None:
-    graph = networkx.Graph()
-    graph.add_edge("server", "hub", capacity="1 Mbit/s")
-    graph.add_edge("hub", "north", capacity="200 kbit/s")
-    graph.add_edge("hub", "south", capacity="100 kbit/s")
-    (tmp_path / "city.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
-    small["data"] |= {"root": str(tmp_path)}
-    small["network"] = {"kind": "graph", "file": "city.json", "server": "server", "attach": ["north", "south"]}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    assert not any(audit(tmp_path / "run").values())
-    assert sum(row["valid"] for row in RunFolder(tmp_path / "run").rounds) > 0
 
 
 def test_a_population_of_recorded_phones(small: dict[str, Any], data_folder: Path, tmp_path: Path) -> None:

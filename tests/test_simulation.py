@@ -163,18 +163,6 @@ class TestClock:
         assert min(seen) > before[0]
         assert gc.get_threshold() == before
 
-    def test_a_threshold_that_somebody_has_set_higher_or_to_never_stays(self) -> None:
-        before = gc.get_threshold()
-        try:
-            for threshold in (0, 10**6):
-                gc.set_threshold(threshold, 10, 10)
-                simulation, seen = Simulation(), []
-                simulation.wake(("a", 0), 1.0, lambda seen=seen: seen.append(gc.get_threshold()[0]))  # type: ignore[misc]
-                run(simulation)
-                assert seen == [threshold]
-        finally:
-            gc.set_threshold(*before)
-
     def test_stop_ends_after_the_instant(self) -> None:
         simulation = Simulation()
         seen: list[str] = []

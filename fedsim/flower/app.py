@@ -26,8 +26,7 @@ class App:
     def load(self, half: str) -> Any:
         """Import the ServerApp or the ClientApp (``half``: ``server`` or ``client``); its folder is on ``sys.path``.
 
-        Raises:
-            SimulationError: it cannot be imported, or is something else.
+        Raises ``SimulationError`` if it cannot be imported, or is something else.
         """
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp
@@ -49,17 +48,14 @@ class App:
 def read_app(place: str, run_config: Mapping[str, Any]) -> App:
     """The app in the folder ``place``; ``run_config`` changes its ``[tool.flwr.app.config]``, as ``flwr run`` does.
 
-    Raises:
-        ScenarioError: there is no such app, or it knows no such key.
+    Raises ``ScenarioError`` if there is no such app, or it knows no such key.
     """
     folder = Path(place).expanduser().resolve()
     try:
         written = read_toml(folder / _FILE)
     except OSError:
-        raise ScenarioError(
-            f"strategy.app is {place!r}, but there is no {str(folder / _FILE)!r}; give the folder of a Flower app, from the "
-            "working directory on or from the root"
-        ) from None
+        what = "give the folder of a Flower app, from the working directory on or from the root"
+        raise ScenarioError(f"strategy.app is {place!r}, but there is no {str(folder / _FILE)!r}; {what}") from None
     except ValueError as error:
         raise ScenarioError(f"strategy.app: {str(folder / _FILE)!r} is not valid TOML: {error}") from None
     for key in ("tool", "flwr", "app"):
@@ -67,9 +63,8 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
     components = written.get("components", {})
     for name in ("serverapp", "clientapp"):
         if not (isinstance(components.get(name), str) and ":" in components[name]):
-            raise ScenarioError(
-                f"strategy.app is {place!r}, whose {_FILE} does not say tool.flwr.app.components.{name} = 'module:attribute'"
-            )
+            key = f"tool.flwr.app.components.{name}"
+            raise ScenarioError(f"strategy.app is {place!r}, whose {_FILE} does not say {key} = 'module:attribute'")
         module = components[name].partition(":")[0].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
             raise ScenarioError(f"strategy.app: {name} is {components[name]!r}, but there is no file {module}.py in {place!r}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App
 from fedsim.flower.half import Half
-from fedsim.flower.messages import as_sent, bytes_of, copied
+from fedsim.flower.messages import bytes_of
 from fedsim.flower.params import Counts
 from fedsim.flower.replaced import here, replace_all, where
 from fedsim.flower.turns import carried_out, place_in
-
-_EXAMPLES = ("num-examples", "num_examples")
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,7 @@ _loaded: dict[str, Half] = {}  # of this process, by the run; one at a time
 
 
 def carry_out(job: Job) -> Outcome:
-    """Have the ClientApp answer.
-
-    Raises:
-        SimulationError: it cannot be loaded, raises, answers with something else than a message, or never ends.
-    """
+    """Have the ClientApp answer; ``SimulationError`` if it cannot be loaded, raises, sends no message, or never ends."""
     replace_all()
     called = f"the ClientApp of device {job.device}"
     if job.run not in _loaded:
@@ -70,7 +65,7 @@ def carry_out(job: Job) -> Outcome:
 def _work(job: Job, half: Half, called: str) -> Outcome:
     message, app = job.message, half.loaded
     ids = message.metadata.run_id, message.metadata.dst_node_id
-    context = Context(*ids, dict(job.node_config), copied(job.state), dict(job.app.config))
+    context = Context(*ids, dict(job.node_config), deepcopy(job.state), dict(job.app.config))
     with ExitStack() as around:
         around.enter_context(half.in_use(job.seeds[1]))
         around.enter_context(where(now_s=message.metadata.created_at, reply=None))
@@ -84,14 +79,17 @@ def _work(job: Job, half: Half, called: str) -> Outcome:
             reason = f"{type(error)}:<'{error}'>"  # as Flower answers
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
         own = here.reply
+    wrong = None
     if not isinstance(reply, Message):
-        place = _place_of(app, message)
-        raise SimulationError(f"{called} answered with {shown(reply)}, a {type(reply).__name__}; allowed is a Message{place}")
-    if reply.metadata.reply_to_message_id != message.metadata.message_id:
-        place = _place_of(app, message)
-        raise SimulationError(f"{called} answered with a message that is no reply to the one that it got{place}")
-    examples = _examples(own if isinstance(own, Message) and own.has_content() else reply)
-    return Outcome(as_sent(reply), bytes_of(reply), context.state, examples, counted())
+        wrong = f"{shown(reply)}, a {type(reply).__name__}; allowed is a Message"
+    elif reply.metadata.reply_to_message_id != message.metadata.message_id:
+        wrong = "a message that is no reply to the one that it got"
+    if wrong is not None:
+        raise SimulationError(f"{called} answered with {wrong}{_place_of(app, message)}")
+    told = own if isinstance(own, Message) and own.has_content() else reply
+    examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")
+    examples = examples if examples is not None and examples >= 0 else None
+    return Outcome(deepcopy(reply), bytes_of(reply), context.state, examples, counted())
 
 
 def _counter(job: Job, around: ExitStack) -> Callable[[], float | None]:
@@ -127,11 +125,6 @@ def _place_of(app: Any, message: Message) -> str:
         function = function.__wrapped__
     code = getattr(function, "__code__", None)
     return "" if code is None else f", in {code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno}"
-
-
-def _examples(reply: Message) -> float | None:
-    found = None if reply.has_error() else figure(reply.content, *_EXAMPLES)
-    return None if found is None or not found >= 0 else found
 
 
 def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]:

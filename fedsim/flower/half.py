@@ -17,11 +17,7 @@ from fedsim.flower.turns import is_within
 
 
 class Half:
-    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``.
-
-    Raises:
-        SimulationError: it cannot be loaded.
-    """
+    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``."""
 
     def __init__(self, app: App, name: str, seed: int) -> None:
         self._folder = app.folder

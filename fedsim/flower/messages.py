@@ -1,47 +1,15 @@
-"""Flower's messages as they are sent: how many bytes they have, and copies that share what cannot change."""
+"""The bytes of Flower's messages as they are sent."""
 
 import json
-from copy import copy
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.message import make_message
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 from flwr.common.serde_utils import error_to_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 
 _ID = "0" * 64  # as long as an object's id is
-
-
-def copied(content: RecordDict) -> RecordDict:
-    """The same records, which the other side may change; the arrays' bytes, which nobody can, are shared."""
-    return _with(content, {name: _copied(record) for name, record in content.items()})
-
-
-def _with(record: Any, values: dict[str, Any]) -> Any:
-    """A copy with these values, which are of the same kinds: Flower would check each anew."""
-    made = record.copy()
-    made.__dict__["_data"] = values
-    return made
-
-
-def _copied(record: Any) -> Any:
-    if isinstance(record, ArrayRecord):
-        arrays = {}
-        for name, one in record.items():
-            arrays[name] = array = Array.__new__(Array)  # its constructor would look at what another has looked at
-            array.__dict__.update(dtype=one.dtype, shape=one.shape, stype=one.stype, data=one.data)
-        return _with(record, arrays)
-    return _with(record, {name: list(value) if isinstance(value, list) else value for name, value in record.items()})
-
-
-def as_sent(message: Message) -> Message:
-    """A message that shares nothing that can be changed with the one that was sent."""
-    metadata = copy(message.metadata)
-    if message.has_error():
-        return make_message(metadata=metadata, error=message.error)
-    return make_message(metadata=metadata, content=copied(message.content))
 
 
 def bytes_of(message: Message, of_content: int | None = None) -> int:

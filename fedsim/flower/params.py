@@ -32,11 +32,7 @@ class _Time(Spec):
     counts: ClassVar[Counts | None] = None
 
     def check(self, population: PopulationSpec) -> None:
-        """Refuse devices whose speed is not told in what counts.
-
-        Raises:
-            ScenarioError: names the key.
-        """
+        """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
         """The work of a device for a message of a kind; None for nothing. ``flops`` are those of an example, if counted."""
@@ -59,9 +55,8 @@ class SamplesTime(_Time):
     def check(self, population: PopulationSpec) -> None:
         """See ``_Time``."""
         if population.device is not None:
-            raise ScenarioError(
-                "strategy.time is 'samples', but the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
-            )
+            why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
+            raise ScenarioError(f"strategy.time is 'samples', but {why}")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
         """See ``_Time``."""
@@ -88,10 +83,9 @@ class SamplesTaken:
         self._warnings: dict[str, str] = {}
 
     def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
-        """Note a reply to a message of a kind, with the config of message and run.
+        """Note the ``examples`` of a reply to a message of a kind with such a config, and how many samples the model was given.
 
-        ``examples`` are those that the reply tells of. The ClientApp's model was ``given`` so many samples: None if not
-        counted, 0 where torch was not used.
+        ``given`` is None if that was not counted, and 0 where torch was not used.
         """
         if examples is None:
             message = f"replies to {kind!r} messages give no num-examples: such a message takes a device no time"
@@ -127,10 +121,8 @@ class FlopsTime(_Time):
     def check(self, population: PopulationSpec) -> None:
         """See ``_Time``."""
         if population.device is None and population.reference_flops is None:
-            raise ScenarioError(
-                "strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; give population.device, "
-                "or population.speed with population.reference_flops"
-            )
+            what = "give population.device, or population.speed with population.reference_flops"
+            raise ScenarioError(f"strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; {what}")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
         """See ``_Time``."""
@@ -217,10 +209,8 @@ class FlowerParams(StrategyParams):
         """See ``StrategyParams``."""
         for key, value in self.node_config.items():
             if isinstance(value, list) and len(value) != devices:
-                raise ScenarioError(
-                    f"strategy.node_config.{key} has {len(value)} values, and population.devices is {devices}; "
-                    "allowed are one value for all devices, or a list with one for each"
-                )
+                wrong = f"strategy.node_config.{key} has {len(value)} values, and population.devices is {devices}"
+                raise ScenarioError(f"{wrong}; allowed are one value for all devices, or a list with one for each")
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
         """What a device is told of itself."""

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from fedsim.federation.server import Server
 from fedsim.flower.app import App
 from fedsim.flower.client_side import Outcome, config_of
 from fedsim.flower.half import Half
-from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
+from fedsim.flower.messages import bytes_of, bytes_of_content
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, replace_all, where
 from fedsim.flower.rounds import Round, Rounds
@@ -95,11 +95,7 @@ class Session(Grid):  # type: ignore[misc]
     # Turns.
 
     async def go_on(self) -> None:
-        """Give the ServerApp its turn as long as it has nothing to wait for.
-
-        Raises:
-            SimulationError: it has raised, or computes without end.
-        """
+        """Give the ServerApp its turn while it has nothing to wait for; ``SimulationError`` if it raises or never ends."""
         while not self.turns.over and self._is_due():
             await self.turns.give()
         if not self.turns.over:
@@ -129,9 +125,8 @@ class Session(Grid):  # type: ignore[misc]
         if not self._open:
             self._idle += 1
             if self._idle > _MOST_IDLE:
-                raise SimulationError(
-                    f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under way{self.turns.place()}"
-                )
+                told = f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under way"
+                raise SimulationError(told + self.turns.place())
         self.turns.wait()
         self._server.cancel_timer("app")
         self._waits = False
@@ -139,11 +134,9 @@ class Session(Grid):  # type: ignore[misc]
     def _check_thread(self) -> None:
         if self.turns.closing:
             raise Over
-        if not self.turns.is_here():
-            raise RuntimeError(
-                f"the Grid is called in the thread {threading.current_thread().name!r}; in simulated time only the thread in "
-                "which the ServerApp began may call it"
-            )
+        if (thread := threading.current_thread()) is not self.turns.thread:
+            only = "in simulated time only the thread in which the ServerApp began may call it"
+            raise RuntimeError(f"the Grid is called in the thread {thread.name!r}; {only}")
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -225,7 +218,7 @@ class Session(Grid):  # type: ignore[misc]
         metadata.__dict__["_message_id"] = name = f"message-{number}"
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
         one, leads = self.rounds.of(message), self.rounds.leads(message)
-        copy = as_sent(message)
+        copy = deepcopy(message)  # which shares the arrays' bytes
         if arrays:
             self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
         copy.metadata.created_at = EPOCH_S + self._server.now

@@ -96,9 +96,8 @@ class Flower(Strategy[FlowerParams]):
         try:
             import flwr.serverapp  # noqa: F401
         except ImportError as error:
-            raise ScenarioError(
-                f"strategy.kind is 'flower', but Flower cannot be imported ({error}); pip install 'fedsim-des[flower]' does it"
-            ) from error
+            what = "pip install 'fedsim-des[flower]' does it"
+            raise ScenarioError(f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}") from error
         self.app = read_app(params.app, params.run_config)
         ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
         self.nodes, self.run_id = ids[:-1], ids[-1]

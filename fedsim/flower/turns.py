@@ -26,8 +26,8 @@ class Over(BaseException):
 class Turns:
     """A function in a thread of its own, which runs only while the simulation waits for it.
 
-    It waits by ``wait``. ``around`` is entered whenever it is its turn; ``result`` waits for real work. A turn of more than
-    ``patience_s`` real seconds counts as endless, and the message names the place in the code of ``folder``.
+    ``around`` is entered whenever it is its turn; ``result`` waits for real work. A turn of more than ``patience_s`` real
+    seconds counts as endless, and the message names the place in the code of ``folder``.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Turns:
     ) -> None:
         self._function, self._around, self._result = function, around, result
         self._folder, self._patience_s = folder, patience_s
-        self._thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
         self._turn = threading.Semaphore(0)
         self._back: Future[None] = Future()
         self._within: AbstractContextManager[Any]
@@ -49,14 +49,10 @@ class Turns:
         self.error: BaseException | None = None
 
     async def give(self) -> None:
-        """Let it go on until it waits, or is ``over`` (with an ``error``, perhaps).
-
-        Raises:
-            SimulationError: it did neither in the time that it has.
-        """
+        """Let it go on until it waits or is ``over``, perhaps with an ``error``; ``SimulationError`` if that takes too long."""
         self._back = Future()
-        if self._thread.ident is None:
-            self._thread.start()
+        if self.thread.ident is None:
+            self.thread.start()
         else:
             self._turn.release()
         alarm = asyncio.get_running_loop().call_later(self._patience_s, self._take)
@@ -68,18 +64,10 @@ class Turns:
     def _take(self) -> None:
         """The thread does not give the turn back."""
         if not self._back.done():
-            error = (
-                f"the ServerApp has computed for {self._patience_s:g} s of real time without calling the Grid{self.place()}; "
-                "if that is no mistake, give strategy.real_patience more"
-            )
-            self._back.set_exception(SimulationError(error))
+            self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{self.place()}"))
 
     def wait(self) -> None:
-        """Called in the thread: give the turn back; returns when it has it again.
-
-        Raises:
-            Over: the run is over.
-        """
+        """Called in the thread: give the turn back; returns when it has it again, or raises ``Over``."""
         self._give_back()
         self._turn.acquire()
         if self.closing:
@@ -87,20 +75,16 @@ class Turns:
         self._within = self._around()
         self._within.__enter__()
 
-    def is_here(self) -> bool:
-        """Whether this is the thread."""
-        return threading.current_thread() is self._thread
-
     def place(self) -> str:
         """Where in its own code it stands, as ``place_in``."""
-        return _place_of_thread(self._thread, self._folder)
+        return _place_of_thread(self.thread, self._folder)
 
     def close(self) -> None:
         """End it, if it waits; what computes without end is left alone."""
         self.closing = True
-        if self._thread.ident is not None and not self.over:
+        if self.thread.ident is not None and not self.over:
             self._turn.release()
-            self._thread.join(_GRACE_S)
+            self.thread.join(_GRACE_S)
 
     def _run(self) -> None:
         self._within = self._around()
@@ -149,23 +133,21 @@ os.register_at_fork(after_in_child=_free.clear)
 
 
 def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:
-    """The value of a function, computed in another thread, so that one that never ends can be named.
-
-    Raises:
-        SimulationError: it takes more than ``patience_s`` real seconds.
-    """
+    """The value of a function, computed in another thread; ``SimulationError`` after ``patience_s`` real seconds."""
     hand = _free.pop() if _free else _Hand()
     try:
         value, error = hand.carry_out(function, patience_s)
     except Empty:
-        raise SimulationError(
-            f"{called} has computed for {patience_s:g} s of real time{_place_of_thread(hand.thread, folder)}; if that is no "
-            "mistake, give strategy.real_patience more"
-        ) from None
+        raise _endless(called, patience_s, _place_of_thread(hand.thread, folder)) from None
     _free.append(hand)
     if error is not None:
         raise error
     return value  # type: ignore[no-any-return]
+
+
+def _endless(called: str, patience_s: float, place: str) -> SimulationError:
+    told = f"{called} has computed for {patience_s:g} s of real time{place}"
+    return SimulationError(f"{told}; if that is no mistake, give strategy.real_patience more")
 
 
 def is_within(folder: Path, file: str) -> bool:

@@ -70,9 +70,7 @@ KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower", "d-psgd", "epidemic", "gos
 CENTRAL: Sections = {"kind": "private", "clip": CLIP, "noise": 0.0, "account": False}
 PARTS: dict[str, list[Any]] = {
     "selection": [
-        "least-asked",
-        "least-available",
-        {"kind": "power-of-choice", "candidates": 11},
+        *("least-asked", "least-available", {"kind": "power-of-choice", "candidates": 11}),
         {"kind": "power-of-choice", "candidates": 11, "losses": "reported"},
         {"kind": "oort", "pacer_step": "5 s", "window": 1},
         {"kind": "fedcs", "time": "25 s"},
@@ -80,25 +78,13 @@ PARTS: dict[str, list[Any]] = {
         {"kind": "flanp", "accuracy": 50.0},
     ],
     "aggregation": [
-        "mean",
-        "first",
-        "median",
-        {"kind": "trimmed-mean", "share": 0.3},
-        "krum",
-        "multi-krum",
-        {"kind": "bulyan", "malicious": 1},
-        CENTRAL,
-        CENTRAL | {"where": "local"},
-        {"kind": "private", "noise": 1.0},
+        *("mean", "first", "median", {"kind": "trimmed-mean", "share": 0.3}, "krum", "multi-krum"),
+        *({"kind": "bulyan", "malicious": 1}, CENTRAL, CENTRAL | {"where": "local"}, {"kind": "private", "noise": 1.0}),
     ],
     "server": [{"kind": "sgd", "lr": 0.5}, {"kind": "sgd", "momentum": 0.5}, "adagrad", "adam", "yogi"],
     "codec": [
-        "float16",
-        "int8",
-        {"kind": "qsgd", "levels": 3, "error_feedback": True},
-        {"kind": "top-k", "share": 0.2},
-        {"kind": "random-k", "share": 0.3},
-        "sign",
+        *("float16", "int8", {"kind": "qsgd", "levels": 3, "error_feedback": True}),
+        *({"kind": "top-k", "share": 0.2}, {"kind": "random-k", "share": 0.3}, "sign"),
     ],
     "secure_aggregation": [{"neighbours": 4}],
 }

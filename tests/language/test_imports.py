@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +68,6 @@ def write(name: str, tables: Sections) -> str:
     return name
 
 
-@pytest.mark.parametrize("says", _OWN)
-def test_no_verb_imports_what_a_file_names(small: Sections, marker: Path, says: str) -> None:
-    small |= _OWN[says]
-    scenario = write("scenario.toml", small)
-    study = write("study.toml", {"base": "scenario.toml", "variants": {"a": {}}})
-    own = {key: value for key, value in small.items() if key not in ("strategy", "model")}
-    changed = write("changed.toml", {"base": own, "variants": {"a": _OWN[says]}, "references": ["local"]})
-    for words in (
-        ("run", scenario, "--out", "out"),
-        ("check", scenario, "--no-trial"),
-        *(("study", file, "--out", "out", *more) for file in (study, changed) for more in ((), ("--dry-run",))),
-    ):
-        status, output = call(*words)
-        assert (status, marker.exists(), Path("out").exists()) == (2, False, False), words
-        for part in (says, "--allow-code", "'theirs' in $FEDSIM_ALLOW_CODE", "config.toml"):
-            assert part in output
-    with pytest.raises(fedsim.ScenarioError, match="allow_code=True"):
-        fedsim.load(scenario)
-    assert not marker.exists()
-
-
 def test_a_run_folder_grants_nothing(small: Sections, marker: Path) -> None:
     small |= _OWN["strategy.kind is 'theirs:Mine'"] | {"learning": "off", "stop": {"rounds": 1}}
     fedsim.run(fedsim.Scenario(**small), "run", executor="inline")  # who writes it into a program has chosen it
@@ -111,40 +89,34 @@ def test_a_run_folder_grants_nothing(small: Sections, marker: Path) -> None:
     assert marker.exists()
 
 
-def _by_flag(_: pytest.MonkeyPatch) -> list[str]:
-    return ["--allow-code"]
-
-
-def _by_environment(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("FEDSIM_ALLOW_CODE", "others, theirs")
-    return []
-
-
-def _by_configuration(_: pytest.MonkeyPatch) -> list[str]:
+def configure(content: str = 'allow_code = ["theirs"]') -> None:
     Path("config/fedsim").mkdir(parents=True)
-    write("config/fedsim/config.toml", {"allow_code": ["theirs"]})
-    return []
+    Path("config/fedsim/config.toml").write_text(content)
 
 
-@pytest.mark.parametrize("allow", [_by_flag, _by_environment, _by_configuration])
-def test_a_user_allows_it(
-    small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch, allow: Callable[[pytest.MonkeyPatch], list[str]]
-) -> None:
+@pytest.mark.parametrize("way", ["--allow-code", "FEDSIM_ALLOW_CODE", "config.toml"])
+def test_a_user_allows_it(small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     small |= _OWN["strategy.kind is 'theirs:Mine'"] | _OWN["model.factory is 'theirs:net'"]
-    status, output = call("check", write("scenario.toml", small), "--no-trial", *allow(monkeypatch))
+    words = ["check", write("scenario.toml", small), "--no-trial"]
+    status, output = call(*words)
+    assert (status, marker.exists(), way in output) == (2, False, True)
+    if way == "config.toml":
+        configure()
+    elif way == "FEDSIM_ALLOW_CODE":
+        monkeypatch.setenv(way, "others, theirs")
+    status, output = call(*words, *([way] if way == "--allow-code" else []))
     assert (status, marker.exists()) == (0, True), output
 
 
 @pytest.mark.parametrize("content", ["allow_code = ", 'allow_code = "theirs"', "allow_code = [3]"])
 def test_a_configuration_that_cannot_be_read_is_named(small: Sections, marker: Path, content: str) -> None:
-    Path("config/fedsim").mkdir(parents=True)
-    Path("config/fedsim/config.toml").write_text(content)
+    configure(content)
     status, output = call("check", write("scenario.toml", small | _OWN["strategy.kind is 'theirs:Mine'"]), "--no-trial")
     assert (status, "config/fedsim/config.toml" in output, marker.exists()) == (2, True, False)
 
 
 def test_a_configuration_beside_a_scenario_is_nobodys(small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _by_configuration(monkeypatch)
+    configure()
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
     monkeypatch.setenv("HOME", str(marker.parent / "home"))
     scenario = write("scenario.toml", small | _OWN["strategy.kind is 'theirs:Mine'"])

@@ -225,14 +225,6 @@ class TestWhoHears:
         assert len(heard) < 40
 
 
-@pytest.mark.parametrize("kind", ["swap-all", "swap-part", "incremental", "label-permutation"])
-def test_a_scenario_with_drift_reads_back_the_same(tmp_path: Path, kind: str) -> None:
-    for at in ({"rounds": [1, 4]}, {"every_rounds": 3}, {"times": ["3 s", "2 h"]}, {"every": "1 day"}):
-        scenario = fedsim.Scenario(**drifting({"kind": kind, "at": at}))
-        (tmp_path / "s.toml").write_text(scenario.to_toml())
-        assert fedsim.load(tmp_path / "s.toml") == scenario
-
-
 @pytest.mark.parametrize(
     ("at", "says"),
     [
