@@ -14,8 +14,8 @@ from fedsim.environment import ProcessGenerator
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
+from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
