@@ -190,8 +190,8 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
-        Where the run is over before ``time``, it is that. Nobody knows for how long a device stays switched off, so that counts
-        for nothing here.
+        Where the run is over before, it is ``time``. Nobody knows for how long a device stays switched off: that counts for
+        nothing.
         """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
@@ -218,9 +218,7 @@ class TaskRunner:
         """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
 
         One that ``continues`` what the device's task before began is no selection of its own. For the rest see ``Task``.
-
-        Raises:
-            SimulationError: the device still works on another task.
+        ``SimulationError``: the device still works on another task.
         """
         if device in self._working:
             raise SimulationError(

@@ -362,14 +362,10 @@ class Half:
 
 
 class Star(Network):
-    """One server link each way, and each device behind a link of its own.
+    """One server link each way, and each device behind a link of its own, bytes/s, infinity allowed.
 
     What two devices send each other takes their own links alone. While no two flows share an own link, nor any flow takes two,
     the server's links are shared in O(log n) an event; from the first that does on all are shared as in any network.
-
-    Args:
-        simulation, down, up, latency, transport: as ``Network`` says.
-        server_down, server_up: rates of the server's link to and from the devices, bytes/s, infinity allowed.
     """
 
     def __init__(
