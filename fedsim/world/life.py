@@ -190,8 +190,7 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
-        Where the run is over before, it is ``time``. Nobody knows for how long a device stays switched off: that counts for
-        nothing.
+        Where the run is over before, it is ``time``. Nobody knows for how long a device stays switched off: it counts as on.
         """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 

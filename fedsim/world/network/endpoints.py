@@ -188,9 +188,7 @@ class Endpoints(ABC):
         return found
 
     def built_rate(self, link: str) -> float:
-        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``; ``SimulationError`` if there
-        is none.
-        """
+        """What a link was built to carry (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
         if link in self.links:
             return self.links[link]
         device, direction = self._owner(link)
