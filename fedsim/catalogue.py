@@ -28,7 +28,7 @@ from fedsim.study.references import REFERENCES
 from fedsim.study.search import SEARCHES
 from fedsim.study.spec import StudySpec
 from fedsim.world.availability import AVAILABILITIES
-from fedsim.world.capacity import CAPACITIES
+from fedsim.world.device_kinds import CAPACITIES
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
 from fedsim.world.energy.charging import CHARGINGS

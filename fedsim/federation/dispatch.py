@@ -114,7 +114,7 @@ class Dispatch:
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
         self.devices.model_s = lambda device, way: (
-            tasks.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
+            tasks.steps.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.

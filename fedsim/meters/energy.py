@@ -69,13 +69,11 @@ class EnergyMeter(Meter):
     Args:
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
         setting: what is not of a device: ``idle_while`` (``working`` or ``there``), ``batteries`` (whether there are any),
-            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``; none
-            where carbon is not counted).
+            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
 
     Attributes:
         by_phase: joules of each phase of all devices, and of the server's side.
-        wasted: those of the devices for tasks whose work was not used: they ended otherwise than done, or trained without one
-            epoch that counts.
+        wasted: those of tasks whose work was not used: they ended otherwise than done, or trained without an epoch that counts.
         grams: CO2 of all of it; None where it is not counted.
     """
 

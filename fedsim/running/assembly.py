@@ -27,8 +27,8 @@ from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
-from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
+from fedsim.world.device_kinds import Capacity
 from fedsim.world.energy.batteries import Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded

@@ -101,8 +101,7 @@ class Compute:
         """The epochs that a device begins which watches its own clock (CATA-Fed's adaptive local update, its Eq. 8).
 
         The first begins at ``start`` (s) in any case; another one only if the mean of the finished ones fits into what is left
-        until ``limit`` (s). Equality fits, as far as the clock's grid can tell. ``ends``: when they would end, back to back
-        (s).
+        until ``limit`` (s). Equality fits, as far as the clock's grid can tell. Back to back they would end at ``ends`` (s).
         """
         begun = min(1, len(ends))
         while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:

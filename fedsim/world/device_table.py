@@ -98,9 +98,7 @@ class DeviceTable:
         return values
 
     def devices(self, devices: int) -> list[int]:
-        """The device of each row, [rows]; ``DataError`` names the first row whose ``device`` is no number from 0 to ``devices``
-        - 1.
-        """
+        """The device of each row, [rows]; ``DataError`` if it is no number from 0 to ``devices`` - 1."""
         numbers = self.values("device", int)
         for row, number in enumerate(numbers):
             if not 0 <= number < devices:

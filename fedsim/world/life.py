@@ -1,7 +1,7 @@
 """The life of a device at work: one SimPy process a task, which carries out one step after another.
 
-``TaskRunner.life`` is the story; what the steps do is in ``computing`` and ``transfers``. A process exists while a device
-works; idle devices are rows of the population.
+``TaskRunner.life`` is the story; what the steps do is in ``steps``. A process exists while a device works; idle devices are
+rows of the population.
 
 A step ends once: it completes, or the process is interrupted, with one cause. Interruptions have the priority ``CUT``: what
 completes in the same instant has completed, and the next step is interrupted as it begins. The server acts only when the world
@@ -24,12 +24,11 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
-from fedsim.world.computing import Computing
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
-from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Step, Task, Train, Upload, Work
-from fedsim.world.transfers import Transfers
+from fedsim.world.steps import Steps
+from fedsim.world.task import Cause, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -51,7 +50,7 @@ class TaskRunner:
     Attributes:
         running: the tasks that have not ended, by their numbers.
         times_asked, times_selected: how many tasks each device was given, and in how many of them it was selected for a round.
-        computing, transfers: begin and end their steps.
+        steps: begins and ends their steps.
         off: the devices that are switched off, whatever their availability says.
     """
 
@@ -72,17 +71,8 @@ class TaskRunner:
         self._population, self._availability, self._network = population, availability, network
         self._next_steps, self._on_end = next_steps, on_end
         self.batteries, self._edges = batteries, edges
-        self.computing = computing = Computing(simulation, population, compute, network, batch_size, self._cut, batteries)
-        self.transfers = transfers = Transfers(simulation, network, self._cut, batteries)
-        self._ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
-            Download: (transfers.send, transfers.sent),
-            Upload: (transfers.send, transfers.sent),
-            Queue: (transfers.stand, transfers.stood),
-            Train: (computing.train, computing.trained),
-            Evaluate: (computing.test, computing.tested),
-            Work: (computing.work, computing.worked),
-            Code: (computing.code, computing.coded),
-        }  # what begins a step, and what ends it
+        self.steps = Steps(simulation, population, compute, network, batch_size, self._cut, batteries)
+        self._ways = self.steps.ways
         self.off: set[int] = set()
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}
@@ -127,7 +117,7 @@ class TaskRunner:
 
     def _begin_step(self, task: Task) -> None:
         step = task.steps[task.position]
-        if self.transfers.queues and isinstance(step, Download | Upload) and self.transfers.has_to_queue(task, step):
+        if self.steps.queues and isinstance(step, Download | Upload) and self.steps.has_to_queue(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun, task.step_start = True, self._simulation.now
@@ -150,7 +140,7 @@ class TaskRunner:
             if task.battery is not None:
                 task.battery.cancel()
                 task.battery = None
-            self.transfers.scarce.pop(task.id, None)
+            self.steps.scarce.pop(task.id, None)
             task.dry = math.inf
             self.batteries.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
         if cause is None:
@@ -200,8 +190,7 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
-        Where the run is over before ``time``, it is that. Nobody knows for how long a device stays switched off, so that counts
-        for nothing here.
+        Where the run is over before, it is ``time``. Nobody knows for how long a device stays switched off: it counts as on.
         """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
@@ -228,9 +217,7 @@ class TaskRunner:
         """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
 
         One that ``continues`` what the device's task before began is no selection of its own. For the rest see ``Task``.
-
-        Raises:
-            SimulationError: the device still works on another task.
+        ``SimulationError``: the device still works on another task.
         """
         if device in self._working:
             raise SimulationError(
@@ -238,7 +225,7 @@ class TaskRunner:
             )
         count = self.times_asked.get(device, 0)
         task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
-        self.computing.note_task(task)
+        self.steps.note_task(task)
         self._asked += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
@@ -271,7 +258,7 @@ class TaskRunner:
 
     def _is_due(self, task: Task) -> bool:
         """Whether the running step ought to be carried out now, but for the rounding of times; it then is."""
-        return self.computing.is_due(task) if task.flow is None else self._network.finish(task.flow)
+        return self.steps.is_due(task) if task.flow is None else self._network.finish(task.flow)
 
     # Who interrupts.
 
@@ -297,7 +284,7 @@ class TaskRunner:
         """From now on the device computes at a factor of its own speed."""
         task = self._working.get(device)
         computes = task is not None and task.waits and isinstance(task.step, _COMPUTING)
-        self.computing.set_pace(device, pace, task if computes else None)
+        self.steps.set_pace(device, pace, task if computes else None)
 
     def switch_off(self, device: int) -> None:
         """From now on the device cannot be reached; its task is lost."""
@@ -322,8 +309,8 @@ class TaskRunner:
         self._watch(task)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """See ``Transfers.queue``."""
-        self.transfers.queue(direction, slots, self.running)
+        """See ``Steps.queue``."""
+        self.steps.queue(direction, slots, self.running)
 
     # Snapshots, between two instants.
 
@@ -336,8 +323,7 @@ class TaskRunner:
             "running": list(self.running.values()),
             "off": sorted(self.off),
             "batteries": None if self.batteries is None else self.batteries.snapshot(),
-            **self.computing.snapshot(),
-            **self.transfers.snapshot(self.running),
+            **self.steps.snapshot(self.running),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -357,8 +343,7 @@ class TaskRunner:
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._put_to_work(task)
-        self.computing.restore(state)
-        self.transfers.restore(state, self.running)
+        self.steps.restore(state, self.running)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: of a task, or of a battery that is ``flat``."""
@@ -368,9 +353,9 @@ class TaskRunner:
         task = self.running[number]
         ring: dict[str, Callable[[], None]] = {
             "step": task.carried_out,
-            "look-ahead": partial(self.computing.look_ahead, task),
+            "look-ahead": partial(self.steps.look_ahead, task),
             "vanish": partial(self._cut, task),
-            "battery": partial(self.transfers.look_at_battery, task),
+            "battery": partial(self.steps.look_at_battery, task),
         }
         priority = CUT if kind in ("vanish", "battery") else NORMAL
         alarm = self._simulation.wake((kind, number), when, ring[kind], priority)

@@ -1,11 +1,9 @@
 """Messages between any two endpoints of the network, outside of tasks: of edge servers, and between devices.
 
-A message is a flow with a record of its own. It is cut when one of its ends can no longer be reached, or is ``lost`` from the
-start if one cannot be reached when it is sent; what moved until then is charged. It ends once, with a record: ``edge-transfer``
-between the server and an edge server, ``message`` between all others.
-
-An edge server that is lost is gone with all that it holds: its messages end ``lost``, and so do the tasks of its devices
-(``TaskRunner.lose_edge``).
+A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge server, ``message`` between all
+others. It is cut when one of its ends can no longer be reached, or is ``lost`` from the start if one cannot be reached when it
+is sent; what moved until then is charged. An edge server that is lost is gone with all that it holds: its messages end
+``lost``, and so do the tasks of its devices (``TaskRunner.lose_edge``).
 """
 
 import math
@@ -52,14 +50,9 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 
 
 class Messages:
-    """Carries messages between endpoints.
+    """Carries messages between endpoints; those that have not ended are ``under_way``, by their numbers.
 
-    Args:
-        simulation, network: the clock, and how long messages take.
-        until: until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
-
-    Attributes:
-        under_way: the messages that have not ended, by their numbers.
+    ``until`` says until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
     """
 
     def __init__(self, simulation: Simulation, network: Network, until: Callable[[int], float]) -> None:
@@ -160,14 +153,7 @@ class Messages:
 class Edges:
     """The edge servers of a network, each an endpoint at which what its devices send can be combined.
 
-    Args:
-        messages: carries what they send and receive.
-        network: how long messages take.
-        count: how many edge servers there are.
-        on_lost: told of each edge server that is lost, before what was on its way ends.
-
-    Attributes:
-        off: those that are lost now.
+    Those in ``off`` are lost now; ``on_lost`` is told of each, before what was on its way ends.
     """
 
     def __init__(self, messages: Messages, network: Network, count: int, on_lost: Callable[[int], None]) -> None:

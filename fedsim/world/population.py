@@ -17,10 +17,9 @@ from fedsim.streams import Streams
 from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
-from fedsim.world.capacity import CAPACITIES, Capacity, FedScaleCapacity
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import SlowPhases
-from fedsim.world.device_kinds import OwnKind, find_kind
+from fedsim.world.device_kinds import CAPACITIES, Capacity, FedScaleCapacity, OwnKind, find_kind
 from fedsim.world.distributions import (
     Choice,
     Constant,

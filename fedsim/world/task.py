@@ -127,21 +127,16 @@ class Task:
         edge: the edge server with which it exchanges messages; None for the server itself.
         context: belongs to whoever gave the task.
         position, begun, step_start: the step that runs now, whether that has begun, and when (s).
-        epochs: local epochs finished so far, of those that count, in the last training.
-        trained: the same of each training that is over.
+        epochs, trained: local epochs that count, of the last training so far, and of each that is over.
         samples, version: training samples that it computes on, and the version of the device's data, as of the begin of its
             last training or evaluation, or of the task.
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
-        spent_s: how long the tasks that it goes on with have computed (s).
-        budget_from: from when on a budget counts (s): the begin of its first computation, so much earlier.
-        off: when its device disconnects (s), as of its begin.
-        dry: when its battery is flat (s), as far as that is known of the running step.
+        spent_s, budget_from: how long the tasks that it goes on with have computed (s), and from when on a budget counts (s).
+        off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
         fails: the running computation ends for want of memory.
-        flow: the running transfer.
+        flow, slot: the running transfer, and the place that its message has, or waits for, where messages queue.
         outcome: how it ended, or None while it runs.
-        process: the device's life while it works.
-        done: the event for which the process waits: the end of the running step.
-        slot: the place that its message has, or waits for, where messages queue.
+        process, done: the device's life while it works, and the event for which it waits: the end of the running step.
         alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
             flat or must be looked at again.
     """

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
@@ -76,6 +77,9 @@ class StarWorld:
         caps = np.array(self.caps, dtype=np.float64)
         return caps, caps, np.array(self.latency, dtype=np.float64)
 
+
+Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
+KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
 
 Watch = Callable[[Network, list[Flow]], None]
 

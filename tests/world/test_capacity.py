@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.world.capacity import FedScaleCapacity, read_capacities
+from fedsim.world.device_kinds import FedScaleCapacity, read_capacities
 
 
 def write(folder: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -10,18 +9,14 @@ import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid, on_grid_after
-from fedsim.world.network import SERVER, Network, star
+from fedsim.world.network import SERVER, star
 from fedsim.world.network.protocol import Fluid
 from fedsim.world.network.star import Half
-from tests.world.network_plays import Send, StarWorld, load_of, play
+from tests.world.network_plays import KINDS, Kind, Send, StarWorld, load_of, play
 
 
 def rates_of(half: Half) -> dict[int, float]:
     return {flow_id: half.rate(flow_id) for flow_id in half._flows}
-
-
-Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
-KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
 
 
 def run(simulation: Simulation) -> None:

@@ -35,8 +35,7 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 class Traces(Availability):
     """Recorded phases: each device follows one trace, over and over.
 
-    ``assigned`` says which, and ``ahead`` how far into it each device is at time 0 (s), both [devices]; None for all at its
-    start.
+    ``assigned`` says which, and ``ahead`` how far into it each device is at time 0 (s), both [devices]; None for not at all.
     """
 
     def __init__(self, traces: Sequence[Trace], assigned: Sequence[int], ahead: Sequence[float] | None = None) -> None:

@@ -323,9 +323,8 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Line:
-        """Go through all breakpoints up to ``until`` (s), or up to where the battery is flat, and ``keep`` them for good.
-
-        Returns the line on.
+        """Go through all breakpoints up to ``until`` (s), or up to where the battery is flat, and ``keep`` them; returns the
+        line on.
         """
         point.level -= reserve
         while True:

@@ -58,9 +58,7 @@ class ZoneSpec(Spec):
         return self
 
     def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
-        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``; ``DataError`` for a bad
-        file.
-        """
+        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``."""
         hours = read_hours(sought(self.file, root), place) if self.file is not None else self.intensity
         return {"name": self.name or f"zone {place}", "hours": hours, "offset_s": (starts + self.ahead) % DAY_S}
 

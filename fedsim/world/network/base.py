@@ -40,9 +40,8 @@ class Network(Endpoints):
 
     A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
     start a flow's window is a further cap of its rate, which doubles every round trip, and is gone when it has not limited one.
-
-    Two things that fall on the same instant are told apart so: a flow whose exact end is not after now has ended, and
-    cancelling it then is too late, whichever of the two the world's order of events brings first.
+    A flow whose exact end is not after now has ended, and cancelling it then is too late, whichever of the two the world's
+    order of events brings first.
 
     Args:
         simulation: the clock.
@@ -134,10 +133,8 @@ class Network(Endpoints):
     def send(self, source: int, destination: int, size: float, done: Callable[[], None]) -> Flow:
         """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
 
-        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone.
-
-        Raises:
-            SimulationError: the endpoints are the same, one does not exist, or size is negative or not finite.
+        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone. ``SimulationError``: the
+        endpoints are the same, one does not exist, or size is negative or not finite.
         """
         if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
             raise self._no_way(source, destination)

@@ -20,10 +20,9 @@ class Endpoints(ABC):
     """Who sends and receives in a network, and over which links.
 
     Endpoints are numbers: the devices from 0, then the edge servers, then the hosts, and ``SERVER``. A device has a link of its
-    own each way, which all that it sends, or receives, takes; the others have none but those on their routes.
-
-    A flow's latency is the sum of both ends' own. To it come that of the edge server of either end (its own, if it is one),
-    unless both ends have the same.
+    own each way, which all that it sends, or receives, takes; the others have none but those on their routes. A flow's latency
+    is the sum of both ends' own. To it come that of the edge server of either end (its own, if it is one), unless both ends
+    have the same.
 
     Args:
         links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
@@ -35,10 +34,8 @@ class Endpoints(ABC):
         hosts: names of further endpoints, which have no latency.
 
     Attributes:
-        links, edges: as given.
-        devices: how many there are.
+        devices, endpoints: how many there are, and how many endpoints besides the server.
         hosts: name -> number of each.
-        endpoints: how many there are besides the server.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
@@ -191,9 +188,7 @@ class Endpoints(ABC):
         return found
 
     def built_rate(self, link: str) -> float:
-        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``; ``SimulationError`` if there
-        is none.
-        """
+        """What a link was built to carry (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
         if link in self.links:
             return self.links[link]
         device, direction = self._owner(link)

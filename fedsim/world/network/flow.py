@@ -1,6 +1,7 @@
 """Endpoints, a flow between two of them, and what a rule that shares links among flows must offer."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Direction = Literal["down", "up"]  # down: to a device, up: from it
@@ -14,6 +15,7 @@ def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]
     return (at, device) if direction == "down" else (device, at)
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """A transfer between two endpoints, running or ended.
 
@@ -27,24 +29,16 @@ class Flow:
         done: what is called when the last byte is there.
     """
 
-    __slots__ = ("destination", "done", "ended", "id", "sent", "size", "source", "started", "weight", "wire")
-
-    def __init__(
-        self,
-        flow_id: int,
-        source: int,
-        destination: int,
-        size: float,
-        started: float,
-        done: Callable[[], None],
-        wire: float,
-        weight: float,
-    ) -> None:
-        self.id, self.source, self.destination = flow_id, source, destination
-        self.size, self.wire, self.weight = size, wire, weight
-        self.started, self.done = started, done
-        self.ended: float | None = None
-        self.sent = 0.0
+    id: int
+    source: int
+    destination: int
+    size: float
+    started: float
+    done: Callable[[], None]
+    wire: float
+    weight: float
+    ended: float | None = None
+    sent: float = 0.0
 
 
 class Sharing(Protocol):

@@ -91,8 +91,7 @@ class Graph(Network):
         edges: EdgeServers | None = None,
         hosts: Sequence[Hashable] = (),
     ) -> "Graph":
-        """The network of a networkx graph whose edges have a ``capacity`` in bytes/s: device i sits at ``attach[i mod
-        len(attach)]``.
+        """The network of a networkx graph, each edge with a ``capacity`` in bytes/s; ``attach`` has the nodes of the places.
 
         Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
         name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is

@@ -243,9 +243,7 @@ class GraphSpec(NetworkModel):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """See ``NetworkModel.build``; ``ScenarioError``: the file is missing or malformed, or a node is unknown or cannot be
-        reached.
-        """
+        """See ``NetworkModel.build``; ``ScenarioError`` for a bad file, and a node that is unknown or cannot be reached."""
         from fedsim.errors import SimulationError
         from fedsim.world.network.graph import EdgeServers, Graph
 

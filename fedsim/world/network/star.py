@@ -20,7 +20,7 @@ falls between two float64s, V is what it is at the one that stands for it.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -52,6 +52,7 @@ def _duration(size: float, rate: float) -> float:
     return size / rate if rate else math.inf
 
 
+@dataclass(slots=True, eq=False)
 class Tier:
     """The flows of one cap. Its clock counts the bytes that each of them has been sent, a unit of weight, since the tier began.
 
@@ -64,14 +65,15 @@ class Tier:
         end: when the first will end, on V while free, in real time while capped.
     """
 
-    __slots__ = ("cap", "clock", "count", "end", "flows", "free", "rate", "since", "weight")
-
-    def __init__(self, cap: Units, rate: float, free: bool, clock: float, since: float) -> None:
-        self.cap, self.rate = cap, rate
-        self.free, self.clock, self.since = free, clock, since
-        self.flows: list[tuple[float, int]] = []
-        self.count = self.weight = 0
-        self.end = math.inf
+    cap: Units
+    rate: float
+    free: bool
+    clock: float
+    since: float
+    flows: list[tuple[float, int]] = field(default_factory=list)
+    count: int = 0
+    weight: int = 0
+    end: float = math.inf
 
     def reading(self, at: float, clock: float) -> float:
         """What its clock reads ``at`` a time (s) at which V is ``clock``."""
@@ -362,14 +364,10 @@ class Half:
 
 
 class Star(Network):
-    """One server link each way, and each device behind a link of its own.
+    """One server link each way, and each device behind a link of its own, bytes/s, infinity allowed.
 
     What two devices send each other takes their own links alone. While no two flows share an own link, nor any flow takes two,
     the server's links are shared in O(log n) an event; from the first that does on all are shared as in any network.
-
-    Args:
-        simulation, down, up, latency, transport: as ``Network`` says.
-        server_down, server_up: rates of the server's link to and from the devices, bytes/s, infinity allowed.
     """
 
     def __init__(

@@ -20,14 +20,10 @@ class DeviceFacts(NamedTuple):
     """What a device is like.
 
     Attributes:
-        speed: training speed (samples/s); infinite if nothing says how fast it is.
-        flops: FLOP/s that it reaches; None if nothing says so.
-        down, up: the rates of its own link (bytes/s).
-        latency: what passes before the first byte of a message between it and the server leaves (s).
-        samples: training samples that it holds.
-        kind: the name of its kind; None if it has none.
-        arrival, departure: when it joins and when it leaves for good (s).
-        present: whether it has joined and not left.
+        speed, flops: training speed (samples/s), infinite if nothing says how fast it is, and FLOP/s; None if nothing says so.
+        down, up, latency: of its own link (bytes/s), and what passes before the first byte of a message to the server leaves
+        (s). samples: training samples that it holds. kind: the name of its kind; None if it has none. arrival, departure,
+        present: when it joins and leaves for good (s), and whether it has joined and not left.
     """
 
     speed: float

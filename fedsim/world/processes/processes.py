@@ -14,8 +14,8 @@ from fedsim.environment import ProcessGenerator
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
+from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
@@ -132,7 +132,7 @@ class Processes:
         if begun is not None:
             computing: Computing = begun
             return computing
-        now, pace = self.simulation.now, self.tasks.computing.paces.get(device, 1.0)
+        now, pace = self.simulation.now, self.tasks.steps.paces.get(device, 1.0)
         until, lasts = self.tasks.reachable_until(device), self.population.working_s(device, work) / pace
         away = until <= now
         (ends,) = [on_grid(now + lasts)] if away else self._compute.epoch_ends(device, now, lasts, 1, math.inf, until)
@@ -206,7 +206,7 @@ class Processes:
                 now = self.network.built_rate(link) if rate is None else rate
                 self.emit("link-rate", link=link, rate=None if now == math.inf else now)
         elif what == "pace":
-            if self.tasks.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+            if self.tasks.steps.paces.get(device, 1.0) != (pace := math.prod(wanted)):
                 self.tasks.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
                 for computing in self._computing_on(device):
@@ -273,7 +273,7 @@ class Processes:
             value = min(values) if what == "link" else math.prod(values)
             if what != "pace" or value != 1.0:
                 held[what][key] = value
-        there = {"link": self.network.limits, "pace": self.tasks.computing.paces}
+        there = {"link": self.network.limits, "pace": self.tasks.steps.paces}
         there |= {"off": dict.fromkeys(self.tasks.off, 1.0), "edge": dict.fromkeys(self.edges.off, 1.0)}
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")

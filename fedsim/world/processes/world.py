@@ -7,8 +7,8 @@ device's speed are multiplied, and a device is off while any of them holds it of
 import json
 import math
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
 
 
-class Hold:
+class Hold(AbstractContextManager["Hold"]):
     """Something that a process does to the world until ``end()``, or to the end of a ``with``."""
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -39,10 +39,7 @@ class Hold:
         if end is not None:
             end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 
