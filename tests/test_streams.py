@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from fedsim.world.departures import ExponentialStays
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Shuffle, Streams
-from fedsim.world.departures import ExponentialStays
 from fedsim.world.distributions import LogNormal
 from tests.benchmarks import hashes
 from tests.benchmarks.processors import PROCESSORS

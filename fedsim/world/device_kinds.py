@@ -182,7 +182,7 @@ class FedScaleCapacity(Spec):
         return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
 
 
-CAPACITIES = Registry.of("capacity", FedScaleCapacity)
+CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
 
 
 def read_capacities(path: Path) -> NDArray[np.float64]:
