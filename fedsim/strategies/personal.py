@@ -156,3 +156,22 @@ class Keeping(Personal[K]):
         self.state["own"] = {
             device: self.server.apply(spliced, [model, numbers], places=self._kept) for device, numbers in kept.items()
         }
+
+
+class OwnModelClient(SynchronousClient[S]):
+    """Its answer has ``own`` in its header: a model that is not sent, but seen by the evaluation.
+
+    State: ``model``, its own; absent until it has first answered.
+    """
+
+    def last(self, device: Device) -> Ref:
+        """Its own model; the first model of all before its first answer."""
+        model: Ref = device.state.get("model", device.initial())
+        return model
+
+    def answer(self, device: Device, order: Instruction, done: LocalResult, own: Ref, otherwise: Ref) -> Contents:
+        """The update, and its own model; ``otherwise`` stands in where that has diverged."""
+        return {**(super().reply(device, order, done) or {}), "own": Header(device.mix([(own, 1.0)], otherwise=otherwise))}
+
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+        device.state["model"] = reply["own"].value

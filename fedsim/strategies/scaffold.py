@@ -1,0 +1,108 @@
+"""SCAFFOLD: local steps corrected by control variates (Karimireddy et al., 2020)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import Training
+from fedsim.world.task import Computation, Train
+
+
+class ScaffoldParams(AggregatingParams):
+    """What SCAFFOLD takes, besides ``AggregatingParams``; its server's learning rate is that of ``server = "sgd"``.
+
+    Attributes:
+        aggregation: the plain mean, as in the paper, unless another is given.
+        option: how a client renews c_i. ``II``: from how far its steps have led. ``I``: as its gradient over all of its data at
+            the model that it received, for which it goes through them once more.
+    """
+
+    added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
+
+    kind: Literal["scaffold"] = "scaffold"
+    aggregation: AggregationSpec = Mean()
+    option: Literal["I", "II"] = "II"
+
+    def unprotected(self, protection: Protection) -> str | None:
+        return "SCAFFOLD sums control variates beside it" if protection == "private" else None
+
+    @model_validator(mode="after")
+    def _one_training(self) -> Self:
+        if self.option == "I":
+            self.refuse_budget("with 'option' I a client finds a gradient too")
+        return self
+
+
+class ScaffoldClient(SynchronousClient[ScaffoldParams]):
+    """Trains along the gradient + c - c_i, and renews its control variate c_i.
+
+    State: ``control``, c_i; absent while it is 0.
+    """
+
+    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+        """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
+        gradient = Train(Training(order["model"], steps=1, full_batch=True, lr=1.0))
+        return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)
+
+    def training(self, device: Device, order: Instruction) -> Training:
+        linear = device.mix([(order["control-variate"], 1.0), *self._own(device)])
+        return Training(order["model"], self.params.local_epochs, linear=linear)
+
+    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
+        """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
+        assert done.update is not None
+        if done.earlier:
+            parts = [(order["model"], 1.0), (done.earlier[0], -1.0), *self._own(device)]
+        else:
+            scale = 1.0 / (done.steps * self.setting.lr_in(order.round or 0)) if done.steps else 0.0
+            parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
+        return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
+
+    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+        before = device.state.get("control", device.zero())
+        device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)
+
+    def _own(self, device: Device) -> list[tuple[Ref, float]]:
+        return [(device.state["control"], -1.0)] if "control" in device.state else []
+
+
+class Scaffold(FedAvg[ScaffoldParams]):
+    """Stochastic controlled averaging.
+
+    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning" (ICML 2020), Algorithm 1,
+    options I and II.
+
+    A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
+    added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
+    becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. With a robust
+    aggregation the server adds up the changes of each client, and c <- (1 - K / N) c + K / N times what it makes of the c_i of
+    the round's K clients. c and all c_i begin at 0, also those of newcomers. A client whose answer is cut off keeps its c_i.
+    With option II the corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of a step.
+
+    State besides FedAvg's: ``control``, c; ``followed``, device -> c_i, with a robust aggregation.
+    """
+
+    Params = ScaffoldParams
+    Client = ScaffoldClient
+
+    async def on_start(self) -> None:
+        self.state["control"] = self.server.zero()
+        await super().on_start()
+
+    def contents(self, device: int) -> Contents:
+        return {**super().contents(device), "control-variate": self.state["control"]}
+
+    async def aggregate(self) -> None:
+        received: list[dict[str, Any]] = self.state["received"]
+        sent = [entry["contents"]["control-variate"] for entry in received]
+        await super().aggregate()
+        self.state["control"] = await self.followed(self.state["control"], received, sent)
