@@ -30,7 +30,7 @@ _ROOM = 1024  # entries in the schedule; when there are more, and twice as many 
 _UNNAMED = ("", 0)
 
 Name = tuple[str, int]
-"""What a snapshot calls an alarm: a kind and a number."""
+"""Name of an alarm in a snapshot: a kind and a number."""
 
 
 class Alarm(Timeout):

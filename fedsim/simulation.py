@@ -46,7 +46,7 @@ def on_grid_after(seconds: float) -> float:
 
 
 def tie_s(now: float) -> float:
-    """How far apart two times around ``now`` may be that ought to be one (s): each is a sum of a few that were rounded."""
+    """Largest distance of two times around ``now`` that ought to be one (s): each is a sum of a few that were rounded."""
     return 8 * max(TICK_S, math.ulp(now))
 
 

@@ -86,7 +86,7 @@ class Encoder:
 
 
 def decode(written: Any, arrays: Mapping[str, NDArray[Any]], classes: Mapping[str, Any], left_out: tuple[str, ...] = ()) -> Any:
-    """What an ``Encoder`` was given; two places that held one object or array hold one again.
+    """Values that an ``Encoder`` was given; two places that held one object or array hold one again.
 
     Raises:
         CheckpointError: it names an unknown class, field or array, or is not of the form that ``Encoder`` writes.

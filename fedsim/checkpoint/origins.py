@@ -1,4 +1,4 @@
-"""What a run is made of beside its scenario: data and traces, from files that may change while the run is stopped.
+"""Inputs of a run beside its scenario: data and traces, from files that may change while the run is stopped.
 
 A run reads all of them once, when it is built. One that is resumed reads them again, so a checkpoint keeps their fingerprints.
 """
@@ -54,7 +54,7 @@ class Origins:
 
 
 def _shape(learner: "Learner") -> str:
-    """What a run without samples has had from them: their shape and classes, which make the model."""
+    """Of a run that needs no samples: size and cost of the model, which follow from their shape and classes."""
     return f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
 
 

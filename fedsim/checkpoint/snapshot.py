@@ -39,7 +39,7 @@ _CLASSES: dict[str, Any] = {
 }
 
 _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
-"""What cannot be written and is made again: whom a flow tells of its end."""
+"""Attributes that cannot be written and are made again: callbacks at the end of a flow."""
 
 
 def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
@@ -112,7 +112,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
 
 
 def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
-    """Who sets an alarm of each kind again."""
+    """The method that sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat"), run.tasks.rearm)

@@ -70,7 +70,7 @@ def latest(folder: Path) -> Path:
 
 
 def read(place: Path) -> tuple[int, Any, Arrays]:
-    """How many events there were, the tree, and the arrays of a checkpoint.
+    """Number of events, tree and arrays of a checkpoint.
 
     Raises:
         CheckpointError: a file is missing, or does not have the fingerprint that it had when it was written.

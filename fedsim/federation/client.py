@@ -31,7 +31,7 @@ class PreviousResult:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What both halves know of a run before it begins.
+    """Facts of a run that both halves know before it begins.
 
     Attributes:
         devices: how many there are.
@@ -57,7 +57,7 @@ class RunInfo:
 
 @dataclass(slots=True)
 class Instruction:
-    """What the server has asked of a device.
+    """Request of the server to a device.
 
     Attributes:
         job: what is to be done: ``train``, or another word that the two halves of a strategy agree on.
@@ -87,7 +87,7 @@ class Real(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """What a device has computed.
+    """Results of a device's computations in one task.
 
     Attributes:
         samples: training samples that it computed on: all that it holds, unless a part was asked for.
@@ -111,7 +111,7 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """What runs on every device. One object serves all: whatever belongs to a device is in that device's ``state``.
+    """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``.
 
     Args:
         params: the strategy's.
@@ -125,7 +125,7 @@ class Client(Generic[P]):
         self.setting = setting
 
     def real(self, device: Device, order: Instruction) -> Real | None:
-        """What must really be computed before it is known what the device computes or answers; None for nothing.
+        """Real work whose result decides what the device computes or answers; None for none.
 
         Its value is in ``order.value`` when ``work`` is called. Where there are several workers it may be begun as soon as the
         message is sent.
@@ -133,29 +133,29 @@ class Client(Generic[P]):
         return None
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What the device computes when it has received the message; by default it trains."""
+        """Steps that the device computes when it has received the message; by default it trains."""
         training, limit = self.training(device, order), self.limit(device, order)
         if training is not self._steps[0].training or limit is not self._steps[0].limit:
             self._steps = (Train(training, limit),)
         return self._steps
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """How it trains."""
+        """The training, by default of ``local_epochs`` from the received model."""
         model, epochs = order.contents["model"], getattr(self.params, "local_epochs", 1)
         if model is not self._plain.start or epochs != self._plain.epochs:
             self._plain = Training(model, epochs)
         return self._plain
 
     def limit(self, device: Device, order: Instruction) -> Limit:
-        """How long it may train."""
+        """Limit of the training's time."""
         return NO_LIMIT
 
     def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the device makes of what it has computed, before it answers; by default it stays as it is."""
+        """Change the result before the device answers; by default it stays as it is."""
         return done
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What the device answers when it has computed; None for nothing. By default its update and what that is made of."""
+        """Answer of the device when it has computed; None for none. By default its update, samples and epochs."""
         return {"update": done.update, "samples": Header(done.samples), "epochs": Header(done.epochs)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:

@@ -129,7 +129,7 @@ class ClientSide:
 
     @staticmethod
     def _report(result: LocalResult, meant: Contents, arriving: Contents) -> None:
-        """What arrives of an update reports the loss of the training that it comes from, whatever was made of it."""
+        """Let an update as it arrives report the loss of the training that it comes from."""
         if result.trained is None or result.update is None:
             return
         for name, value in meant.items():
@@ -144,7 +144,7 @@ class ClientSide:
         return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
 
     def _result(self, task: Task) -> LocalResult:
-        """What a device has computed."""
+        """Results of the computations of a task, as names of models."""
         update: Ref | None = None
         start: Ref | None = None
         tested: Ref | None = None
@@ -176,7 +176,7 @@ class ClientSide:
         return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
 
     def _attacked(self, task: Task, attack: Attack, result: LocalResult, reply: Contents) -> tuple[LocalResult, Contents]:
-        """What a malicious device says that it has computed: every model in its reply is attacked, the update from its start.
+        """Result and reply of a malicious device: every model is attacked, the update from its start.
 
         Any other model in a reply is a change of something (a control variate): it starts from 0.
         """

@@ -1,4 +1,4 @@
-"""What messages say: contents by name, each written on the wire in one way, from which its bytes follow.
+"""Contents of messages, by name: each kind has one form on the wire, from which its bytes follow.
 
 A content is one of:
 
@@ -25,7 +25,7 @@ from fedsim.training import Places
 from fedsim.world.task import Payload
 
 Contents = Mapping[str, Any]
-"""What a message says, by name. Names are the purposes of the ledger."""
+"""Contents of a message by name. Names are the purposes of the ledger."""
 
 _NUMBER_BYTES = 4.0
 
@@ -80,12 +80,12 @@ class Partial:
 
     @property
     def count(self) -> int:
-        """How many numbers are sent."""
+        """Number of values that are sent."""
         return sum(end - begin for begin, end in self.places)
 
 
 class Sizes(Protocol):
-    """How large models are on the wire; ``Wire``."""
+    """Sizes of models on the wire; ``Wire`` knows them."""
 
     @property
     def model_bytes(self) -> float:
@@ -113,7 +113,7 @@ _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like
 
 
 def received(contents: Contents) -> dict[str, Any]:
-    """What the receiver has: the values themselves."""
+    """Contents as the receiver has them: the values themselves."""
     return {name: value.value if type(value) in _WRAPPED else value for name, value in contents.items()}
 
 

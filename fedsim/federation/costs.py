@@ -1,4 +1,4 @@
-"""What the server's own computing takes: ``[server]``, and the cost of each operation by its sizes, as measured."""
+"""Cost of the server's own computing: ``[server]``, and each operation's time by its sizes, as measured."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class ServerSpec(Spec):
 
 
 class Cost(NamedTuple):
-    """What an operation costs: ``fixed_s`` (s), and ``ns`` (ns) times what ``growth`` makes of its sizes n, d, m."""
+    """Time of an operation: ``fixed_s`` (s), and ``ns`` (ns) times ``growth`` of its sizes n, d, m."""
 
     fixed_s: float
     ns: float
@@ -46,6 +46,6 @@ one core of a virtual server of 2026, within a factor of 2 (``tests/benchmarks/s
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
-    """How long a server of speed 1 takes for an operation of ``COSTS`` (s)."""
+    """Time that a server of speed 1 takes for an operation of ``COSTS`` (s)."""
     fixed_s, ns, growth = COSTS[what]
     return fixed_s + ns * growth(n, d, m) * 1e-9

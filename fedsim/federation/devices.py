@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """What a device knows and can do, in the hands of its client half; ``number`` is its own."""
+    """A device in the hands of its client half: its number, its data's facts, its state and its arithmetic."""
 
     __slots__ = ("_devices", "number")
 
@@ -35,12 +35,12 @@ class Device:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What it remembers: JSON-able values and refs. It exists from the first time that something is put into it."""
+        """Its memory: JSON-able values and refs."""
         return self._devices.states.setdefault(self.number, {})
 
     @property
     def epoch_s(self) -> float:
-        """How long an epoch over its samples takes by its own speed (s); infinite where it has no room for the training.
+        """Time of an epoch over its samples at its own speed (s); infinite where it has no memory for the training.
 
         What slows it down on the way it cannot know.
         """
@@ -50,7 +50,7 @@ class Device:
         return float(population.training_s(self.number, epoch, self.samples, batch_size=1))  # its size counts for steps alone
 
     def model_s(self, direction: Direction) -> float:
-        """How long a model takes on its own link with nothing else on the way, with decoding or encoding it (s)."""
+        """Time of a model on its own link with nothing else on the way, with decoding or encoding it (s)."""
         return self._devices.model_s(self.number, direction)
 
     @property
@@ -93,7 +93,7 @@ class Device:
         return self.apply(spliced, [rest, other], places=places)
 
     def apply(self, function: Function, models: Sequence[Ref], **constants: Any) -> Ref:
-        """What a pure function makes of models; see ``Server.apply``."""
+        """The result of a pure function of models; see ``Server.apply``."""
         return self._devices.learner.apply(function, models, **constants)
 
     def numbers(self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any) -> Lazy:
@@ -101,7 +101,7 @@ class Device:
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
     def upload_bytes(self, contents: Contents) -> float:
-        """How many bytes a message to the server would have."""
+        """Bytes of a message to the server with these contents."""
         return sum(part.bytes for part in payloads(contents, self._devices.sizes))
 
 
@@ -109,7 +109,7 @@ _REMEMBERED = ("states", "used_versions", "initial", "_kept", "zero")  # the las
 
 
 class Devices:
-    """What all devices know, each of itself.
+    """Knowledge of all devices, each of itself.
 
     Args:
         population: what each holds now.
@@ -158,7 +158,7 @@ class Devices:
         return self.population.version.item(device) != self.used_versions.get(device, 0)
 
     def kept(self, device: int) -> dict[str, Ref]:
-        """What a lossy codec has kept of a device's last messages, by the names of their contents."""
+        """Residuals that a lossy codec has kept of a device's last messages, by the names of their contents."""
         return self._kept.get(device, {})
 
     def keep(self, device: int, kept: Mapping[str, Ref] | None) -> None:
@@ -169,7 +169,7 @@ class Devices:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """What the devices remember; ``restore`` takes it back."""
+        """Memory of all devices; ``restore`` takes it back."""
         return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
 
     def restore(self, state: Mapping[str, Any]) -> None:

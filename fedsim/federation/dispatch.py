@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 
 _MESSAGES: dict[str, Callable[[int], Message]] = {"return": Return, "shift": Shift, "newcomer": Arrival}
-"""What is said of a device as soon as it can be reached, by the kind of its alarm."""
+"""Message about a device as soon as it can be reached, by the kind of its alarm."""
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
-"""What the server sees of how tasks end: who vanishes does not say for how long, or why."""
+"""Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
 
 
 class Dispatch:
@@ -179,7 +179,7 @@ class Dispatch:
 
     @property
     def coding_s(self) -> tuple[float, float]:
-        """How long a device decodes a model that came down, and encodes one that goes up (s)."""
+        """Times that a device takes to decode a model that came down, and to encode one that goes up (s)."""
         return self._down.model_s, self._up.model_s
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
@@ -339,7 +339,7 @@ class Dispatch:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """What must be remembered: names of timers, what tasks are about, what devices know. Who waits stands in the alarms."""
+        """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
         return {
             "timers": timers,

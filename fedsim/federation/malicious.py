@@ -44,7 +44,7 @@ class Attack(Spec):
     kind: str
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
-        """What a malicious device makes of its update.
+        """The update that a malicious device sends.
 
         Args:
             arithmetic: to compute with.

@@ -1,4 +1,4 @@
-"""What a strategy is told, and the handlers that it is told by."""
+"""Messages to a strategy, and the handlers that take them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,11 +114,11 @@ Message = TaskEnd | Carried | PeerMessage | EdgeLost | Timer | Return | Arrival 
 
 
 class Strategy(Protocol):
-    """What the server calls; ``strategies.base.Strategy`` says when."""
+    """Handlers that the server calls; ``strategies.base.Strategy`` says when."""
 
     @property
     def score(self) -> str:
-        """How its accuracy is counted unless the scenario says otherwise."""
+        """Way in which its accuracy is counted unless the scenario says otherwise."""
 
     async def on_start(self) -> None:
         """The run begins."""

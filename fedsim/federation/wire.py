@@ -62,7 +62,7 @@ class Wire:
         return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
-        """What a device has to do to write or read the models of contents; nothing where that takes no time."""
+        """Steps by which a device writes or reads the models of contents; none where that takes no time."""
         listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
         models = sum(isinstance(item, Ref) for items in listed for item in items)
         parts = sum(self._codec.seconds(item.count) for items in listed for item in items if isinstance(item, Partial))
@@ -76,7 +76,7 @@ class Wire:
     def through(
         self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref], added_up: Collection[str] = ()
     ) -> tuple[dict[str, Any], dict[str, Ref]]:
-        """What arrives of contents, and what the sender then keeps (of several models in one content nothing).
+        """Contents as they arrive, and the residuals that the sender then keeps (none of several models in one content).
 
         Some tensors of a model are written as an array of their own.
 
@@ -109,7 +109,7 @@ class Wire:
         return (codec or self._codec).code(self._learner, self._parameters, value, base, kept)
 
     def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
-        """What arrives of some tensors: a whole model."""
+        """Some tensors as they arrive, in a whole model."""
         places, size, apply = value.places, value.count, self._learner.apply
         if self._changes_nothing:
             arriving = value.model

@@ -174,7 +174,7 @@ class Run:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """How long kinds of devices take for the scenario's model; None where there are none."""
+        """Training times of kinds of devices for the scenario's model; None where there are none."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         from fedsim.learning.profile import cost_of  # loads torch
@@ -207,7 +207,7 @@ class Run:
         return self.simulation.now if self.network.edge_at(endpoint) in self.edges.off else math.inf
 
     def present(self) -> NDArray[np.bool_] | None:
-        """Who has arrived and not left, bool [devices]; None when that is everybody, always."""
+        """Devices that have arrived and not left, bool [devices]; None when these are all, always."""
         return self.lifetimes.present(self.simulation.now) if self._some_come_or_go else None
 
     def truth(self) -> NDArray[np.int64] | None:
@@ -215,7 +215,7 @@ class Run:
         return None if self.data is None else self.data.truth
 
     def versions(self) -> NDArray[np.int64]:
-        """Which version of its data each device holds now, int64 [devices]."""
+        """Version of the data that each device holds now, int64 [devices]."""
         return self.population.version
 
     def _build_drift(self, streams: Streams) -> Drift | None:

@@ -93,7 +93,7 @@ class Drift:
             self._on_shift(change.device)
 
     def snapshot(self) -> dict[str, Any]:
-        """What has happened to the data, as who might shift on each occasion: all else follows from that and the seed."""
+        """Devices that might shift on each occasion so far: all else follows from these and the seed."""
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Drift:
         self._simulation.wake((kind, number), when, lambda: self._ring(number))
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Who may shift: all who are there, or of those who have been selected before."""
+        """Devices that may shift: all that are there, or those of them that have been selected before."""
         may = np.ones(len(self._population.speed), dtype=np.bool_)
         present = self._present()
         if present is not None:

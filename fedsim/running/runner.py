@@ -49,7 +49,7 @@ EXECUTORS = {
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run has left.
+    """Result of a run.
 
     Attributes:
         summary: the content of ``summary.json``.
@@ -70,7 +70,7 @@ class Result:
         return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
 
     def costs_to(self, accuracy: float) -> dict[str, float]:
-        """What it took until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
+        """Costs until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
         return costs_to(self.rows, accuracy)
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class Job:
         return Result(summary, self.recorder.rounds, self.out)
 
     def _not_finite(self, tensors: "dict[str, dict[str, NDArray[np.float32]]]") -> dict[str, str]:
-        """Which models a strategy has made of numbers that are none; updates that are not finite never come into one."""
+        """Names of models with numbers that are not finite: the strategy's doing, as no such update comes into one."""
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
         return {"not_finite": f"{', '.join(wrong)}{home_of(type(self.run.strategy))}"} if wrong else {}
 

@@ -1,4 +1,4 @@
-"""How models and updates are written on the wire: their bytes, and what the receiver gets back."""
+"""Codecs write models and updates on the wire: their bytes, and the values that the receiver gets."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -33,17 +33,17 @@ CODECS = Registry(
 
 
 class Arithmetic(Protocol):
-    """What a codec computes with; ``Learner``."""
+    """Arithmetic with models, as ``Learner`` offers it."""
 
     def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """A linear combination of models; see ``Server.mix``."""
 
     def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref:
-        """What a pure function makes of models; see ``Server.apply``."""
+        """The result of a pure function of models; see ``Server.apply``."""
 
 
 class Coded(NamedTuple):
-    """What has become of a content on its way.
+    """A content after its way through a codec.
 
     Attributes:
         received: what the receiver gets back.
@@ -75,7 +75,7 @@ class Codec(Spec):
     encode_rate: Annotated[BytesPerSecond, AfterValidator(_above_0)] | None = None
 
     def seconds(self, parameters: int) -> float:
-        """How long a device encodes or decodes so many parameters (s)."""
+        """Time that a device takes to encode or decode so many parameters (s)."""
         return 4 * parameters / self.encode_rate if self.encode_rate else 0.0
 
     def bytes(self, parameters: int) -> float:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def count_of(size: int, bucket: int | None) -> int:
-    """How many buckets so many numbers fill; none where there is no number."""
+    """Number of buckets that ``size`` numbers fill."""
     return -(-size // (bucket or max(size, 1)))
 
 

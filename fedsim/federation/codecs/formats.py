@@ -56,19 +56,19 @@ def decode_int8(written: bytes, size: int, bucket: int | None) -> Floats32:
 
 @pure
 def through_float16(models: list[Floats32]) -> Floats32:
-    """What arrives of an array."""
+    """The array as it arrives."""
     return decode_float16(encode_float16(models[0]))
 
 
 @pure
 def through_bfloat16(models: list[Floats32]) -> Floats32:
-    """What arrives of an array."""
+    """The array as it arrives."""
     return decode_bfloat16(encode_bfloat16(models[0]))
 
 
 @pure
 def through_int8(models: list[Floats32], bucket: int | None) -> Floats32:
-    """What arrives of an array."""
+    """The array as it arrives."""
     return decode_int8(encode_int8(models[0], bucket), len(models[0]), bucket)
 
 

@@ -58,7 +58,7 @@ class Lossy(Codec):
         return False
 
     def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        """What arrives, and what the device keeps."""
+        """The value as it arrives, and the residual that the device keeps."""
         if self.loses_nothing(parameters):
             return Coded(value)
         start = base if self.encodes == "change" else None

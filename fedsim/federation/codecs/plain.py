@@ -12,7 +12,7 @@ _BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
 
 
 class Plain(Codec):
-    """What is sent arrives as it is; its size is that of its number format, or is said plainly.
+    """Values arrive as they are; their size is that of a number format, or is given.
 
     Attributes:
         dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.

@@ -43,7 +43,7 @@ def decode(written: bytes, size: int, levels: int, bucket: int | None) -> Floats
 def through_the_wire(
     models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
 ) -> Floats32:
-    """What arrives of an array, scaled by its receiver."""
+    """The array as it arrives, scaled by its receiver."""
     return decode(encode(models[0], levels, bucket, rng), len(models[0]), levels, bucket) * np.float32(scale)
 
 

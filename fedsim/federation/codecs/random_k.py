@@ -41,7 +41,7 @@ def decode(written: bytes, size: int, k: int, seeded: bool) -> Floats32:
 
 @pure
 def through_the_wire(models: list[Floats32], k: int, seeded: bool, scale: float, rng: np.random.Generator) -> Floats32:
-    """What arrives of an array, scaled by its receiver."""
+    """The array as it arrives, scaled by its receiver."""
     size = len(models[0])
     arrived = decode(encode(models[0], k, int(rng.integers(2**63)), seeded), size, k, seeded)
     return arrived * np.float32(scale)
@@ -67,7 +67,7 @@ class RandomK(Sparse):
         return True
 
     def bytes(self, parameters: int) -> float:
-        """What ``encode`` writes."""
+        """Length of what ``encode`` writes."""
         seeded = self.positions == "seed" and not self.loses_nothing(parameters)
         return 4 * self.k(parameters) + _SEED_BYTES if seeded else super().bytes(parameters)
 

@@ -32,7 +32,7 @@ def decode(written: bytes, size: int, bucket: int | None) -> Floats32:
 
 @pure
 def through_the_wire(models: list[Floats32], bucket: int | None) -> Floats32:
-    """What arrives of an array."""
+    """The array as it arrives."""
     return decode(encode(models[0], bucket), len(models[0]), bucket)
 
 

@@ -7,7 +7,7 @@ from fedsim.arrays import Floats32
 
 
 def size(parameters: int, k: int) -> int:
-    """How many bytes ``write`` makes of k entries out of so many."""
+    """Number of bytes that ``write`` makes of k entries out of ``parameters``."""
     return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 
 

@@ -20,7 +20,7 @@ def encode(array: Floats32, k: int) -> bytes:
 
 
 def _largest(array: Floats32, k: int) -> NDArray[np.int64]:
-    """Where the k entries of largest magnitude are, of equals the first; ascending."""
+    """Positions of the k entries of largest magnitude, of equals the first; ascending."""
     sizes = -np.abs(array)
     nearby, about = np.arange(len(array)), k // _APART * 3 // 2 + _APART
     if about * _APART < len(array):  # a sample says which entries are worth a closer look
@@ -41,7 +41,7 @@ def decode(written: bytes, size: int, k: int) -> Floats32:
 
 @pure
 def through_the_wire(models: list[Floats32], k: int) -> Floats32:
-    """What arrives of an array."""
+    """The array as it arrives."""
     return decode(encode(models[0], k), len(models[0]), k)
 
 
@@ -56,7 +56,7 @@ class Sparse(Lossy):
     share: float = Field(default=0.01, gt=0.0, le=1.0)
 
     def k(self, parameters: int) -> int:
-        """How many entries are sent of so many."""
+        """Number of entries that are sent out of ``parameters``."""
         return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
