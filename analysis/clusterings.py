@@ -1,18 +1,19 @@
-"""What a server saw when it put devices into groups by their models: the ``clustering`` records of a run."""
+"""Clusterings by models: what a server saw when it put devices into groups, from the ``clustering`` records of a run."""
 
-import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from fedsim.analysis import style
+from fedsim.analysis.history import History
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
+from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS
-from fedsim.records.reading import RunFolder
 
-Matrix = NDArray[np.float64]
 _ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find
+_MOST = 6  # clusterings in one picture
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,24 @@ class Clustering:
     time: float
     round: int | None
     measure: str
-    devices: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    similarity: Matrix | None
-    distance: Matrix | None
-    features: Matrix | None
+    devices: Ints
+    groups: Ints
+    similarity: Floats | None
+    distance: Floats | None
+    features: Floats | None
 
     @property
-    def matrix(self) -> Matrix | None:
+    def matrix(self) -> Floats | None:
         """The similarity, or the distance, [n, n]."""
         return self.distance if self.similarity is None else self.similarity
 
-    def order(self) -> NDArray[np.int64]:
+    @property
+    def title(self) -> str:
+        """When, how many devices, and in how many groups."""
+        when = f"after {show_seconds(self.time)}" if self.round is None else f"round {self.round}"
+        return f"{when}: {len(self.devices)} devices in {style.counted(len(np.unique(self.groups)), 'group')}"
+
+    def order(self) -> Ints:
         """Positions [n] by group, and within a group like ones together (as they come where there is no matrix)."""
         matrix = self.matrix
         if matrix is None:
@@ -53,7 +60,7 @@ class Clustering:
         return np.concatenate([own[_side_by_side(apart[np.ix_(own, own)])] for own in members])
 
 
-def _side_by_side(apart: Matrix) -> NDArray[np.int64]:
+def _side_by_side(apart: Floats) -> Ints:
     """Positions [n] such that those little apart lie together: the leaves of a tree of average linkage.
 
     Args:
@@ -71,31 +78,35 @@ def _side_by_side(apart: Matrix) -> NDArray[np.int64]:
     distance = np.where(np.isfinite(both), both, high) - low
     np.fill_diagonal(distance, 0.0)
     tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=n <= _ORDERED_WELL)
-    leaves: NDArray[np.int64] = leaves_list(tree).astype(np.int64)
+    leaves: Ints = leaves_list(tree).astype(np.int64)
     return leaves if leaves[0] < leaves[-1] else leaves[::-1]
 
 
-def read_clusterings(run: RunFolder) -> list[Clustering]:
-    """Every clustering of the run, in order.
+def read_clusterings(history: History) -> list[Clustering]:
+    """Every clustering of a run, in order.
 
     Raises:
         RunFolderError: the events are missing or damaged.
     """
-    table = run.table(EVENTS)
-    rows = table.filter(pc.equal(table.column("kind").cast("string"), "clustering")).to_pylist()
-    return [_clustering(run, row["time"], row["round"], json.loads(row["data"])) for row in rows]
+    return [_clustering(history, row) for row in history.data("clustering")]
 
 
-def _clustering(run: RunFolder, time: float, number: int | None, data: dict[str, list[float]]) -> Clustering:
+def _clustering(history: History, row: dict[str, Any]) -> Clustering:
+    data, time, number = row["data"], row["time"], row["round"]
     devices, groups = (np.array(data[key], dtype=np.int64) for key in ("devices", "groups"))
     n = len(devices)
-    similarity, distance, features = (_array(data.get(key)) for key in ("similarity", "distance", "features"))
+    similarity, distance, features = (
+        None if data.get(key) is None else np.array(data[key], dtype=np.float64)
+        for key in ("similarity", "distance", "features")
+    )
     square = all(matrix is None or matrix.shape == (n, n) for matrix in (similarity, distance))
     if len(groups) != n or not square or (features is not None and (features.ndim != 2 or len(features) != n)):
-        where = f"{EVENTS} of {str(run.path)!r} is damaged"
+        where = f"{EVENTS} of {str(history.run.path)!r} is damaged"
         raise RunFolderError(f"{where}: the clustering at {time:g} s does not fit its {n} devices")
-    return Clustering(time, number, str(data.get("measure", "")), devices, groups, similarity, distance, features)
+    at = None if number is None else int(number)
+    return Clustering(time, at, str(data.get("measure", "")), devices, groups, similarity, distance, features)
 
 
-def _array(value: list[float] | None) -> Matrix | None:
-    return None if value is None else np.array(value, dtype=np.float64)
+def some_of(found: list[Clustering]) -> list[Clustering]:
+    """The first, the last, and some between, of more than six."""
+    return [found[place] for place in style.evenly(len(found), _MOST)] if found else []

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
-from fedsim.scenario import explain
+from fedsim.language.wording import explain
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.compute import Compute

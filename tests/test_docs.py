@@ -95,11 +95,6 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
         assert [*re.findall(r"^## `(\w+)`$", pages[f"python/{module}"], re.MULTILINE)] == [*names]
 
 
-def test_text_of_docstrings_says_what_it_says(made: ModuleType) -> None:
-    assert made.prose("Moves w_i to ``x[*]``, [a] < b * c.\n\nArgs:\n    x: no.") == r"Moves w\_i to `x[*]`, \[a\] \< b \* c."
-    assert made.quoted("devices' data; 'a = 1' or 'b'") == "devices' data; `a = 1` or `b`"
-
-
 def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
     sections: dict[str, Any] = {
         "learning": "off",

@@ -24,12 +24,6 @@ def executor() -> Any:
     return module
 
 
-def test_there_are_twelve_questions() -> None:
-    assert len(GALLERY) == 12
-    assert {path.name[:5] for path in GALLERY} == {"plot_"}  # what sphinx-gallery executes
-    assert len(NOTEBOOKS) == 3
-
-
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_a_page_asks_shows_and_answers_with_numbers_of_the_run(path: Path) -> None:
     tree = ast.parse(path.read_text())

@@ -1,13 +1,25 @@
-"""The files of the house say the same as the code."""
+"""The files of the house say the same as the code: versions, links, the glossary, and the page of parts."""
 
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import fedsim
 from fedsim.cli import main
+from fedsim.federation.codecs import CODECS
+from fedsim.federation.malicious import ATTACKS
+from fedsim.language.registry import Registry
+from fedsim.records import schema
+from fedsim.strategies.parts.aggregation import AGGREGATIONS
+from fedsim.strategies.parts.server import OPTIMISERS
 
 ROOT = Path(__file__).resolve().parents[1]
+NEVER = re.compile(
+    r"instrument|\bcompany\b|manieth|slips? of the pen|\bin vain\b|thrown[ -]away|offline(?![\"-])", re.IGNORECASE
+)
+"""Words that have another in the glossary, or that nobody needs. W&B has a mode "offline", and folders offline-run-*."""
 
 
 def text(name: str) -> str:
@@ -32,3 +44,41 @@ def test_what_the_house_names_is_there() -> None:
             assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
         for verb in re.findall(r"`fedsim ([a-z]+)", text(page)):
             assert verb in main.commands, verb
+
+
+def test_every_column_of_every_table_has_a_line_and_no_other_has() -> None:
+    told = re.findall(
+        r"^\| (events|transfers|rounds|devices|availability|energy) \| (.*?) \|", text("docs/glossary.md"), re.MULTILINE
+    )
+    columns = [(table, column) for table, names in told for column in re.findall(r"`(\w+)`", names)]
+    tables = {"events": schema.EVENTS, "transfers": schema.TRANSFERS, "rounds": schema.ROUNDS, "devices": schema.DEVICES}
+    tables |= {"availability": schema.AVAILABILITY, "energy": schema.OF_METERS["energy.parquet"]}
+    assert sorted(columns) == sorted((table, name) for table, made in tables.items() for name in made.names)
+
+
+def test_words_that_have_a_better_one_are_not_used() -> None:
+    paths = [path for folder in ("fedsim", "analysis") for kind in ("*.py", "*.js") for path in (ROOT / folder).rglob(kind)]
+    assert len(paths) > 150
+    for path in [*paths, ROOT / "README.md"]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = NEVER.search(line)
+            assert not found, f"{path.relative_to(ROOT)}:{number}: {found[0] if found else ''}"
+
+
+def keys(family: Registry, kind: str) -> str:
+    """The keys of a kind and their defaults, as TOML says them; a key alone has none, or stands for nothing."""
+    shown = []
+    for name, field in family.spec(kind).model_fields.items():
+        value = None if field.is_required() else field.default
+        written = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        shown += [] if name == "kind" else [f"`{name}`" if value is None else f"`{name} = {written}`"]
+    return ", ".join(shown)
+
+
+@pytest.mark.parametrize("family", [OPTIMISERS, AGGREGATIONS, CODECS, ATTACKS], ids=lambda family: family.called)
+def test_the_page_says_what_the_models_say(family: Registry) -> None:
+    section = text("docs/parts.md").split(f"\n## {family.called.capitalize()}")[1].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")]
+    assert all(source for _, _, source, _ in rows)
+    found = [(kind, title, said) for kind, title, _, said in rows]
+    assert found == [(f"`{kind}`", title, keys(family, kind)) for kind, title in family.titles.items()]

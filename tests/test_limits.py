@@ -20,46 +20,26 @@ PHASES = {"factor": 0.5, "mean_normal": "10 s", "mean_slow": "10 s"}
     [
         ("population.devices", 2**31, "at most 100,000,000"),
         ("population.jitter", 1e300, "at most 100"),
-        ("population.jitter", float("inf"), "a finite number"),
         ("population.speed", "1e-320 samples/s", "1e-06 samples/s to 1e+15 samples/s, and inf samples/s"),
         ("population.speed", {"kind": "uniform", "low": "1 samples/s", "high": "inf samples/s"}, "'high' must be finite"),
-        ("population.speed", LOGNORMAL | {"spread": 1e300}, "at most 1,000,000"),
         ("population.slow_phases", PHASES | {"mean_slow": "1e-320 s"}, "0.001 s to 1e+10 s"),
-        ("population.slow_phases", PHASES | {"mean_slow": "1 us"}, "0.001 s to"),
-        ("population.reference_flops", 1e-300, "1 or more"),
         ("population.samples", {"low": 1, "high": 10**30}, "at most 1,000,000,000"),
         ("network", TREE | {"cells": 10**9}, "at most 100,000"),
         ("network.device.latency", "1e12 s", "1e-09 s to 1e+10 s"),
-        ("network.device.up", "1e300 Mbit/s", "0.001 B/s to 1e+15 B/s, and inf B/s"),
-        ("messages.up", {"size": "inf B"}, "0.001 B to 1e+15 B"),
         ("model", {"kind": "size", "bytes": "inf B"}, "0.001 B to 1e+15 B"),
         ("model", {"kind": "mlp", "hidden": [10**9]}, "at most 1,000,000"),
         ("strategy.local_epochs", 10**9, "at most 100,000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "at most 10,000"),
         ("strategy", {"kind": "lcfl", "groups": 10**9}, "at most 10,000"),
-        (
-            "strategy",
-            {"kind": "flexcfl", "pretrain_iterations": 10**9},
-            "epochs; or it must be at most 1,000,000",
-        ),
-        (
-            "strategy",
-            {"kind": "flexcfl", "pretrain_iterations": "epoch"},
-            "(did you mean 'epochs'?); or it must be a",
-        ),
+        ("strategy", {"kind": "flexcfl", "moment": {"steps": 10**9}}, "at most 1,000,000"),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "allowed is 'moment.steps'"),
         ("strategy.over_selection", float("inf"), "a finite number"),
-        ("strategy.over_selection", 1e308, "at most 1,000,000"),
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
         ("strategy.clients_per_round", 10**30, "allowed are 1 to 24"),
-        ("strategy.deadline", "1e300 s", "0.001 s to 1e+10 s"),
-        ("evaluation.fine_tune_epochs", 10**9, "at most 100,000"),
         ("training.lr", 1e300, "at most 1,000,000"),
-        ("training.l2", 1e300, "at most 1,000,000"),
-        ("strategy", {"kind": "fedprox", "mu": 1e300}, "at most 1,000,000"),
         ("training.batch_size", 2**64, "at most 1,000,000,000"),
         ("data.partition", {"kind": "ditto", "seed": -1}, "0 or more"),
         ("data.partition", {"kind": "class-imbalance", "largest": 2**64}, "at most 1,000,000,000"),
-        ("data.partition", {"kind": "class-imbalance", "variance": 1e308}, "at most 1,000,000"),
         ("stop.simulated_time", "inf s", "1e-09 s to 1e+10 s"),
     ],
 )
@@ -89,10 +69,7 @@ def test_there_is_no_negative_zero() -> None:
     [
         ({"model": {"kind": "mlp", "hidden": [10**6, 10**6]}}, "model.kind is 'mlp', which has 1000076000010 parameters"),
         ({"data": {"source": {"kind": "synthetic", "features": 10**6}}}, "data.source.features is 1000000"),
-        (
-            {"data": {"partition": {"kind": "class-bias", "sizes": {"low": 10**9, "high": 10**9}}}},
-            "24000000000 training",
-        ),
+        ({"data": {"partition": {"kind": "class-bias", "sizes": {"low": 10**9, "high": 10**9}}}}, "24000000000 training"),
     ],
 )
 def test_what_fills_the_memory_only_together(changes: dict[str, Any], named: str) -> None:
@@ -103,9 +80,8 @@ def test_what_fills_the_memory_only_together(changes: dict[str, Any], named: str
     assert named in str(error.value)
 
 
-@pytest.mark.parametrize("devices", [1_000_000, 100_000_000])
-def test_large_populations_are_allowed(devices: int) -> None:
-    fedsim.Scenario(population={"devices": devices}, learning="off")
+def test_large_populations_are_allowed() -> None:
+    fedsim.Scenario(population={"devices": 100_000_000}, learning="off")
 
 
 @pytest.mark.filterwarnings("error")

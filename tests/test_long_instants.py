@@ -45,8 +45,7 @@ def test_how_far_is_looked_ahead_changes_nothing(
 
 
 LONG_INSTANT = """
-import sys, time
-from fedsim.simulation import Simulation
+import time
 import fedsim.federation.dispatch
 
 async def long(self, *_):

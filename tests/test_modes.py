@@ -7,8 +7,7 @@ import pytest
 import fedsim
 from fedsim.language.spec import Spec, _modes_of
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.parts.aggregation.krum import Bulyan, Krum
-from fedsim.strategies.parts.aggregation.trimmed import cut_off
+from fedsim.strategies.parts.aggregation.robust import Bulyan, Krum, cut_off
 from tests.strategies.clustered import of_kind, ran
 from tests.strategies.test_hierfavg import with_cells
 

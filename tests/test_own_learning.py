@@ -17,9 +17,11 @@ from fedsim.plugin import Client, Device, Instruction, LocalResult, Opaque, Real
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.testing import FIGURES, assert_sound, run
+from fedsim.world.device_kinds import find_kind
 from fedsim.world.population import PopulationSpec
 
 ENDED: list[str] = []
+PI = find_kind("raspberry-pi-4", {}, "device")
 
 
 class OwnParams(StrategyParams):
@@ -119,17 +121,12 @@ def test_times_bytes_figures_and_models_are_its_own(tmp_path: Path) -> None:
     [
         ({"seconds": 3.0, "samples": 20.0}, {}, 4.0),
         ({"flops": 6e6}, {"reference_flops": 1e5}, 3.0),
-        ({"flops": 1e9}, {"speed": None, "device": "raspberry-pi-4"}, None),
+        ({"flops": 1e9}, {"speed": None, "device": "raspberry-pi-4"}, 1e9 / (PI.flops * PI.flops_share)),
     ],
 )
-def test_work_is_samples_flops_and_seconds(work: dict[str, float], population: dict[str, Any], seconds: float | None) -> None:
+def test_work_is_samples_flops_and_seconds(work: dict[str, float], population: dict[str, Any], seconds: float) -> None:
     told = sections(work=work)
-    told["population"] = {key: value for key, value in (told["population"] | population).items() if value is not None}
-    if seconds is None:
-        from fedsim.world.device_kinds import find_kind
-
-        kind = find_kind("raspberry-pi-4", {}, "device")
-        seconds = 1e9 / (kind.flops * kind.flops_share)
+    told["population"] |= population
     job = Job(fedsim.Scenario(**told), None, Threads(1))
     assert asyncio.run(job.execute()).rows[0]["time"] == pytest.approx(1.5 + seconds, abs=1e-6)
 
@@ -139,24 +136,19 @@ def test_flops_need_somebody_who_says_how_many_a_device_does() -> None:
         run(sections(work={"flops": 1.0}))
 
 
-def test_its_jitter_does_not_depend_on_the_bytes(tmp_path: Path) -> None:
+def test_its_jitter_does_not_depend_on_the_bytes_nor_on_workers(tmp_path: Path) -> None:
     """A few bytes more shift everything by their own time, and change no draw."""
-    took = []
-    for size in (1000.0, 1010.0):
+    took, summaries = [], []
+    for place, (size, executor) in enumerate([(1000.0, None), (1000.0, Threads(2)), (1010.0, None)]):
         told = sections(bytes=size)
         told["population"]["jitter"] = 0.3
-        run(told, tmp_path / str(size))
-        steps = [event for event in RunFolder(tmp_path / str(size)).events if event["step"] == "compute"]
+        summaries.append(run(told, tmp_path / str(place), executor))
+        steps = [event for event in RunFolder(tmp_path / str(place)).events if event["step"] == "compute"]
         begins = {event["task"]: event["time"] for event in steps if event["kind"] == "step-start"}
         took.append([event["time"] - begins[event["task"]] for event in steps if event["kind"] == "step-end"])
-    assert took[0] == pytest.approx(took[1], abs=1e-8)
+    assert took[0] == pytest.approx(took[2], abs=1e-8)
     assert len(set(took[0])) == 6
-
-
-def test_real_work_is_done_by_processes_and_changes_nothing(tmp_path: Path) -> None:
-    one = run(sections())
-    other = run(sections(), executor=Threads(2))
-    assert [one[name] for name in FIGURES] == [other[name] for name in FIGURES]
+    assert [summaries[0][name] for name in FIGURES] == [summaries[1][name] for name in FIGURES]
 
 
 def broken(why: str) -> None:

@@ -26,14 +26,8 @@ from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill
 
-OWN: dict[str, Any] = {
-    "kind": "tests.own_parts:Proud",
-    "clients_per_round": 5,
-    "local_epochs": 2,
-    "deadline": "30 s",
-    "boldness": 0.1,
-    "selection": {"kind": "tests.own_parts:Slowest", "patience": 3.0},
-}
+OWN: dict[str, Any] = {"kind": "tests.own_parts:Proud", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"}
+OWN |= {"boldness": 0.1, "selection": {"kind": "tests.own_parts:Slowest", "patience": 3.0}}
 SECTIONS: dict[str, Any] = {
     "data": {"source": {"kind": "tests.own_parts:Rings", "classes": 3}, "partition": {"kind": "dirichlet", "alpha": 1.0}},
     "messages": {"up": "tests.own_parts:Half", "down": "tests.own_parts:Half"},
@@ -81,47 +75,42 @@ def test_in_a_file_outside_of_any_package_killed_and_resumed_it_is_the_same_run(
         assert summary[name] == of_one_thread[name]
 
 
-def write(folder: Path, sections: Mapping[str, Any]) -> str:
-    path = folder / "scenario.toml"
+def write(folder: Path, sections: Mapping[str, Any], name: str = "scenario.toml") -> str:
+    path = folder / name
     path.write_text(tomli_w.dumps(dict(sections)))
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("section", "value"),
-    [
+def test_nothing_of_it_is_imported_from_a_file_without_leave(tmp_path: Path) -> None:
+    changes: list[tuple[str, Any]] = [
         ("strategy", {"kind": "tests.own_parts:Proud"}),
         ("strategy", {"kind": "fedavg", "selection": "tests.own_parts:Slowest"}),
         ("messages", {"up": "tests.own_parts:Half"}),
         ("data", {"source": "tests.own_parts:Rings"}),
         ("population", {"availability": {"kind": "tests.own_parts:Never"}}),
-    ],
-)
-def test_nothing_of_it_is_imported_from_a_file_without_leave(tmp_path: Path, section: str, value: Any) -> None:
+    ]
+    files = [write(tmp_path, {section: value}, f"{place}.toml") for place, (section, value) in enumerate(changes)]
     code = (
-        "import sys, fedsim\n"
-        f"try: fedsim.load({write(tmp_path, {section: value})!r})\n"
-        "except fedsim.ScenarioError as error: print(error)\n"
+        f"import sys, fedsim\nfor file in {files}:\n"
+        "    try: fedsim.load(file)\n    except fedsim.ScenarioError as error: print(error)\n"
         "print('tests.own_parts' in sys.modules)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "FEDSIM_ALLOW_CODE"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    told, imported = done.stdout.splitlines()
+    *told, imported = done.stdout.splitlines()
     assert imported == "False"
-    assert section in told
-    assert "--allow-code" in told
-    assert fedsim.load(tmp_path / "scenario.toml", allow_code=True)
+    for (section, _), file, message in zip(changes, files, told, strict=True):
+        assert section in message
+        assert "--allow-code" in message
+        assert fedsim.load(file, allow_code=True)
 
 
 def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mymod_of_mine.py").write_text("from fedsim.plugin import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sections = {
-        "strategy": {"kind": "./mymod_of_mine.py:Mine", "clients_per_round": 2},
-        "learning": "off",
-        "stop": {"rounds": 1},
-    }
+    strategy = {"kind": "./mymod_of_mine.py:Mine", "clients_per_round": 2}
+    sections = {"strategy": strategy, "learning": "off", "stop": {"rounds": 1}}
     result = CliRunner().invoke(main, ["run", write(tmp_path, sections), "--out", "out", "--allow-code"])
     assert result.exit_code == 0, result.output
     assert json.loads(Path("out/summary.json").read_text())["strategy"] == "./mymod_of_mine.py:Mine"
@@ -143,33 +132,24 @@ def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says
     assert "Traceback" not in result.output
 
 
-SMALL: dict[str, Any] = {"population": {"devices": 20}, "stop": {"rounds": 2}}
-
-
-def own_parts_frame(error: BaseException) -> int | None:
-    """The line of ``own_parts`` from which an error came."""
-    return next(frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own_parts.__file__)
+def ran(strategy: dict[str, Any] | str, **population: Any) -> dict[str, Any]:
+    """The summary of two rounds of twenty devices."""
+    return run({"population": {"devices": 20} | population, "strategy": strategy, "stop": {"rounds": 2}})
 
 
 class TestWhatAPartOfOnesOwnMustNotDo:
     @pytest.mark.parametrize("kind", ["fedavg", "fedbuff"])
     @pytest.mark.parametrize(
         ("chosen", "why"),
-        [([10**6], "device 1000000;"), ([-1], "device -1;"), (["a"], "device 'a';"), ([2, 2], "device 2 twice;")],
+        [
+            *(([10**6], "device 1000000;"), ([-1], "device -1;"), (["a"], "device 'a';"), ([2, 2], "device 2 twice;")),
+            ([*range(20)], r"device \d+, which is not there or is busy;"),
+        ],
     )
     def test_choose_what_cannot_be_asked(self, kind: str, chosen: list[Any], why: str) -> None:
-        selection = {"kind": "tests.own_parts:Wrong", "chosen": chosen}
-        said = rf"Wrong\.select \(own_parts\.py, line \d+\) has chosen {why} allowed are devices of 0 to 19 that are there"
-        with pytest.raises(SimulationError, match=said):
-            fedsim.run(fedsim.Scenario(**SMALL | {"strategy": {"kind": kind, "selection": selection}}), executor="inline")
-
-    def test_choose_who_is_away(self) -> None:
-        away = SMALL | {
-            "population": {"devices": 20, "availability": {"kind": "renewal", "mean_on": "1 s", "mean_off": "1 h"}},
-            "strategy": {"kind": "fedavg", "selection": {"kind": "tests.own_parts:Wrong", "chosen": [*range(20)]}},
-        }
-        with pytest.raises(SimulationError, match=r"has chosen device \d+, which is not there or is busy; allowed"):
-            fedsim.run(fedsim.Scenario(**away), executor="inline")
+        away = {"availability": {"kind": "renewal", "mean_on": "1 s", "mean_off": "1 h"}} if len(chosen) == 20 else {}
+        with pytest.raises(SimulationError, match=rf"Wrong\.select \(own_parts\.py, line \d+\) has chosen {why} allowed"):
+            ran({"kind": kind, "selection": {"kind": "tests.own_parts:Wrong", "chosen": chosen}}, **away)
 
     @pytest.mark.parametrize(
         ("kind", "hook", "says"),
@@ -184,7 +164,7 @@ class TestWhatAPartOfOnesOwnMustNotDo:
         path = f"tests.own_parts:{kind}"
         strategy = {"kind": path} if kind == "Timely" else {"kind": "fedavg", "selection": path}
         with pytest.raises(ScenarioError, match=rf"\.{hook} \(own_parts.py, line \d+\) {says}"):
-            fedsim.Scenario(**SMALL | {"strategy": strategy})
+            ran(strategy)
 
     def test_have_a_key_where_a_property_stands_before_it(self) -> None:
         with pytest.warns(UserWarning, match="shadows"):
@@ -196,21 +176,18 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             refuse_wrong_hooks(Keyed, "kind")
 
     def test_choose_nothing_at_all(self) -> None:
-        strategy = {"kind": "fedavg", "selection": "tests.own_parts:Silent"}
-        with pytest.raises(
-            SimulationError, match=r"Silent\.select \(own_parts\.py, line \d+\) returns None; allowed is a list"
-        ):
-            fedsim.run(fedsim.Scenario(**SMALL | {"strategy": strategy}), executor="inline")
+        says = r"Silent\.select \(own_parts\.py, line \d+\) returns None; allowed is a list"
+        with pytest.raises(SimulationError, match=says):
+            ran({"kind": "fedavg", "selection": "tests.own_parts:Silent"})
 
     def test_wait_for_real_time(self) -> None:
         with pytest.raises(SimulationError, match="a handler waits for something that is no value") as caught:
-            fedsim.run(fedsim.Scenario(**SMALL | {"strategy": {"kind": "tests.own_parts:Sleepy"}}), executor="inline")
-        line = next(n for n, text in enumerate(Path(own_parts.__file__).read_text().splitlines(), 1) if "sleep(0.01)" in text)
-        assert own_parts_frame(caught.value) == line
+            ran("tests.own_parts:Sleepy")
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert "sleep(0.01)" in str(next(frame.line for frame in frames if frame.filename == own_parts.__file__))
 
     def test_make_models_of_what_is_no_number(self) -> None:
-        strategy = {"kind": "tests.own_parts:NoNumber"}
-        summary = fedsim.run(fedsim.Scenario(**SMALL | {"strategy": strategy}), executor="inline").summary
+        summary = ran("tests.own_parts:NoNumber")
         assert re.fullmatch(r"global \(own_parts\.py, line \d+\)", summary["not_finite"])
         assert summary_lines(summary)[-1].endswith(summary["not_finite"])
-        assert "not_finite" not in fedsim.run(fedsim.Scenario(**SMALL), executor="inline").summary
+        assert "not_finite" not in ran("fedavg")

@@ -10,8 +10,8 @@ import pytest
 
 from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Streams
-from fedsim.world.departures import ExponentialStays
 from fedsim.world.distributions import LogNormal
+from fedsim.world.lifetimes import ExponentialStays
 from tests.benchmarks.processors import PROCESSORS
 
 

@@ -69,10 +69,18 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
     {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
     {"kind": "tifl", "clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
-    {"kind": "lcfl", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    {"kind": "lcfl", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},
     {"kind": "rfedavg", "clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
     {"kind": "fesem", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
-    {"kind": "flexcfl", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "alpha": 3, "eta_g": 0.1, "deadline": "30 s"},
+    {
+        "kind": "flexcfl",
+        "groups": 3,
+        "clients_per_round": 6,
+        "local_epochs": 2,
+        "moment": {"devices": 3},
+        "eta_g": 0.1,
+        "deadline": "30 s",
+    },
     {"kind": "ifca-mig", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "scaffold", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddyn", "clients_per_round": 5, "local_epochs": 2, "alpha": 0.1, "deadline": "30 s"},
@@ -84,7 +92,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fpfc", "clients_per_round": 5, "local_epochs": 2, "lam": 0.3, "deadline": "30 s"},
     {"kind": "fedrep", "clients_per_round": 5, "head": ["*.bias"], "head_epochs": 1, "deadline": "30 s"},
     {"kind": "pfedme", "clients_per_round": 5, "local_rounds": 3, "steps": 3, "deadline": "30 s"},
-    {"kind": "fl-hc", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    {"kind": "fl-hc", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},
     {"kind": "hypcluster", "groups": 3, "clients_per_round": 6, "deadline": "30 s"},
     {"kind": "d-psgd", "deadline": "30 s"},
     {"kind": "gossip", "deadline": "30 s", "topology": {"kind": "random-regular", "parameters": {"d": 4}, "every": 1}},
@@ -93,7 +101,7 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 
 
-def fingerprints(sections: dict[str, Any], executor: Executor, simulation: type[Simulation] | None = None) -> tuple[str, str]:
+def fingerprints(sections: dict[str, Any], executor: Executor) -> tuple[str, str]:
     summary = asyncio.run(Job(fedsim.Scenario(**sections), None, executor).execute()).summary
     assert summary["status"] == "done"
     return summary["events_sha256"], summary["models_sha256"]
@@ -110,28 +118,24 @@ def test_workers_executors_and_real_delays_change_nothing(small: dict[str, Any],
         assert fingerprints(small, Delayed(Threads(workers))) == reference
 
 
-def test_another_seed_is_another_run(small: dict[str, Any]) -> None:
-    small["stop"] = {"rounds": 2}
-    assert fingerprints(small, Inline()) != fingerprints(small | {"seed": 4}, Inline())
-
-
 def test_evaluating_less_often_changes_no_model(small: dict[str, Any]) -> None:
-    small["evaluation"] = {"every": 1}
-    often = fingerprints(small, Inline())
-    small["evaluation"] = {"every": 8}
-    seldom = fingerprints(small, Inline())
-    assert seldom[1] == often[1]
-    assert seldom[0] != often[0]
+    often, seldom = (fingerprints(small | {"evaluation": {"every": every}}, Inline()) for every in (1, 8))
+    assert (seldom[0] != often[0], seldom[1] == often[1]) == (True, True)
 
 
-def test_the_same_world_for_every_strategy(small: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_world_for_every_strategy_and_another_for_another_seed(small: dict[str, Any], tmp_path: Path) -> None:
     columns = ("speed", "link_down", "link_up", "latency", "samples", "test_samples")
+    small |= {"learning": "off", "stop": {"rounds": 1000, "simulated_time": "9 s"}}
+    small["drift"] = {"kind": "swap-all", "probability": 0.3, "at": {"times": ["1 s", "3 s", "8 s"]}}
     worlds = []
-    for number, strategy in enumerate(STRATEGIES):
-        fedsim.run(fedsim.Scenario(**small | {"strategy": strategy, "stop": {"rounds": 1}}), tmp_path / str(number))
-        devices = RunFolder(tmp_path / str(number)).devices
-        worlds.append([[row[name] for name in columns] for row in devices])
-    assert all(world == worlds[0] for world in worlds)
+    for number, change in enumerate([*({"strategy": strategy} for strategy in STRATEGIES), {"seed": 4}]):
+        fedsim.run(fedsim.Scenario(**small | change), tmp_path / str(number), executor="inline")
+        run = RunFolder(tmp_path / str(number))
+        shifts = [(event["time"], event["device"], event["data"]) for event in run.events if event["kind"] == "shift"]
+        worlds.append((shifts, [[row[name] for name in columns] for row in run.devices]))
+    assert len(worlds[0][0]) > 6
+    assert all(world == worlds[0] for world in worlds[:-1])
+    assert all(one != other for one, other in zip(worlds[0], worlds[-1], strict=True))
 
 
 def test_watching_sees_what_is_recorded(small: dict[str, Any]) -> None:

@@ -26,16 +26,9 @@ def changed(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_every_scenario_of_the_house_is_valid_and_says_what_it_shows(path: Path) -> None:
-    fedsim.load(path)
-    head = path.read_text().split("name =")[0]
-    assert "What it shows" in head
-    assert "What to expect" in head
-
-
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_written_with_every_default_it_reads_the_same(path: Path, tmp_path: Path) -> None:
+def test_every_scenario_of_the_house_is_valid_and_written_with_every_default_reads_the_same(path: Path, tmp_path: Path) -> None:
     scenario = fedsim.load(path)
+    assert "What it shows" in path.read_text().split("name =")[0]
     (tmp_path / "resolved.toml").write_text(scenario.to_toml())
     assert fedsim.load(tmp_path / "resolved.toml") == scenario
     assert fedsim.load(tmp_path / "resolved.toml").to_toml() == scenario.to_toml()
@@ -47,50 +40,34 @@ def test_written_with_every_default_it_reads_the_same(path: Path, tmp_path: Path
         ("sed", 3, r"has the unknown key 'sed'.*did you mean 'seed'"),
         ("population.spede", "3 samples/s", r"population has the unknown key 'spede'; allowed are .*did you mean 'speed'"),
         ("strategy.kind", "fedavgg", r"^strategy.kind is 'fedavgg'; allowed are .*fedavg.*did you mean 'fedavg'"),
-        ("strategy.kind", 3, r"strategy.kind is 3"),
-        ("strategy.kind", "nowhere:Thing", r"strategy.kind is 'nowhere:Thing', which cannot be imported"),
         ("strategy.kind", "fedsim.errors:FedsimError", r"not a subclass of fedsim.plugin.Strategy"),
         ("strategy.mu", 1.0, r"strategy has the unknown key 'mu'"),
         ("strategy.clients_per_round", 21, r"clients_per_round is 21.*20 devices; allowed are 1 to 20"),
-        ("strategy.clients_per_round", 0, r"strategy.clients_per_round is 0; it must be 1 or more"),
         ("strategy.over_selection", 5.0, r"over_selection 5 asks 30.*20 devices; .* product is at most 20"),
         ("strategy.deadline", "0 s", r"strategy.deadline is '0 s': a time here must be above 0 s"),
         ("strategy.deadline", 30, r"strategy.deadline is 30: a time needs its unit.*min"),
         ("strategy.deadline", "-3 s", r"strategy.deadline is '-3 s': a time cannot be negative"),
-        (
-            "population.availability.kind",
-            "renewl",
-            r"population.availability.kind is 'renewl'; allowed.*did you mean 'renewal'",
-        ),
+        ("population.availability.kind", "renewl", r"availability.kind is 'renewl'; allowed.*did you mean 'renewal'"),
         ("population.availability.mean_on", None, r"population.availability.mean_on is missing"),
         ("population.availability", {}, r"population.availability.kind is missing; allowed are always, renewal, "),
         ("network", {"device": {"up": "1 Mbit/s"}}, r"^network.kind is missing; allowed are star, tree, graph$"),
         ("malicious", 0.2, r"^malicious is 0.2; it must be a table, and 'fedsim list malicious' names its keys$"),
         ("population.devices", "many", r"population.devices is 'many'; it must be a whole number, such as 10"),
-        ("population.devices", 0, r"population.devices is 0"),
-        ("population.speed.spread", 0.5, r"population.speed.spread is 0.5"),
         ("population.speed", "fast", r"population.speed.* is .*'fast'.*samples/s"),
         ("population.capacity", {"kind": "fedscale"}, r"population: 'speed' and 'capacity'"),
         ("network.server.up", "3 apples", r"network.server.up is '3 apples': a data rate is a number and a unit"),
         ("data.source", "mnits", r"data.source.*mnits.*allowed.*mnist"),
         ("model", {"kind": "mpl"}, r"model.kind is 'mpl'.*did you mean 'mlp'"),
-        ("training.lr", -1.0, r"training.lr is -1.0"),
         ("stop.rounds", None, r"stop: a run needs an end"),
         ("stop.accuracy", 1.5, r"^stop.accuracy is 1.5; it must be at most 1 \(did you mean 0.015\?\)$"),
         ("stop.accuracy", 90, r"^stop.accuracy is 90; it must be at most 1 \(did you mean 0.9\?\)$"),
-        ("stop.accuracy", 101.0, r"^stop.accuracy is 101.0; it must be at most 1$"),
         ("stop.rounds", 1.5, r"^stop.rounds is 1.5; it must be a whole number, such as 2$"),
-        ("stop.rounds", "7", r"^stop.rounds is '7'; it must be a whole number, such as 7$"),
-        ("stop.simulated_time", 5, r"needs its unit: .* for example '5 s'$"),
         ("training.lr", "0.1", r"^training.lr is '0.1'; it must be a number, such as 0.1$"),
         ("model", {"kind": "mlp", "hidden": 30}, r"^model.hidden is 30; it must be a list, such as \[30\]$"),
-        ("model", {"kind": "mlp", "hidden": "30"}, r"^model.hidden is '30'; it must be a list, such as \[30\]$"),
         ("model", {"kind": "mlp", "hidden": [True]}, r"^model.hidden.0 is True; it must be a whole number, such as 1$"),
         ("name", 3, r"^name is 3; it must be a text in quotes, such as '3'$"),
         ("name", "n" * 201, r"; it must have at most 200 characters$"),
-        ("population.availability.mean_on", 0, r"mean_on is 0: a time here must be above 0 s; .* such as '90 s'$"),
         ("learning", "maybe", r"learning is 'maybe'; allowed are on, off"),
-        ("learning", "no", r"^learning is 'no'; allowed are on, off$"),
         ("messages", {"up": {"dtype": "float8"}}, r"messages.up: 'dtype' is 'float8'; allowed are float64"),
         ("model", {"kind": "size", "bytes": "3 MB"}, r"model.kind is 'size'"),
     ],

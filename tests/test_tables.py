@@ -48,11 +48,7 @@ def test_another_kind_of_anything_else_takes_the_whole_place() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [
-        ({"a..b": 1}, "no key"),
-        ({"a.b": 1, "a": {"b": 2}}, "a.b is given twice"),
-        ({"a.b": 1, "a": 2}, "a is given twice"),
-    ],
+    [({"a..b": 1}, "no key"), ({"a.b": 1, "a": {"b": 2}}, "a.b is given twice"), ({"a.b": 1, "a": 2}, "a is given twice")],
 )
 def test_what_is_no_change_is_refused(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ScenarioError, match=says):

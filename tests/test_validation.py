@@ -99,8 +99,6 @@ def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ["mixed", "small", "buffered", "torch"])
 def test_worlds_that_are_told_to_fedsim_take_as_long(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By preset ``tcp``, with nothing fitted but how long trainings take."""
-    pytest.importorskip("fedsim.world.device_table", reason="needs lists of values by device")
-    pytest.importorskip("fedsim.world.network.protocol", reason="needs protocols of the network")
     compare = loaded("compare")
     monkeypatch.setattr(compare, "SEEDS", range(1, 2))
     monkeypatch.setattr(compare, "PROTOCOLS", ("tcp",))

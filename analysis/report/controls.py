@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.analysis import style
+from fedsim.analysis.history import MARKS
 from fedsim.analysis.lanes import MEANING
 from fedsim.analysis.report.markup import Markup, el, join
-from fedsim.analysis.report.timeline import MARKS, OUTCOMES, STEPS, TimelineData
+from fedsim.analysis.report.timeline import OUTCOMES, STEPS, TimelineData
 
 _BUTTONS = (
     ("out", "\N{MINUS SIGN}", "zoom out (-)"),

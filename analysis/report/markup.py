@@ -1,8 +1,14 @@
 """HTML without surprises: every text is escaped unless it is marked as HTML already."""
 
+import base64
 import html
 import json
+import zlib
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
 
@@ -50,3 +56,20 @@ def data_block(name: str, value: object) -> Markup:
     """A value for the page's scripts, as JSON that no text in it can end early."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
+
+
+def pack(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Arrays as JSON: ``layout`` has a (name, kind, length) each, ``data`` the bytes of all, deflated, in base64.
+
+    A column of n numbers of k bytes is written as n first bytes, n second bytes and so on (``columns.js`` puts them back).
+
+    Args:
+        columns: arrays [n] of uint8, uint16, uint32, int16, int32 or float32.
+    """
+    layout, planes = [], []
+    for name, column in columns.items():
+        kind = f"{column.dtype.kind}{column.dtype.itemsize}"
+        layout.append([name, kind, len(column)])
+        whole = np.ascontiguousarray(column, dtype=f"<{kind}")
+        planes.append(whole.view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes())
+    return {"layout": layout, "data": base64.b64encode(zlib.compress(b"".join(planes), 8)).decode("ascii")}

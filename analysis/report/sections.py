@@ -6,11 +6,11 @@ from typing import Any
 import tomli_w
 
 from fedsim.analysis import style
-from fedsim.analysis.report import columns, figures, tables, words
+from fedsim.analysis.report import figures, tables, words
 from fedsim.analysis.report.answer import answers
 from fedsim.analysis.report.controls import key, stage
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
-from fedsim.analysis.report.markup import Markup, data_block, el, plain, visible
+from fedsim.analysis.report.markup import Markup, data_block, el, pack, plain, visible
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.series import Series
 from fedsim.language.units import show_bytes, show_seconds
@@ -127,7 +127,7 @@ def timelines(shown: tuple[Shown, ...]) -> Markup:
         own = [el("h3", one.name)] if len(shown) > 1 else []
         own.append(el("p", _lanes_in_words(data.header, len(data.columns["device"])), class_="soft"))
         own.append(stage(place, one.name, block, bool(data.header["groups"])))
-        own.append(data_block(block, {"header": data.header, "packed": columns.pack(data.columns)}))
+        own.append(data_block(block, {"header": data.header, "packed": pack(data.columns)}))
         parts.append(el("div", *own, data_run=place))
     return el("section", *parts)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from fedsim.analysis import style
-from fedsim.analysis.activity import read_activity
+from fedsim.analysis.history import History
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
 from fedsim.language.units import show_bytes, show_joules, show_seconds
-from fedsim.records.folder import DEVICES, TRANSFERS
+from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its
     ``bytes``.
     """
-    activity = read_activity(run)
-    steps = activity.steps.assign(length=activity.steps["end"] - activity.steps["start"])
+    history = History(run)
+    steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
     of_tasks = steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)
     rows = pd.DataFrame({"tasks": of_tasks.sum(axis=1)})
     for name in _ENDINGS:
@@ -137,9 +137,7 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     rows["wasted_s"] = steps[steps["outcome"] != "done"].groupby("device")["length"].sum()
     moved = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas().dropna(subset="device")
     rows["bytes"] = moved.groupby("device")["delivered"].sum()
-    population = run.table(DEVICES).to_pandas().set_index("device")
-    facts = ["speed", "samples", *_OF_DEVICES]
-    rows = rows.fillna(0.0).join(population.reindex(columns=facts))
+    rows = rows.fillna(0.0).join(history.population.reindex(columns=["speed", "samples", *_OF_DEVICES]))
     return rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable").rename_axis("device").reset_index()
 
 

@@ -1,22 +1,20 @@
-"""What a calibration leaves: a scenario, a table of clients and a table of rounds."""
+"""The output of a calibration: lines for people, a scenario, a table of clients and a table of rounds."""
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import tomli_w
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Floats
 from fedsim.calibrate.fitting import Fitted, Presence
 from fedsim.calibrate.log import Log, Tasks
-from fedsim.calibrate.prediction import Prediction
-from fedsim.calibrate.replay import World
+from fedsim.calibrate.replay import Prediction, World
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import clean, for_csv
 from fedsim.records.folder import writing
@@ -30,7 +28,7 @@ _ALIKE = 1.02  # a spread that is none
 
 
 class _Unit(NamedTuple):
-    """How a quantity of clients is written: its type in a scenario, a unit, and what that is in the base unit."""
+    """The type of a quantity in a scenario, and a unit with its size in the base unit."""
 
     kind: Any
     name: str
@@ -46,13 +44,13 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """The quantities of clients as a scenario says them, and draws them.
+    """The quantities of clients as a scenario says and draws them.
 
     Attributes:
-        said: by name: a quantity, a list of them, or a distribution.
-        fitted: what they are from.
-        samples: that a client holds, [clients].
-        epochs: passes of a training.
+        said: by name: a quantity, a list of quantities, or a distribution.
+        fitted: the world.
+        samples: of each client, [clients].
+        epochs: of a training.
     """
 
     said: dict[str, Any]
@@ -65,7 +63,10 @@ class Drawn:
         """Say what was fitted to some tasks of a log."""
         links = fitted.world.links
         values = {"speed": fitted.world.speed, "down": links.down, "up": links.up, "latency": links.latency}
-        said = {name: _listed(name, of) if by_client else _distribution(name, of) for name, of in values.items()}
+        if by_client:
+            said: dict[str, Any] = {name: [_text(name, one) for one in of.tolist()] for name, of in values.items()}
+        else:
+            said = {name: _distribution(name, of) for name, of in values.items()}
         held = tasks.train.amount / tasks.epochs
         there = ~np.isnan(held)
         own = [held[there & (tasks.client == client)] for client in range(len(log.clients))]
@@ -88,10 +89,11 @@ class Drawn:
             links._replace(down=drawn["down"], up=drawn["up"], latency=drawn["latency"]),
         )
 
-    def told(self, log: Log, fitted: Fitted, there: Presence | None) -> Iterator[str]:
-        """What was found, a line a quantity."""
+    def told(self, log: Log, there: Presence | None) -> Iterator[str]:
+        """Lines for people, one a quantity."""
         kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_work} clients at work"
         yield f"log        {len(log.clients)} clients, {len(log.rounds.number)} rounds, {len(log.tasks.client)} tasks ({kind})"
+        fitted = self.fitted
         links = fitted.world.links
         yield f"protocol   {links.protocol.kind}"
         jitter = f", an epoch's time varies by {fitted.world.jitter:.1%}" if fitted.world.jitter else ", without jitter"
@@ -122,7 +124,7 @@ class Drawn:
             yield f"note: uploads have {sent} and downloads {received}, which the scenario has for both"
 
 
-def write(out: Path, name: str, log: Log, fitted: Fitted, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
+def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
     """Write all files.
 
     Raises:
@@ -132,44 +134,33 @@ def write(out: Path, name: str, log: Log, fitted: Fitted, drawn: Drawn, there: P
     Scenario(**sections)  # what it would be refused for, it is refused for here
     with writing(out / SCENARIO) as beside:
         beside.write_text(f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}", encoding="utf-8")
+    fitted = drawn.fitted
     links = fitted.world.links
-    columns: dict[str, NDArray[Any]] = {
+    clients = {
+        "device": range(len(log.clients)),
+        "client": list(map(for_csv, log.clients)),
         "speed": fitted.world.speed,
         "down": links.down,
         "up": links.up,
         "latency": links.latency,
+        "overhead": fitted.overhead,
+        "samples": drawn.samples,
+        "tasks": fitted.seen,
+        **({} if there is None else {"present": there.share}),
     }
-    columns |= {"overhead": fitted.overhead, "samples": drawn.samples, "tasks": fitted.seen}
-    if there is not None:
-        columns["present"] = there.share
-    rows = [
-        {"device": number, "client": for_csv(client)} | {key: _cell(of[number]) for key, of in columns.items()}
-        for number, client in enumerate(log.clients)
-    ]
-    _write_rows(out / CLIENTS, rows)
-    spans = zip(log.rounds.number.tolist(), *(of.tolist() for of in prediction[:3]), strict=True)
-    told = [
-        {"round": number, "held_out": int(held), "measured": _cell(measured), "predicted": _cell(predicted)}
-        for number, held, measured, predicted in spans
-    ]
-    _write_rows(out / ROUNDS, told)
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with writing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-
-
-def _cell(value: Any) -> Any:
-    if value is None or value != value:
-        return ""
-    return f"{value:.9g}" if isinstance(value, float) else value
+    rounds = {
+        "round": log.rounds.number,
+        "held_out": prediction.held_out.astype(int),
+        "measured": prediction.measured,
+        "predicted": prediction.predicted,
+    }
+    for file, columns in ((CLIENTS, clients), (ROUNDS, rounds)):
+        with writing(out / file) as beside:
+            pd.DataFrame(columns).to_csv(beside, index=False, float_format="%.9g", lineterminator="\n")
 
 
 def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict[str, Any]:
-    """The scenario, said briefly."""
+    """The tables of the scenario."""
     links, least, most = drawn.fitted.world.links, int(drawn.samples.min()), int(drawn.samples.max())
     by_client = isinstance(drawn.said["speed"], list)
     population: dict[str, Any] = {
@@ -211,10 +202,6 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 def _text(name: str, value: float) -> str:
     """A quantity with its unit."""
     return f"{value / _UNITS[name].size:.6g} {_UNITS[name].name}"
-
-
-def _listed(name: str, values: Floats) -> list[str]:
-    return [_text(name, value) for value in values.tolist()]
 
 
 def _distribution(name: str, values: Floats) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
     from fedsim.learning import Learner
     from fedsim.running.assembly import Run
-    from fedsim.scenario import Scenario
+    from fedsim.sections import Sections
 
 Fingerprints = dict[str, str]
 """Section of the scenario -> what tells its files' content from any other, usually a sha256."""
@@ -77,7 +77,7 @@ def _add(digest: "hashlib._Hash", *arrays: NDArray[Any] | None) -> None:
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _traces(scenario: "Scenario") -> Fingerprints:
+def _traces(scenario: "Sections") -> Fingerprints:
     """Of the files that the world is described by; they have just been read."""
     root = scenario.data.own_folder()
     sections = {"population": scenario.population, "network": scenario.network}

@@ -1,4 +1,4 @@
-"""What papers say beside what a study measured, and a verdict on each claim. A file of published figures::
+"""Published figures of papers beside those of a study, and a verdict on each claim. A file of published figures::
 
 about = "..."                                    # what a reader has to know
 judged = { size = "full" }                       # tolerances hold there alone; everywhere if it is not said
@@ -25,13 +25,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedsim.compare.lines import Line, short_key
-from fedsim.compare.paired import mean_of, paired_difference
+from fedsim.compare.paired import Estimate, mean_of, paired_difference
 from fedsim.compare.readings import Reading
-from fedsim.compare.table import Beside, Cell, Column, Estimate, Table, estimate
+from fedsim.compare.table import Beside, Cell, Column, Table
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
+from fedsim.language.wording import explain
 from fedsim.records.reading import RunFolder
-from fedsim.scenario import explain
 from fedsim.tables import read_toml
 
 CLAIMS = "Claims"  # the title of the table of them
@@ -52,7 +52,7 @@ class Row(Spec):
         name: for the table's figures and claims.
         variant: of the study; by default that of this name.
         at: its place in the grid, besides the table's.
-        title: by default the variant's.
+        title: for people, by default the variant's.
     """
 
     name: str
@@ -62,13 +62,8 @@ class Row(Spec):
 
     @property
     def where(self) -> dict[str, Any]:
-        """What says which line of the study it is."""
+        """The values by which its line of the study is found."""
         return {"variant": self.variant or self.name, **self.at}
-
-
-def _named(row: Any) -> Any:
-    """A name stands for a row of this name."""
-    return {"name": row} if isinstance(row, str) else row
 
 
 class Claims(Spec):
@@ -78,7 +73,7 @@ class Claims(Spec):
         says: the sentence, with ``{above}`` and ``{below}`` for the rows' titles.
         pairs: names of two rows each, A and B.
         measure: by default the table's first.
-        by: A is more than B by at least so much.
+        by: the least difference.
     """
 
     says: str
@@ -93,7 +88,9 @@ class Figures(Spec):
     title: str
     at: dict[str, Any] = Field(default={})
     measures: list[str] = Field(min_length=1)
-    rows: list[Annotated[Row, BeforeValidator(_named)]] = Field(min_length=1)
+    rows: list[Annotated[Row, BeforeValidator(lambda row: {"name": row} if isinstance(row, str) else row)]] = Field(
+        min_length=1
+    )
     published: dict[str, Any] = Field(default={})
     tolerance: dict[str, float] = Field(default={})
     claims: list[Claims] = Field(default=[])
@@ -120,7 +117,7 @@ class Figures(Spec):
         return any(str(value) in published for value in self.at[key]) or not any(row.name in published for row in self.rows)
 
     def figure(self, row: str, name: str) -> float | None:
-        """What was published."""
+        """The published figure of a row; None where there is none."""
         said = self.published.get(row)
         if isinstance(said, Mapping):
             said = said.get(name)
@@ -147,25 +144,34 @@ class Published(Spec):
         except ValidationError as error:
             raise ScenarioError(f"the published figures: {explain(error, tables, 'all')}") from None
 
+    @classmethod
+    def read(cls, path: str | Path) -> "Published":
+        """Read a file of published figures.
+
+        Raises:
+            ScenarioError: it cannot be read, or holds an unknown key, name or value.
+        """
+        return cls(**read_toml(path, "published figures"))
+
+    @property
+    def apart(self) -> list[Figures]:
+        """All tables, one for each of the values that ``at`` lists."""
+        return [one for several in self.tables for one in several.apart()]
+
     @model_validator(mode="after")
-    def _names_what_there_is(self) -> "Published":
+    def _refuse_unknown_names(self) -> "Published":
         for several in self.tables:
             for key in [key for key, values in several.at.items() if isinstance(values, list)][:1]:
                 if several._is_by(key, several.published):
                     _refuse_unknown(several, f"value of {key!r}", several.published, [*map(str, several.at[key])])
-        for table in (one for several in self.tables for one in several.apart()):
+        for table in self.apart:
             rows = [row.name for row in table.rows]
             if len(set(rows)) < len(rows):
                 raise ValueError(f"table {table.title!r} has two rows of one name; give one of them a 'name' and a 'variant'")
-            _refuse_unknown(
-                table, "measure", [*table.measures, *(claim.measure for claim in table.claims if claim.measure)], self.measures
-            )
-            said = [
-                *table.published,
-                *table.tolerance,
-                *(name for claim in table.claims for pair in claim.pairs for name in pair),
-            ]
-            _refuse_unknown(table, "row", said, rows)
+            claimed = [claim.measure for claim in table.claims if claim.measure]
+            _refuse_unknown(table, "measure", [*table.measures, *claimed], self.measures)
+            paired = [name for claim in table.claims for pair in claim.pairs for name in pair]
+            _refuse_unknown(table, "row", [*table.published, *table.tolerance, *paired], rows)
             for figures in table.published.values():
                 _refuse_unknown(table, "measure", figures if isinstance(figures, Mapping) else (), table.measures)
         return self
@@ -179,30 +185,17 @@ def _refuse_unknown(table: Figures, what: str, names: Any, allowed: Any) -> None
             )
 
 
-def read_published(path: str | Path) -> Published:
-    """Read a file of published figures.
-
-    Raises:
-        ScenarioError: it cannot be read, or says what it may not.
-    """
-    return Published(**read_toml(path, "published figures"))
-
-
 def beside_published(lines: Sequence[Line], published: Published) -> list[Table]:
-    """The tables of a paper with what a study measured, those alone that are of its size; then all claims.
+    """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
 
     A table has the seeds with which all of its rows were run.
-
-    Args:
-        lines: the study's variants.
-        published: the paper's figures.
 
     Raises:
         ScenarioError: a table's row is none of the study's.
         RunFolderError: a run is damaged, or does not have a figure.
     """
     tables, claims = [], []
-    for table in (one for several in published.tables for one in several.apart()):
+    for table in published.apart:
         if any(_is_at(line, table.at) for line in lines):
             measured = _Measured(table, published, lines)
             tables.append(measured.table())
@@ -227,29 +220,27 @@ def as_printed(tables: Sequence[Table]) -> list[Table]:
 def _printed(table: Table) -> Table:
     if table.title == CLAIMS:
         return table
-    names, titles, *figures = (column.cells for column in table.columns)
-    rows, measures = (tuple(dict.fromkeys(map(str, cells))) for cells in (names, titles))
-    place = {(str(name), str(title)): at for at, (name, title) in enumerate(zip(names, titles, strict=True))}
-    said, ours, _, tolerances, within = figures
+    long = list(zip(*(column.cells for column in table.columns), strict=True))
+    rows, measures = ([*dict.fromkeys(str(row[place]) for row in long)] for place in (0, 1))
+    tolerance: dict[Any, Any] = {row[:2]: row[5] for row in long}
 
-    def cell(row: str, title: str) -> Cell:
-        at = place[row, title]
-        verdict, known = within[at], ours[at]
-        if not isinstance(known, Estimate):
-            return None
-        return Beside(known, said[at], None if verdict is None else verdict == "yes")  # type: ignore[arg-type]
+    def usual(measure: str) -> Any:
+        own = [found for row in rows if (found := tolerance[row, measure]) is not None]
+        return max(own, key=own.count, default=None)
 
-    def usual(title: str) -> Cell:
-        found = [own for row in rows if (own := tolerances[place[row, title]]) is not None]
-        return max(found, key=found.count, default=None)
+    def name(row: str) -> str:
+        others = {tolerance[row, measure] for measure in measures} - {None, *map(usual, measures)}
+        return row + "".join(f" (+-{other:g})" for other in sorted(others))
 
-    def own(row: str) -> str:
-        others = {tolerances[place[row, title]] for title in measures} - {None, *map(usual, measures)}
-        return row + "".join(f" (+-{other:g})" for other in sorted(map(float, others)))  # type: ignore[arg-type]
-
-    heads = [title if usual(title) is None else f"{title} (+-{usual(title):g})" for title in measures]
-    columns = [Column(head, tuple(cell(row, title) for row in rows)) for head, title in zip(heads, measures, strict=True)]
-    return Table((Column("row", tuple(map(own, rows))), *columns), table.notes, table.title)
+    cells: dict[Any, Cell] = dict.fromkeys(tolerance)
+    for row, measure, said, ours, _, _, within in long:
+        if isinstance(ours, Estimate):
+            cells[row, measure] = Beside(ours, said, None if within is None else within == "yes")
+    columns = [Column("row", tuple(map(name, rows)))]
+    for measure in measures:
+        head = measure if usual(measure) is None else f"{measure} (+-{usual(measure):g})"
+        columns.append(Column(head, tuple(cells[row, measure] for row in rows)))
+    return Table(tuple(columns), table.notes, table.title)
 
 
 def _is_at(line: Line, where: Mapping[str, Any]) -> bool:
@@ -308,7 +299,7 @@ class _Measured:
         return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
 
     def table(self) -> Table:
-        """Published, measured, how far apart, and whether that is within the tolerance."""
+        """Published and measured figures, their difference, and whether that is within the tolerance."""
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows = [self._row(row, name) for row in self._table.rows for name in self._table.measures] if self._seeds else []
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
@@ -330,7 +321,7 @@ class _Measured:
         if not all(map(math.isfinite, values)):
             return (*names, None, None, None, None)
         ours = mean_of(values)
-        start = (*names, estimate(ours))
+        start = (*names, ours)
         if said is None:
             return (*start, None, None, None)
         apart, tolerance = ours.mean - said, self._table.tolerance.get(row.name, one.tolerance)
@@ -339,7 +330,7 @@ class _Measured:
         return (*start, apart, tolerance, "yes" if abs(apart) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
-        """Each claim: out of which table, what it says, the difference, its interval and the verdict."""
+        """The rows of claims: table, sentence, difference, interval and verdict."""
         rows: list[tuple[Cell, ...]] = []
         for claim in self._table.claims if self._seeds else ():
             values = self.values(claim.measure or self._table.measures[0])

@@ -16,18 +16,12 @@ _FILE = "pyproject.toml"
 
 @dataclass(frozen=True)
 class App:
-    """A Flower app.
-
-    Attributes:
-        folder: where it is.
-        server, client: where its halves are, ``module:attribute``.
-        config: its run configuration, with what the scenario says otherwise.
-    """
+    """A Flower app."""
 
     folder: Path
-    server: str
+    server: str  # ``module:attribute``
     client: str
-    config: dict[str, Value]
+    config: dict[str, Value]  # its run configuration, with the changes of the scenario
 
     def load(self, half: str) -> Any:
         """Import the ServerApp or the ClientApp (``half``: ``server`` or ``client``); its folder is on ``sys.path``.
@@ -53,11 +47,7 @@ class App:
 
 
 def read_app(place: str, run_config: Mapping[str, Any]) -> App:
-    """What the files of an app say.
-
-    Args:
-        place: its folder, with a ``pyproject.toml`` in it.
-        run_config: what is to differ from ``[tool.flwr.app.config]``, by the dotted names that ``flwr run`` takes.
+    """The app in the folder ``place``; ``run_config`` changes its ``[tool.flwr.app.config]``, as ``flwr run`` does.
 
     Raises:
         ScenarioError: there is no such app, or it knows no such key.
@@ -72,10 +62,9 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
         ) from None
     except ValueError as error:
         raise ScenarioError(f"strategy.app: {str(folder / _FILE)!r} is not valid TOML: {error}") from None
-    said = written
     for key in ("tool", "flwr", "app"):
-        said = said.get(key, {}) if isinstance(said, dict) else {}
-    components = said.get("components", {})
+        written = written.get(key, {}) if isinstance(written, dict) else {}
+    components = written.get("components", {})
     for name in ("serverapp", "clientapp"):
         if not (isinstance(components.get(name), str) and ":" in components[name]):
             raise ScenarioError(
@@ -84,17 +73,14 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
         module = components[name].partition(":")[0].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
             raise ScenarioError(f"strategy.app: {name} is {components[name]!r}, but there is no file {module}.py in {place!r}")
-    return App(folder, components["serverapp"], components["clientapp"], _config(_flat(said.get("config", {})), run_config))
-
-
-def _config(config: dict[str, Value], run_config: Mapping[str, Any]) -> dict[str, Value]:
-    for key, value in _flat(run_config).items():
+    config, changes = _flat(written.get("config", {})), _flat(run_config)
+    for key, value in changes.items():
         if key not in config:
             known = f"{', '.join(config) or 'none'}{nearest(key, config)}"
             raise ScenarioError(f"strategy.run_config has the key {key!r}, which the app lacks; it has {known}")
         if not isinstance(value, Value):
             raise ScenarioError(f"strategy.run_config.{key} is {shown(value)}; allowed are numbers, texts, true and false")
-    return config | _flat(run_config)
+    return App(folder, components["serverapp"], components["clientapp"], config | changes)
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:

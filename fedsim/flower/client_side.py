@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -14,8 +15,8 @@ from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App
 from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, copied
-from fedsim.flower.replaced import frozen, note_reply, noted_reply, replace_all
-from fedsim.flower.timing import Counts
+from fedsim.flower.params import Counts
+from fedsim.flower.replaced import here, replace_all, where
 from fedsim.flower.turns import carried_out, place_in
 
 _EXAMPLES = ("num-examples", "num_examples")
@@ -23,49 +24,28 @@ _EXAMPLES = ("num-examples", "num_examples")
 
 @dataclass(frozen=True)
 class Job:
-    """What a device is to do with a message.
-
-    Attributes:
-        app: whose ClientApp.
-        run: which run of it this process is in; another one begins with fresh modules.
-        device: its number.
-        node_config: what it is told of itself.
-        message: what it has received.
-        state: what it remembers.
-        seeds: of the global generators, to load the ClientApp with (one a run) and for this message.
-        counts: what is to be counted, if anything.
-        raises: whether an exception of the ClientApp ends the run, or is answered as Flower does.
-        patience_s: real seconds that it may take.
-    """
+    """A message to be answered by the ClientApp of a device."""
 
     app: App
-    run: str
+    run: str  # another run begins with fresh modules
     device: int
     node_config: dict[str, Any]
     message: Message
-    state: RecordDict
-    seeds: tuple[int, int]
+    state: RecordDict  # what the device remembers
+    seeds: tuple[int, int]  # of the global generators: to load the ClientApp (one a run), and for this message
     counts: Counts | None
-    raises: bool
-    patience_s: float
+    raises: bool  # an exception of the ClientApp ends the run; or else it is answered as Flower does
+    patience_s: float  # (s of real time)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
-
-    Attributes:
-        reply: the answer.
-        bytes: of the answer.
-        state: what the device now remembers.
-        examples: how many examples it says that it has worked on; None where it does not say.
-        counted: what was counted; None if nothing was to be.
-    """
+    """The reply, and what is known of the work."""
 
     reply: Message
-    bytes: int
+    bytes: int  # of the reply
     state: RecordDict
-    examples: float | None
+    examples: float | None  # that the reply tells of
     counted: float | None
 
 
@@ -73,7 +53,7 @@ _loaded: dict[str, Half] = {}  # of this process, by the run; one at a time
 
 
 def carry_out(job: Job) -> Outcome:
-    """Let the ClientApp do a job.
+    """Have the ClientApp answer.
 
     Raises:
         SimulationError: it cannot be loaded, raises, answers with something else than a message, or never ends.
@@ -93,17 +73,17 @@ def _work(job: Job, half: Half, called: str) -> Outcome:
     context = Context(*ids, dict(job.node_config), copied(job.state), dict(job.app.config))
     with ExitStack() as around:
         around.enter_context(half.in_use(job.seeds[1]))
-        around.enter_context(frozen(message.metadata.created_at))
+        around.enter_context(where(now_s=message.metadata.created_at, reply=None))
         counted = _counter(job, around)
-        note_reply(None)
         try:
             reply = app(message, context)
         except Exception as error:
             if job.raises:
                 place = place_in(error, job.app.folder)
                 raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
-            reply = _error_reply(message, error)
-    own = noted_reply()
+            reason = f"{type(error)}:<'{error}'>"  # as Flower answers
+            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+        own = here.reply
     if not isinstance(reply, Message):
         place = _place_of(app, message)
         raise SimulationError(f"{called} answered with {shown(reply)}, a {type(reply).__name__}; allowed is a Message{place}")
@@ -115,7 +95,7 @@ def _work(job: Job, half: Half, called: str) -> Outcome:
 
 
 def _counter(job: Job, around: ExitStack) -> Callable[[], float | None]:
-    """Count until ``around`` is left; what is returned tells the count afterwards too."""
+    """Count until ``around`` is left; returns a function that tells the count."""
     if job.counts is None:
         return lambda: None
     if job.counts == "flops":
@@ -139,17 +119,8 @@ def _counter(job: Job, around: ExitStack) -> Callable[[], float | None]:
     return lambda: float(given[0])
 
 
-def _error_reply(message: Message, error: Exception) -> Message:
-    """What Flower answers when a ClientApp has raised."""
-    from flwr.app import Error
-    from flwr.common.constant import ErrorCode
-
-    reason = f"{type(error)}:<'{error}'>"
-    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
-
-
 def _place_of(app: Any, message: Message) -> str:
-    """Which function of the ClientApp deals with such messages."""
+    """Where the ClientApp's function for such messages is."""
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
     while hasattr(function, "__wrapped__"):
@@ -164,7 +135,7 @@ def _examples(reply: Message) -> float | None:
 
 
 def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message says of itself, before the app's run configuration."""
+    """The configs of a message, before the app's run configuration."""
     told = {key: value for record in message.content.config_records.values() for key, value in record.items()}
     return {**told, **run_config, **told}
 

@@ -1,8 +1,4 @@
-"""One half of a Flower app, and what it has of its process while it computes.
-
-A process has one set of imported modules, one state of each global generator and one number of torch threads. While a half is
-in use, these are its own; afterwards they are what they were before.
-"""
+"""One half of a Flower app: while it is in use, the imported modules, global generators and torch threads are its own."""
 
 import logging
 import os
@@ -21,15 +17,7 @@ from fedsim.flower.turns import is_within
 
 
 class Half:
-    """The ServerApp or the ClientApp of an app.
-
-    Args:
-        app: whose.
-        name: ``server`` or ``client``.
-        seed: of the global generators, as it is loaded and, unless it is given others, afterwards.
-
-    Attributes:
-        loaded: the ServerApp or the ClientApp.
+    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``.
 
     Raises:
         SimulationError: it cannot be loaded.
@@ -46,10 +34,9 @@ class Half:
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Within it the process's modules, generators and threads are this half's.
+        """Within it modules, generators and threads are this half's.
 
-        Args:
-            seed: of the generators for this once; None: they go on from where they were when it was in use without one.
+        Without a ``seed`` for this once, generators continue from their last use without one.
         """
         outside, threads, log = _generators(), torch.get_num_threads(), logging.getLogger("flwr")
         place, level = str(self._folder), log.level

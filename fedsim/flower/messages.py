@@ -1,7 +1,6 @@
 """Flower's messages as they are sent: how many bytes they have, and copies that share what cannot change."""
 
 import json
-from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
@@ -46,10 +45,7 @@ def as_sent(message: Message) -> Message:
 
 
 def bytes_of(message: Message, of_content: int | None = None) -> int:
-    """The bytes of a message as Flower sends it: every different object in it once, each with its head.
-
-    ``of_content`` are those of its content, if they are known (``bytes_of_content``).
-    """
+    """The bytes of a message as Flower sends it, every different object once with its head; ``of_content`` if known."""
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
@@ -60,7 +56,7 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
 
 
 def bytes_of_content(content: RecordDict) -> int:
-    """The same of a content. What has bytes of its own is compared, but neither hashed nor copied."""
+    """The bytes of a content; arrays are compared, but neither hashed nor copied."""
     different = _Different()
     records = {name: _key_of(record, different) for name, record in content.items()}
     names = len(json.dumps(dict.fromkeys(content, _ID)).encode())
@@ -68,7 +64,7 @@ def bytes_of_content(content: RecordDict) -> int:
 
 
 def _key_of(record: Any, different: "_Different") -> Any:
-    """What tells a record from others; its bytes are counted when it is new."""
+    """A key that equal records share; the bytes are counted when it is new."""
     if not isinstance(record, ArrayRecord):
         written = record.deflate()
         return different.note(written, len(written))
@@ -85,13 +81,11 @@ def _key_of(record: Any, different: "_Different") -> Any:
     return different.note(("ArrayRecord", *arrays.items()), size)
 
 
-def _chunks(data: bytes) -> Iterator[bytes | memoryview]:
+def _chunks(data: bytes) -> list[bytes | memoryview]:
     if len(data) <= CHUNK:
-        yield from [data] if data else []
-        return
+        return [data] if data else []
     view = memoryview(data)
-    for start in range(0, len(data), CHUNK):
-        yield view[start : start + CHUNK]
+    return [view[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
 
 
 class _Different:
@@ -110,7 +104,7 @@ class _Different:
         return self._known[key]
 
     def data(self, chunk: bytes | memoryview) -> int:
-        """The same of a piece of an array's bytes. Only pieces that are alike at their end are compared."""
+        """The same of a piece of an array; only pieces with the same end are compared."""
         alike = self._data.setdefault((len(chunk), bytes(chunk[-64:])), [])
         for number, known in alike:
             if known is chunk or np.array_equal(np.frombuffer(known, np.uint8), np.frombuffer(chunk, np.uint8)):

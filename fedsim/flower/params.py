@@ -1,20 +1,180 @@
-"""What a scenario says of a Flower app."""
+"""Keys of a scenario with a Flower app, and how long a device computes for a message of one."""
 
 import os
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.flower.app import Value, read_app
-from fedsim.flower.timing import SamplesTime, TimeSpec
 from fedsim.language.imports import refuse_code
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
-from fedsim.language.units import PositiveSeconds
+from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.strategies.base import StrategyParams
 from fedsim.world.population import PopulationSpec
+from fedsim.world.task import Work
 
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")  # the last word of a dotted key
+_FORWARD_SHARE = 1 / 3  # of a training step: forward, and backward at twice that
+_EPOCHS = ("local-epochs", "local_epochs", "epochs")  # the last word of a dotted key
+_FAR = 1.5  # a factor between the samples that count and those that a model was given
+
+Counts = Literal["flops", "samples"]
+"""Counted while a ClientApp works: torch's operations, or the samples that its model is given."""
+
+
+class _Time(Spec):
+    """A way to tell the time."""
+
+    counts: ClassVar[Counts | None] = None
+
+    def check(self, population: PopulationSpec) -> None:
+        """Refuse devices whose speed is not told in what counts.
+
+        Raises:
+            ScenarioError: names the key.
+        """
+
+    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+        """The work of a device for a message of a kind; None for nothing. ``flops`` are those of an example, if counted."""
+        raise NotImplementedError
+
+
+class SamplesTime(_Time):
+    """As long as training takes on the examples that the reply tells of (``num-examples``), by the device's speed.
+
+    A message that is no training takes a third of that an example, as a forward pass does.
+
+    Attributes:
+        passes: over those examples; None: what the message or the app's run configuration calls ``local-epochs``, else 1.
+    """
+
+    kind: Literal["samples"] = "samples"
+    passes: float | None = Field(default=None, ge=0.0, le=1e6)
+    counts: ClassVar[Counts | None] = "samples"
+
+    def check(self, population: PopulationSpec) -> None:
+        """See ``_Time``."""
+        if population.device is not None:
+            raise ScenarioError(
+                "strategy.time is 'samples', but the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
+            )
+
+    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+        """See ``_Time``."""
+        factor = self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
+        return Work(samples=examples * factor, what=kind) if examples * factor else None
+
+    def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
+        """How often training passes over the examples, and what says so."""
+        if self.passes is not None:
+            return self.passes, "strategy.time.passes"
+        for name in _EPOCHS:
+            for key, value in config.items():
+                if key.rpartition(".")[2] == name and isinstance(value, int | float) and not isinstance(value, bool):
+                    return float(value), key
+        return 1.0, "no key local-epochs"
+
+
+class SamplesTaken:
+    """The work that devices were taken to do where time goes by samples, and whether that can be true."""
+
+    def __init__(self, time: SamplesTime) -> None:
+        self._time = time
+        self._ranges: dict[str, tuple[float, float, str]] = {}
+        self._warnings: dict[str, str] = {}
+
+    def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
+        """Note a reply to a message of a kind, with the config of message and run.
+
+        ``examples`` are those that the reply tells of. The ClientApp's model was ``given`` so many samples: None if not
+        counted, 0 where torch was not used.
+        """
+        if examples is None:
+            message = f"replies to {kind!r} messages give no num-examples: such a message takes a device no time"
+            self._warnings.setdefault(kind, f"{message}, or that of population.samples; strategy.time can state another")
+            return
+        trains = kind.partition(".")[0] == "train"
+        passes, source = self._time.passes_over(config) if trains else (1.0, "")
+        least, most, _ = self._ranges.get(kind, (examples, examples, ""))
+        factor = f" x {passes:g} ({source})" if trains else " / 3 (no training)"
+        self._ranges[kind] = min(least, examples), max(most, examples), factor
+        taken = examples * passes
+        if given and not taken / _FAR <= given <= taken * _FAR:
+            far = f"{given / max(taken, 1):.3g} times too short" if given > taken else f"{taken / given:.3g} times too long"
+            message = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
+            hint = f"; strategy.time.passes = {given / examples:g} would fit" if trains and examples else ""
+            self._warnings.setdefault(kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}")
+
+    def facts(self) -> dict[str, list[str]]:
+        """By kind of message: the time that was taken (``notes``), and where it is doubtful (``warnings``)."""
+        notes = []
+        for kind, (least, most, factor) in self._ranges.items():
+            between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            notes.append(f"time by samples: a {kind!r} message took num-examples ({between}){factor}")
+        return {"notes": notes, "warnings": list(self._warnings.values())}
+
+
+class FlopsTime(_Time):
+    """As long as torch's operations take at the device's FLOP/s: counted in the first message of a kind, then by examples."""
+
+    kind: Literal["flops"] = "flops"
+    counts: ClassVar[Counts | None] = "flops"
+
+    def check(self, population: PopulationSpec) -> None:
+        """See ``_Time``."""
+        if population.device is None and population.reference_flops is None:
+            raise ScenarioError(
+                "strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; give population.device, "
+                "or population.speed with population.reference_flops"
+            )
+
+    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+        """See ``_Time``."""
+        return Work(flops=flops * max(examples, 1.0), what=kind) if flops else None
+
+
+class Cost(Spec):
+    """What a message costs: what is said of it adds up."""
+
+    samples: float = Field(default=0.0, ge=0.0, le=1e15)
+    flops: float = Field(default=0.0, ge=0.0, le=1e30)
+    seconds: Seconds = 0.0
+
+
+class StatedTime(_Time):
+    """What the scenario says, whatever a device really does.
+
+    Attributes:
+        train, evaluate, query: the cost of messages of that category.
+    """
+
+    kind: Literal["stated"] = "stated"
+    train: Cost = Cost()
+    evaluate: Cost = Cost()
+    query: Cost = Cost()
+
+    def check(self, population: PopulationSpec) -> None:
+        """See ``_Time``."""
+        costs = {name: getattr(self, name) for name in ("train", "evaluate", "query")}
+        for name, cost in costs.items():
+            if cost.flops and population.device is None and population.reference_flops is None:
+                raise ScenarioError(f"strategy.time.{name}.flops needs population.device, or population.reference_flops")
+            if cost.samples and population.device is not None:
+                raise ScenarioError(f"strategy.time.{name}.samples needs population.speed; kinds of devices know FLOPs only")
+
+    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+        """See ``_Time``."""
+        category = kind.partition(".")[0]
+        cost = getattr(self, category if category in ("train", "evaluate") else "query")
+        work = Work(cost.samples, cost.flops, cost.seconds, kind)
+        return work if work.samples or work.flops or work.seconds else None
+
+
+TimeSpec = Annotated[SamplesTime | FlopsTime | StatedTime, Registry.of("time", SamplesTime, FlopsTime, StatedTime)]
 
 
 class FlowerParams(StrategyParams):
@@ -70,11 +230,11 @@ class FlowerParams(StrategyParams):
     def horizon(self, stop: StopSpec) -> StopSpec:
         """The app's own number of rounds; nothing where it names none, since it may end at any time."""
         config = read_app(self.app, self.run_config).config
-        keys = (key for key, value in config.items() if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0)
-        planned = config.get(next(keys, ""))
+        counts = [value for key, value in config.items() if key.rpartition(".")[2] in _ROUNDS and type(value) is int]
+        planned = next((count for count in counts if count > 0), None)
         if planned is None:
             return stop.model_copy(update={"rounds": None, "simulated_time": None})
-        return stop.model_copy(update={"rounds": min(int(planned), stop.rounds or int(planned))})
+        return stop.model_copy(update={"rounds": min(planned, stop.rounds or planned)})
 
     @property
     def notes(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which rounds an app's messages belong to, and what is known of each: its figures, its tasks, the model that it made.
+"""The rounds of an app's messages, with the figures and tasks of each.
 
 Messages of training make the rounds; of an app that has not trained yet, all messages do. Flower's own strategies number them:
 by ``group_id``, or by a config ``server-round``. Without a number a round begins whenever other arrays are sent than the last
@@ -18,26 +18,18 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 @dataclass(eq=False)
 class Round:
-    """What is known of a round.
+    """A round."""
 
-    Attributes:
-        number: from 0.
-        told: its number as the app has it.
-        counts: its tasks by how they ended, a device that went on with another message counted once.
-        used: tasks whose replies the ServerApp has got, and their examples.
-        weighted: sums of value x examples, and of examples, by the column.
-        own: what the ServerApp has measured itself.
-    """
-
-    number: int
-    told: int | None
+    number: int  # from 0
+    told: int | None  # its number as the app has it
+    # Tasks by how they ended; a device that went on with another message counts once.
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("selected", "valid", "slow", "disconnected"), 0))
-    used: list[tuple[int, float]] = field(default_factory=list)
-    weighted: dict[str, tuple[float, float]] = field(default_factory=dict)
-    own: dict[str, float] = field(default_factory=dict)
+    used: list[tuple[int, float]] = field(default_factory=list)  # tasks whose replies the ServerApp has, and their examples
+    weighted: dict[str, tuple[float, float]] = field(default_factory=dict)  # sums of value x examples, and of examples
+    own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
 
     def figures(self) -> dict[str, float | None]:
-        """Columns of the rounds' table: what the ServerApp has measured goes before what its clients have."""
+        """Columns of the rounds' table; measurements of the ServerApp go before those of its clients."""
         means = {column: total / weight for column, (total, weight) in self.weighted.items() if weight}
         return {**means, **self.own}
 
@@ -46,14 +38,9 @@ _COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys((
 
 
 class Rounds:
-    """The rounds of a run, one after another.
+    """The rounds of a run, one after another: ``names`` has the metric of each column; ``close`` takes a round that is over."""
 
-    Args:
-        names: the metric that is meant by each column.
-        close: told of a round that is over; returns whether the run goes on.
-    """
-
-    def __init__(self, names: dict[str, str], close: Callable[[Round], bool]) -> None:
+    def __init__(self, names: dict[str, str], close: Callable[[Round], None]) -> None:
         self._names, self._close = names, close
         self._open: Round | None = None
         self._count = 0
@@ -89,10 +76,11 @@ class Rounds:
         """Whether a message, or a reply, is one of those that rounds are made of."""
         return not self._trains or _trains(message)
 
-    def end(self) -> bool:
-        """The round that is open, if one is, is over; returns whether the run goes on."""
+    def end(self) -> None:
+        """The round that is open, if one is, is over."""
         over, self._open = self._open, None
-        return over is None or self._close(over)
+        if over is not None:
+            self._close(over)
 
     def count(self, one: Round, outcome: str, by: int = 1) -> None:
         """A task of a round has ended."""

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,9 @@ from fedsim.flower.app import App
 from fedsim.flower.client_side import Outcome, config_of
 from fedsim.flower.half import Half
 from fedsim.flower.messages import as_sent, bytes_of, bytes_of_content
-from fedsim.flower.params import FlowerParams
-from fedsim.flower.replaced import EPOCH_S, replace_all, server_side
+from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
+from fedsim.flower.replaced import EPOCH_S, replace_all, where
 from fedsim.flower.rounds import Round, Rounds
-from fedsim.flower.timing import SamplesTaken, SamplesTime
 from fedsim.flower.turns import Over, Turns, place_in
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
@@ -42,48 +41,24 @@ _UNAVAILABLE = {
 
 @dataclass(slots=True)
 class Sent:
-    """A message that the ServerApp has pushed.
+    """A message that the ServerApp has pushed, and what became of it."""
 
-    Attributes:
-        message: as it was then.
-        number: of the message.
-        device: whose it is.
-        bytes: of the message.
-        round: to which it belongs, if to any.
-        leads: whether it is one of those that the round is made of (``Rounds.leads``).
-        expires: when its time to live is over (s).
-        task: that carries it, as soon as there is one.
-        reply: the answer, as soon as there is one.
-        examples: that the answer is about.
-        taken: whether the ServerApp has got it.
-    """
-
-    message: Message
+    message: Message  # as it was then
     number: int
     device: int
     bytes: int
     round: Round | None
-    leads: bool
-    expires: float
+    leads: bool  # see ``Rounds.leads``
     task: int | None = None
     reply: Message | None = None
-    examples: float | None = None
-    taken: bool = False
+    examples: float | None = None  # that the reply tells of
+    taken: bool = False  # the ServerApp has the reply
 
 
-class Session:
-    """A ServerApp between the simulated devices. Its thread and the simulation take turns: what the thread calls needs no lock.
+class Session(Grid):  # type: ignore[misc]
+    """Flower's Grid, and the ServerApp that uses it. Its thread and the simulation take turns, so nothing needs a lock.
 
-    Args:
-        params: the strategy's.
-        server: its hands.
-        app: what runs.
-
-    Attributes:
-        folder: the app's.
-        model: the arrays that the ServerApp had last: it sent them, or its strategy gave them in the end.
-        nodes: each device's id in Flower.
-        run_id: the run's.
+    ``nodes`` are the devices' ids in Flower.
     """
 
     def __init__(self, params: FlowerParams, server: Server, app: App, nodes: list[int], run_id: int) -> None:
@@ -91,11 +66,13 @@ class Session:
         self._params, self._server, self._app = params, server, app
         self.folder = app.folder
         self.nodes, self.run_id = nodes, run_id
+        self._facts_of_run = Run.create_empty(run_id)
         self._device_of = {node: device for device, node in enumerate(nodes)}
         self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = Rounds(names, self._close_round)
-        self.model: ArrayRecord | None = None
+        self.note_figures = self.rounds.note_figures
+        self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
         self._algorithm: str | None = None
         self._sent: dict[str, Sent] = {}
@@ -125,11 +102,18 @@ class Session:
         """
         while not self.turns.over and self._is_due():
             await self.turns.give()
-        if self.turns.over:
-            self._end()
+        if not self.turns.over:
+            return
+        error = self.turns.error
+        if isinstance(error, SimulationError):
+            raise error
+        if error is not None:
+            place = place_in(error, self.folder)
+            raise SimulationError(f"the ServerApp raised {type(error).__name__}: {error}{place}") from error
+        self._server.stop("the ServerApp has ended")
 
-    def call(self) -> None:
-        """It is the ServerApp's turn if it waits for nothing more: when all messages of this instant are there."""
+    def _call(self) -> None:
+        """Ask for the ServerApp's turn, once all messages of this instant are there, if it waits for nothing more."""
         if not self.turns.over and self._is_due():
             self._server.timer("turn", self._server.now)
 
@@ -163,35 +147,24 @@ class Session:
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(self._half.in_use())
-            stack.enter_context(server_side(self))
+        with self._half.in_use(), where(side=self):
             TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self.run_id, SUPERLINK_NODE_ID
             yield
 
     def _run(self) -> None:
         """The ServerApp's thread."""
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
-        self._half.loaded(grid=SimulatedGrid(self), context=context)
+        self._half.loaded(grid=self, context=context)
         self.rounds.end()
 
-    def _end(self) -> None:
-        error = self.turns.error
-        if isinstance(error, SimulationError):
-            raise error
-        if error is not None:
-            place = place_in(error, self._app.folder)
-            raise SimulationError(f"the ServerApp raised {type(error).__name__}: {error}{place}") from error
-        self._server.stop("the ServerApp has ended")
-
-    # What the thread is told, and tells (``replaced.ServerSide``).
+    # As ``replaced.ServerSide``.
 
     def clock(self) -> float:
         """The simulated time (s)."""
         return self._server.now
 
     def sleep(self, seconds: float) -> None:
-        """Let so much simulated time pass."""
+        """Let simulated time pass."""
         if seconds > 0:
             self._wait(self._server.now + seconds)
 
@@ -199,36 +172,44 @@ class Session:
         """An ArrayRecord that the server now has."""
         self.model = record
 
-    def note_figures(self, number: int, figures: dict[str, Any]) -> None:
-        """What the server has measured itself in a round (from 1)."""
-        self.rounds.note_figures(number, figures)
-
     def note_algorithm(self, strategy: Any) -> None:
         """The app's own strategy."""
         self._algorithm = type(strategy).__name__
 
     def facts(self) -> dict[str, Any]:
         """Entries for the summary."""
-        notes, warnings = ([], []) if self._taken is None else ([*self._taken.notes], self._taken.warnings)
-        facts = {"algorithm": self._algorithm, "notes": notes, "warnings": warnings}
+        facts = {"algorithm": self._algorithm} | ({} if self._taken is None else self._taken.facts())
         return {name: value for name, value in facts.items() if value}
 
-    def _close_round(self, one: Round) -> bool:
+    def _close_round(self, one: Round) -> None:
         if one.used:
             tasks, weights = zip(*one.used, strict=True)
             self._server.emit("aggregate", round=one.number, tasks=list(tasks), weights=list(weights))
         if not self._server.note_round(one.number, one.figures(), **one.counts):
             raise Over
-        return True
 
-    # Messages.
+    # As ``Grid``.
 
-    def reachable(self) -> list[int]:
+    def set_run(self, run: Run) -> None:
+        """There is one run, which is set."""
+
+    @property
+    def run(self) -> Run:
+        """Facts of the run."""
+        return self._facts_of_run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message; new apps call ``Message`` itself."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
         """The nodes that can be reached now."""
         return [self.nodes[device] for device in self._server.reachable()]
 
-    def push(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; their ids."""
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages; returns their ids at once."""
         self._check_thread()
         sizes: dict[int, int] = {}  # of contents that several messages share; what a generator yields may change on the way
         return [self._push(message, sizes if isinstance(messages, list) else {}) for message in messages]
@@ -251,8 +232,8 @@ class Session:
         if (content := id(message.content)) not in sizes:
             sizes[content] = bytes_of_content(copy.content)
         size = bytes_of(copy, sizes[content])
-        sent = self._sent[name] = Sent(copy, number, device, size, one, leads, self._server.now + metadata.ttl)
-        self._server.timer(f"expire {number}", sent.expires)
+        sent = self._sent[name] = Sent(copy, number, device, size, one, leads)
+        self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
         self._queues.setdefault(device, deque()).append(sent)
         self._idle, self._open = 0, self._open + 1
         if not self._server.idle(device):
@@ -289,10 +270,10 @@ class Session:
         """A device that is not there, or not any more, is given some time."""
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
-    def pull(self, names: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that are there, of those that were not pulled before, in the order in which the messages were pushed."""
         self._check_thread()
-        wanted = sorted({name for name in names if name in self._sent}, key=lambda name: int(name.rpartition("-")[2]))
+        wanted = sorted({name for name in message_ids if name in self._sent}, key=lambda name: int(name.rpartition("-")[2]))
         replies = self._take(wanted)
         if not replies:
             if self._asked_at == self._server.now:
@@ -313,9 +294,9 @@ class Session:
                     self.rounds.note_reply(sent.task, sent.reply, sent.examples)
         return replies
 
-    def send_and_receive(self, messages: Iterable[Message], timeout: float | None) -> list[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages, and wait until all are answered, or so long (s)."""
-        names = self.push(messages)
+        names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
         if missing and (timeout is None or timeout > 0):
             self._wait(None if timeout is None else self._server.now + timeout, missing)
@@ -339,7 +320,7 @@ class Session:
         metadata.__dict__ |= {"_reply_to_message_id": asked.message_id, "_created_at": EPOCH_S + self._server.now}
         self._answer(sent, make_message(metadata=metadata, error=Error(code=code, reason=_UNAVAILABLE[code])))
 
-    # What the simulation tells. What was asked in the handler before has begun.
+    # Messages from the simulation: what was asked in the handler before has begun.
 
     def _settle(self) -> None:
         while self._continued:
@@ -363,6 +344,7 @@ class Session:
         elif sent.reply is None:
             self._doubt(sent)
         self._serve(end.device)
+        self._call()
 
     def on_return(self, device: int) -> None:
         """A device that was waited for can be reached."""
@@ -370,19 +352,22 @@ class Session:
         self._awaited.discard(device)
         self._serve(device)
 
-    def on_timer(self, name: str) -> None:
-        """Somebody's patience, or a message's time to live, is over; or the ServerApp has slept enough."""
+    async def on_timer(self, name: str) -> None:
+        """A patience, a message's time to live, or the ServerApp's sleep is over, or its turn has come."""
+        if name == "turn":
+            await self.go_on()
+            return
         self._settle()
         what, _, number = name.partition(" ")
-        if what == "app":
-            return
-        sent = self._sent[f"message-{number}"]
         if what == "expire":
-            self._answer_for(sent, ErrorCode.MESSAGE_UNAVAILABLE)
-        elif sent.task is None and sent.device in self._busy:  # it is there, but has others to answer first
-            self._doubt(sent)
-        elif sent.task not in self._by_task:
-            self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
+            self._answer_for(self._sent[f"message-{number}"], ErrorCode.MESSAGE_UNAVAILABLE)
+        elif what == "gone":
+            sent = self._sent[f"message-{number}"]
+            if sent.task is None and sent.device in self._busy:  # it is there, but has others to answer first
+                self._doubt(sent)
+            elif sent.task not in self._by_task:
+                self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
+        self._call()
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The model's arrays by their names, those that are numpy's."""
@@ -390,41 +375,3 @@ class Session:
             return {}
         arrays = {name: array.numpy() for name, array in self.model.items() if array.stype == "numpy.ndarray"}
         return {name: np.ascontiguousarray(values) for name, values in arrays.items() if values.dtype.kind in "fiub"}
-
-
-class SimulatedGrid(Grid):  # type: ignore[misc]
-    """Flower's Grid, in simulated time."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._run = Run.create_empty(session.run_id)
-
-    def set_run(self, run: Run) -> None:
-        """There is one run, which is set."""
-
-    @property
-    def run(self) -> Run:
-        """Facts of the run."""
-        return self._run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message; new apps call ``Message`` itself."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The nodes that can be reached now."""
-        return self._session.reachable()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; returns their ids at once."""
-        return self._session.push(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are there by now."""
-        return self._session.pull(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages, and wait for their replies, ``timeout`` (s) at most."""
-        return self._session.send_and_receive(messages, timeout)

@@ -27,7 +27,7 @@ _runs = itertools.count()
 
 
 class FlowerClient(Client[FlowerParams]):
-    """Carries out what the ClientApp does; it alone knows what devices remember."""
+    """Has the ClientApp work; it alone knows what devices remember."""
 
     def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -73,7 +73,7 @@ class FlowerClient(Client[FlowerParams]):
         return [] if work is None else [work]
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """What the ClientApp has answered."""
+        """The ClientApp's reply."""
         return {f"{order.job}-reply": Opaque(order.value, float(order.value.bytes))}
 
 
@@ -120,15 +120,10 @@ class Flower(Strategy[FlowerParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         """A device has answered, or never will."""
         self.session.on_task_end(message)
-        self.session.call()
 
     async def on_timer(self, name: str) -> None:
         """A time is over that something waited for."""
-        if name == "turn":
-            await self.session.go_on()
-            return
-        self.session.on_timer(name)
-        self.session.call()
+        await self.session.on_timer(name)
 
     async def on_return(self, device: int) -> None:
         """A device for which a message waits can be reached."""
@@ -144,13 +139,13 @@ class Flower(Strategy[FlowerParams]):
         return {"global": tensors} if tensors else {}
 
     def why_no_accuracy(self) -> str | None:
-        """Names the metrics that there were."""
+        """Names the metrics of the app."""
         seen = set() if self._session is None else self._session.rounds.seen
         names = ", ".join(sorted(seen)) or "none"
         return f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); there were: {names}"
 
     def facts(self) -> dict[str, Any]:
-        """The app's own strategy, and what time was taken of."""
+        """The app's own strategy, and the time that was taken."""
         return {} if self._session is None else self._session.facts()
 
     def on_end(self) -> None:

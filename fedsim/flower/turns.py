@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any, TypeVar
 
 from fedsim.errors import SimulationError
@@ -27,12 +26,8 @@ class Over(BaseException):
 class Turns:
     """A function in a thread of its own, which runs only while the simulation waits for it.
 
-    Args:
-        function: what runs there; it waits by ``wait``.
-        around: entered whenever it is its turn.
-        result: waits for real work.
-        folder: of the code that is named where it is stuck.
-        patience_s: real seconds after which a turn is taken to be endless.
+    It waits by ``wait``. ``around`` is entered whenever it is its turn; ``result`` waits for real work. A turn of more than
+    ``patience_s`` real seconds counts as endless, and the message names the place in the code of ``folder``.
     """
 
     def __init__(
@@ -97,8 +92,8 @@ class Turns:
         return threading.current_thread() is self._thread
 
     def place(self) -> str:
-        """Where in its own code it stands: ``", in server_app.py, line 12"``."""
-        return place_of_thread(self._thread, self._folder)
+        """Where in its own code it stands, as ``place_in``."""
+        return _place_of_thread(self._thread, self._folder)
 
     def close(self) -> None:
         """End it, if it waits; what computes without end is left alone."""
@@ -128,7 +123,7 @@ class Turns:
 
 
 class _Hand:
-    """A thread that carries out one function after another: a new one for each would cost as much again as many of them do."""
+    """A thread that carries out functions one after another; starting one for each costs as much as many of them do."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -137,7 +132,7 @@ class _Hand:
         self.thread.start()
 
     def carry_out(self, function: Callable[[], Any], patience_s: float) -> tuple[Any, BaseException | None]:
-        """What it gives, or raises; ``queue.Empty`` is raised when that takes too long."""
+        """Its value, or its error; raises ``queue.Empty`` when that takes too long."""
         self._given.put(function)
         return self._done.get(timeout=min(patience_s, threading.TIMEOUT_MAX))
 
@@ -154,7 +149,7 @@ os.register_at_fork(after_in_child=_free.clear)
 
 
 def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:
-    """What a function gives, carried out in another thread so that one that never ends can be told of.
+    """The value of a function, computed in another thread, so that one that never ends can be named.
 
     Raises:
         SimulationError: it takes more than ``patience_s`` real seconds.
@@ -164,7 +159,7 @@ def carried_out(function: Callable[[], T], patience_s: float, folder: Path, call
         value, error = hand.carry_out(function, patience_s)
     except Empty:
         raise SimulationError(
-            f"{called} has computed for {patience_s:g} s of real time{place_of_thread(hand.thread, folder)}; if that is no "
+            f"{called} has computed for {patience_s:g} s of real time{_place_of_thread(hand.thread, folder)}; if that is no "
             "mistake, give strategy.real_patience more"
         ) from None
     _free.append(hand)
@@ -179,20 +174,16 @@ def is_within(folder: Path, file: str) -> bool:
     return file.startswith(inside) and not (sys.prefix.startswith(inside) and file.startswith(f"{sys.prefix}{os.sep}"))
 
 
-def place_of_thread(thread: threading.Thread, folder: Path) -> str:
-    """Where in the code of a folder a thread stands: ``", in client_app.py, line 12"``; ``""`` if it is not there."""
-    frame: FrameType | None = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if is_within(folder, frame.f_code.co_filename):
-            return f", in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
 def place_in(error: BaseException, folder: Path) -> str:
-    """Where in the code of a folder an error arose, as ``place_of_thread``."""
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if is_within(folder, frame.filename):
-            place = f", in {Path(frame.filename).name}, line {frame.lineno}"
-    return place
+    """Where in the code of a folder an error arose: ``", in client_app.py, line 12"``; ``""`` if not there."""
+    return _innermost(traceback.extract_tb(error.__traceback__), folder)
+
+
+def _place_of_thread(thread: threading.Thread, folder: Path) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else _innermost(traceback.extract_stack(frame), folder)
+
+
+def _innermost(frames: traceback.StackSummary, folder: Path) -> str:
+    inside = [frame for frame in frames if is_within(folder, frame.filename)]
+    return f", in {Path(inside[-1].filename).name}, line {inside[-1].lineno}" if inside else ""

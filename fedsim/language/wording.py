@@ -1,9 +1,12 @@
 """Messages for the problems that pydantic finds in values, each with an example of a right value."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from fedsim.errors import shown
+from pydantic import ValidationError
+
+from fedsim.errors import nearest, shown
 
 _PLAIN = {"bool_type": "it must be true or false", "finite_number": "it must be a finite number"}
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
@@ -67,3 +70,53 @@ def _typed(value: Any) -> Any:
     if number is None:
         return 10 if isinstance(value, dict | list) else value
     return round(number) if number == round(number) else number
+
+
+def explain(error: ValidationError, sections: Mapping[str, Any], whole: str = "the scenario") -> str:
+    """One message for what is wrong with a scenario: the key, the value, what is allowed, the nearest right name."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    key = _key_path(first["loc"], sections) or whole
+    # Where a word or something else may be said, each way has its problem.
+    a_word = bool(first["loc"]) and str(first["loc"][-1]).startswith("literal[")
+    others = [in_words(other) for other in problems[1:] if a_word and other["loc"][:-1] == first["loc"][:-1]]
+    ways = [f"; or {message}" for message in others]
+    more = len(problems) - 1 - len(ways)
+    return _explain_one(key, first) + "".join(ways) + (f" (and {more} more)" if more else "")
+
+
+def _explain_one(key: str, problem: Any) -> str:
+    context, value = problem.get("ctx", {}), problem["input"]
+    match problem["type"]:
+        case "unknown_key":
+            return f"{key} {problem['msg']}"
+        case "part_kind":
+            return f"{key}.{problem['msg']}"
+        case "model_type":
+            return f"{key} is {shown(value)}; it must be a table, and 'fedsim list {key}' names its keys"
+        case "missing":
+            return f"{key} is missing"
+        case "literal_error":
+            allowed = [word.strip("' ") for word in context["expected"].replace(" or ", ",").split(",")]
+            return f"{key} is {shown(value)}; allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
+        case "value_error":
+            return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+        case "quantity":
+            return f"{key} is {shown(value)}: {problem['msg']}"
+    return f"{key} is {shown(value)}; {in_words(problem)}"
+
+
+def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
+    """The key as written in the scenario, from pydantic's location."""
+    keys: list[str] = []
+    here = sections
+    for depth, part in enumerate(location):
+        if str(part).startswith(("~", "literal[")):
+            continue  # a name for one of several types
+        last = depth == len(location) - 1
+        if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
+            here = here[part]  # type: ignore[index]
+        elif not (last and isinstance(here, Mapping | str)):
+            continue  # a key that stands for a shorthand
+        keys.append(str(part))
+    return ".".join(keys)

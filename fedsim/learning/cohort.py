@@ -1,8 +1,9 @@
-"""What workers are asked for many devices, local training or which model is best there, and how that is split into requests."""
+"""Local trainings and choices of models of many devices: carried out on workers, in requests of like work."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
-from fedsim.learning.refs import Best, Ref, Trained, Weights
+from fedsim.learning.refs import Best, Ref, Trained, Weights, parents
 from fedsim.learning.solvers import batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
 from fedsim.learning.spec import TrainingSpec
@@ -29,9 +30,8 @@ class Job:
         recipe: what was asked.
         lr: learning rate.
         batch_size: samples of a batch.
-        weights: the start's weights, float32 [d].
-        anchor, linear: the same of the models in the terms that are added to the gradient; None without them.
-        previous: the same of the one in the contrastive term.
+        weights: of the start, float32 [d].
+        anchor, linear, previous: of the models in the proximal, linear and contrastive terms; None without them.
         shard: the device's data, in the version that was asked for.
         samples: positions within its training samples that it trains on, int64 [k]; None for all.
     """
@@ -82,7 +82,7 @@ class Trainer:
     def job(self, ref: Ref, data: FederatedData) -> Job:
         """The job that computes ``ref``, whose start is known, on a device of ``data``."""
         recipe = ref.recipe
-        if not isinstance(recipe, Trained) or any(parent.value is None for parent in recipe.parents):
+        if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
             raise ValueError(f"{ref} is no training that could be done now")
         training, shard = recipe.training, data.shard(recipe.device, recipe.version)
         previous = None if training.contrast is None else training.contrast.previous
@@ -158,23 +158,16 @@ def _evenly(jobs: list[int], most: int) -> list[list[int]]:
 _SAMPLES_AT_ONCE = 512  # training samples in one request, unless one device alone has more: a model is loaded once for all
 
 
-@dataclass(frozen=True)
-class Question:
-    """Which of several models is best on one device's data, with all of them known.
-
-    Attributes:
-        shard: the device's data, in the version that was asked for.
-        models: weights, float32 [d] each.
-        samples: positions within its training samples that it asks about, int64 [k]; None for all.
-    """
+class Question(NamedTuple):
+    """Which of several known models, float32 [d] each, is best on the training samples of a shard, or on some (positions)."""
 
     shard: Shard
     models: list[Weights]
     samples: NDArray[np.int64] | None = None
 
     @property
-    def count(self) -> int:
-        """How many samples it asks about."""
+    def asked(self) -> int:
+        """Number of samples that it asks about."""
         return len(self.shard.train if self.samples is None else self.samples)
 
 
@@ -212,15 +205,16 @@ class Chooser:
 
         Looks at the questions alone, never at the number of workers.
         """
-        work = [question.count * len(question.models) for question in questions]
+        counts = [question.asked for question in questions]
+        work = [count * len(question.models) for count, question in zip(counts, questions, strict=True)]
         chunks: list[list[int]] = []
         room = 0
         for at in sorted(range(len(questions)), key=lambda at: (-work[at], at)):
-            if not chunks or questions[at].count > room:
+            if not chunks or counts[at] > room:
                 chunks.append([])
                 room = _SAMPLES_AT_ONCE
             chunks[-1].append(at)
-            room -= questions[at].count
+            room -= counts[at]
         return chunks
 
     def mean_losses(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fedsim.learning.models import ModelSpec
+    from fedsim.learning.models import Model
     from fedsim.learning.spec import TrainingSpec
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
@@ -49,7 +49,7 @@ _PASSES = {
 layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no model."""
 
 
-def cost_of(model: "ModelSpec", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
+def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
     """What one SGD step with a scenario's model costs.
 
     The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not.
@@ -57,15 +57,14 @@ def cost_of(model: "ModelSpec", shape: Shape, classes: int, training: "TrainingS
     Raises:
         ScenarioError: the module cannot be trained on such samples.
     """
-    from fedsim.learning.models import ModuleModel, SizeOnly
+    from fedsim.learning.models import Layered, ModuleModel, SizeOnly
+    from fedsim.learning.solvers.reference import module_of
 
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
-    if isinstance(model, ModuleModel):
-        return profile(model.module(), shape, classes, training.momentum, training.weight_decay)
-    from fedsim.learning.solvers.reference import module_of
-
-    return profile(module_of(model.architecture(shape, classes)), shape, classes, training.momentum, training.weight_decay)
+    assert isinstance(model, Layered | ModuleModel)
+    module = model.module() if isinstance(model, ModuleModel) else module_of(model.architecture(shape, classes))
+    return profile(module, shape, classes, training.momentum, training.weight_decay)
 
 
 def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:

@@ -23,13 +23,7 @@ _DIRECTIONS = {"download": "down", "upload": "up"}
 
 
 class Column(NamedTuple):
-    """A column that a meter adds to a table.
-
-    Attributes:
-        name: of the column; no other of the table has it.
-        unit: of its numbers, such as ``"J"``.
-        about: what they are, in a line: the glossary of the column.
-    """
+    """A column that a meter adds to a table: its name, which no other has, the unit, and in a line what its numbers are."""
 
     name: str
     unit: str
@@ -41,8 +35,6 @@ class Step(NamedTuple):
 
     Attributes:
         start, end: when it began and ended (s).
-        device: who did it.
-        task: of which task.
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``.
         outcome: ``done``, or the cause for which it ended early.
         fields: all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on.
@@ -64,9 +56,7 @@ class Transfer(NamedTuple):
         start, end: when it began and ended (s).
         device: which device sent or received it; None between parts of the server's side.
         direction: ``up`` or ``down``.
-        purpose: of its payloads.
-        bytes, delivered: its size, and what of it moved (bytes).
-        wire_bytes: what moved, with headers, on links.
+        bytes, delivered, wire_bytes: its size, what of it moved, and that with headers.
         outcome: ``done``, or the cause for which it ended early.
         round, task: what it belongs to, or None.
         payloads: purpose and bytes of each part.
@@ -139,7 +129,6 @@ class MeterContext:
     """The world in which a meter counts.
 
     Attributes:
-        devices: how many there are.
         places: how many edge servers or cells there are, or None.
         streams: random streams by name, the same for every strategy.
         overhead: bytes on the wire for a byte of payload.
@@ -218,10 +207,7 @@ class Meters:
 
     Args:
         of_sections: those that have a section of the scenario, by its name.
-        own: those in ``[[meters]]``.
-
-    Raises:
-        ScenarioError: two have the same entry.
+        own: those in ``[[meters]]``; ``ScenarioError`` if two have the same entry.
     """
 
     def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:

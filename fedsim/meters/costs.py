@@ -56,23 +56,14 @@ class CostsSpec(Spec):
     server: Rates = Rates()
 
     def build(self, context: MeterContext) -> "Bill":
-        """The bill of a run.
-
-        Raises:
-            ScenarioError: there are no edge servers or cells for ``edge``.
-        """
+        """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
         if self.edge is not None and context.places is None:
             raise ScenarioError('costs.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
         return Bill(context, self)
 
 
 class Bill(Meter):
-    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass.
-
-    Args:
-        context: the world.
-        prices: the section of the scenario.
-    """
+    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass."""
 
     round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
     device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)

@@ -38,7 +38,7 @@ class Zone:
     """A part of the grid, whose carbon intensity goes through the hours of its own day, again and again.
 
     Args:
-        hours: grams of CO2 a joule, in each hour of the day; 24 of them.
+        hours: grams of CO2 a joule, in each of the 24 hours of the day.
         offset: the local time of the day when the run begins (s).
     """
 
@@ -254,7 +254,7 @@ class EnergyMeter(Meter):
         self._end_idle(fields["device"], time)
 
     def on_battery(self, time: float, fields: dict[str, Any]) -> None:
-        """What the battery of a device says of the time since it last did, and whether it is flat now."""
+        """Books what the battery of a device says of the time since it last did."""
         device, idle = fields["device"], fields["idle"]
         if fields["flat"]:
             self._end_tail(device, time)

@@ -19,11 +19,7 @@ class MeterSpec(Spec):
     kind: str
 
     def build(self, context: MeterContext) -> Meter:
-        """The meter, which has counted nothing yet.
-
-        Raises:
-            ScenarioError: it cannot be made of what the scenario says.
-        """
+        """The meter, which has counted nothing yet; ``ScenarioError`` if it cannot be made of what the scenario says."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
         try:
             return self.made(context, **given)

@@ -26,7 +26,7 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability.changes import changes
+from fedsim.world.availability.base import changes
 from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
 from fedsim.world.edges import Edges
@@ -40,7 +40,7 @@ from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
-    from fedsim.scenario import Scenario
+    from fedsim.sections import Sections
 
 
 _ALL_DEVICES = 2_000  # of so many a picture may show them all
@@ -64,7 +64,7 @@ class Run:
         dispatch: what carries the messages of the two halves.
     """
 
-    def __init__(self, scenario: "Scenario", simulation: Simulation, learner: type[Learner] | None = None) -> None:
+    def __init__(self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> None:
         self.scenario = scenario
         self.simulation = simulation
         spec, root = scenario.population, scenario.data.own_folder()
@@ -301,7 +301,7 @@ class Run:
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
-def assemble(scenario: "Scenario", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
+def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
     """Build ``scenario`` into ``simulation`` so that it only needs to be run; see ``Run``.
 
     Raises:

@@ -1,8 +1,7 @@
-"""The strategies: a server half and a client half in one file each, found by name.
+"""The strategies, each a server half and a client half, in a file a family, found by name.
 
 ``STRATEGIES`` names every one, where it lives, and its title: the name that reports use, and what it does. Nothing is imported
-before it is asked for. One of the user's own is named by its import path, ``package.module:Class``; who may name one stands in
-``fedsim.language.imports``.
+before it is asked for. A user's own is named by its import path, ``package.module:Class`` (``fedsim.language.imports``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,21 +32,21 @@ STRATEGIES = _Strategies(
     {
         "cata-fed": (f"{_HERE}.cata_fed:CataFed", "CATA-Fed: what fits the time given, cohorts of like data size"),
         "cfl": (f"{_HERE}.cfl:CFL", "CFL: clusters are cut in two where clients pull in different directions"),
-        "ditto": (f"{_HERE}.ditto:Ditto", "Ditto: a model of its own for every device, held near the global one"),
-        "d-psgd": (f"{_HERE}.peers.d_psgd:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
+        "ditto": (f"{_HERE}.own_models:Ditto", "Ditto: a model of its own for every device, held near the global one"),
+        "d-psgd": (f"{_HERE}.peers.rounds:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
         "fedasync": (f"{_HERE}.fedasync:FedAsync", "FedAsync: each update is mixed in as it comes, the less the staler it is"),
         "fedat": (f"{_HERE}.fedat:FedAT", "FedAT: tiers of like speed, each in rounds of its own"),
         "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
-        "fedbn": (f"{_HERE}.fedbn:FedBN", "FedBN: normalisation layers stay on each device"),
-        "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
-        "epidemic": (f"{_HERE}.peers.epidemic:Epidemic", "Epidemic learning: each device sends its model to some at random"),
-        "feddr": (f"{_HERE}.feddr:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
-        "feddyn": (f"{_HERE}.feddyn:FedDyn", "FedDyn: local objectives regularised so that their optima become the global one"),
+        "fedbn": (f"{_HERE}.layers:FedBN", "FedBN: normalisation layers stay on each device"),
+        "fedbuff": (f"{_HERE}.fedasync:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
+        "epidemic": (f"{_HERE}.peers.rounds:Epidemic", "Epidemic learning: each device sends its model to some at random"),
+        "feddr": (f"{_HERE}.drift:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
+        "feddyn": (f"{_HERE}.drift:FedDyn", "FedDyn: local objectives regularised so that their optima become the global one"),
         "fedgroup": (f"{_HERE}.flexcfl:FedGroup", "FedGroup: FlexCFL without migration"),
-        "fednova": (f"{_HERE}.fednova:FedNova", "FedNova: updates count by direction, whatever number of steps they are"),
-        "fedper": (f"{_HERE}.fedper:FedPer", "FedPer: the layers next to the output stay on each device"),
+        "fednova": (f"{_HERE}.fedprox:FedNova", "FedNova: updates count by direction, whatever number of steps they are"),
+        "fedper": (f"{_HERE}.layers:FedPer", "FedPer: the layers next to the output stay on each device"),
         "fedprox": (f"{_HERE}.fedprox:FedProx", "FedProx: a proximal term, and partial work"),
-        "fedrep": (f"{_HERE}.fedrep:FedRep", "FedRep: each device trains its head, then the layers that all share"),
+        "fedrep": (f"{_HERE}.layers:FedRep", "FedRep: each device trains its head, then the layers that all share"),
         "fesem": (f"{_HERE}.fesem:FeSEM", "FeSEM: each client belongs to the group whose model is nearest to its own"),
         "fesem-mig": (f"{_HERE}.fesem:FeSEMMig", "FeSEM: by the name that it has where data shift"),
         "fl-hc": (f"{_HERE}.fl_hc:FLHC", "FL+HC: devices are clustered once, by what training changes in the common model"),
@@ -56,16 +55,16 @@ STRATEGIES = _Strategies(
         "fpfc": (f"{_HERE}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": (f"{_HERE}.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
         "hierfavg": (f"{_HERE}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
-        "hypcluster": (f"{_HERE}.hypcluster:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
+        "hypcluster": (f"{_HERE}.ifca:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
         "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
         "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),
         "lcfl": (f"{_HERE}.lcfl:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
-        "local": (f"{_HERE}.local:Local", "Local training: every device by itself, nothing is sent"),
-        "moon": (f"{_HERE}.moon:MOON", "MOON: representations held near those of the global model"),
-        "pfedme": (f"{_HERE}.pfedme:PFedMe", "pFedMe: personal models around local ones, which become the global one"),
+        "local": (f"{_HERE}.own_models:Local", "Local training: every device by itself, nothing is sent"),
+        "moon": (f"{_HERE}.own_models:MOON", "MOON: representations held near those of the global model"),
+        "pfedme": (f"{_HERE}.own_models:PFedMe", "pFedMe: personal models around local ones, which become the global one"),
         "refl": (f"{_HERE}.refl:REFL", "REFL: late updates count too, the less the staler they are"),
         "rfedavg": (f"{_HERE}.rfedavg:RFedAvg", "RFedAvg: clusters of like gradients, reweighted to balance classes"),
-        "scaffold": (f"{_HERE}.scaffold:Scaffold", "SCAFFOLD: local steps corrected by control variates"),
+        "scaffold": (f"{_HERE}.drift:Scaffold", "SCAFFOLD: local steps corrected by control variates"),
         "tifl": (f"{_HERE}.tifl:TiFL", "TiFL: a cohort out of one tier of like speed or size"),
     },
     usual="fedavg",

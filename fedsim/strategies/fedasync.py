@@ -1,6 +1,6 @@
-"""FedAsync: every update is mixed in as it comes, the less the staler it is (Xie et al., 2019)."""
+"""Strategies without rounds: FedAsync mixes in every update as it comes; with FedBuff a full buffer makes a version."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -10,6 +10,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.training import Training
 
 
@@ -57,7 +58,6 @@ class FedAsyncClient(Client[FedAsyncParams]):
     """Trains with the proximal term."""
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD around the received model."""
         return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
 
 
@@ -73,13 +73,71 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     computes updates one by one; ``evaluation.every`` of some tens lets them be computed in cohorts, with the same result.
     """
 
-    Params: ClassVar[type[AsynchronousParams]] = FedAsyncParams
+    Params = FedAsyncParams
     Client = FedAsyncClient
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Mix the update in."""
         weight = self.params.weight(self.state["version"], staleness)
-        before, update = self.state["model"], message["update"]
-        model = self.server.mix([(before, 1.0 - weight), (update, weight)], otherwise=before)
-        entry = {"task": message.task, "device": message.device, "update": update, "samples": message["samples"], "base": base}
-        await self.publish(model, [entry | {"weight": weight, "staleness": staleness}])
+        before = self.state["model"]
+        model = self.server.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
+        await self.publish(model, [self._entry(message, base) | {"weight": weight, "staleness": staleness}])
+
+
+class FedBuffParams(AsynchronousParams):
+    """What FedBuff takes.
+
+    Attributes:
+        buffer: K, how many updates make a version.
+        server_lr: eta_g, the server's step along their mean.
+        server: what the server makes of that (``parts/server``): server momentum is ``{ kind = "sgd", momentum = 0.3 }``; None:
+            it is the next version.
+        staleness_discount: whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same.
+        most_staleness: an update that is staler counts 0, and fills no place in the buffer; None: all count.
+    """
+
+    kind: Literal["fedbuff"] = "fedbuff"
+    buffer: int = Field(default=10, ge=1)
+    server_lr: float = Field(default=1.0, gt=0.0, le=1e6)
+    server: ServerOptimiserSpec | None = None
+    staleness_discount: bool = True
+    most_staleness: int | None = Field(default=None, ge=0)
+
+
+class FedBuff(Asynchronous[FedBuffParams]):
+    """Federated learning with buffered asynchronous aggregation.
+
+    Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation" (AISTATS 2022), Algorithm 1: with K
+    updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i - w_i^received), where s(tau) = 1/sqrt(1 + tau) (its section
+    5, "staleness scaling") and tau_i is the number of versions made since client i's download, 0 for a fresh update. The mean
+    is not weighted by samples, and its weights do not sum to 1 when updates are stale: both as in the paper.
+
+    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), runs local SGD, and sends its
+    update (d parameters). An update that is not finite is left out, and the others weigh more.
+
+    State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version; ``server``, what that remembers.
+    """
+
+    Params = FedBuffParams
+
+    async def on_start(self) -> None:
+        self.state["buffer"] = []
+        await super().on_start()
+
+    async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
+        params, buffer = self.params, self.state["buffer"]
+        discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
+        if params.most_staleness is not None and staleness > params.most_staleness:
+            discount = 0.0
+        weight = params.server_lr * discount / params.buffer
+        buffer.append(self._entry(message, base) | {"weight": weight, "staleness": staleness})
+        if sum(each["weight"] > 0 for each in buffer) == params.buffer:
+            self.state["buffer"] = []
+            await self.publish(self._step(buffer), buffer)
+
+    def _step(self, buffer: list[dict[str, Any]]) -> Ref:
+        """The current model moved by the buffer's updates; one that is not finite takes its base out with it."""
+        mix, model, optimiser = self.server.mix, self.state["model"], self.params.server
+        differences = [(mix([(entry["update"], 1.0), (entry["base"], -1.0)]), entry) for entry in buffer]
+        step = mix([(difference, entry["weight"]) for difference, entry in differences])
+        stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
+        return stepped if optimiser is None else optimiser.step(self.server, self.remembered("server"), model, stepped)

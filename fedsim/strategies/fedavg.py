@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.contents import Contents
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, S, Synchronous
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import S, Synchronous
 
 
 class FedAvgParams(AggregatingParams):
@@ -30,16 +31,13 @@ class FedAvg(Synchronous[S]):
     Params: ClassVar[type[RoundParams]] = FedAvgParams
 
     async def on_start(self) -> None:
-        """Begin with a freshly initialised model."""
         self.state["model"] = self.server.initial()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """The global model."""
         return {"model": self.state["model"]}
 
     async def aggregate(self) -> None:
-        """The received models become one, by samples unless the parameters say otherwise."""
         received = self.state["received"]
         if any(entry["samples"] for entry in received):
             self.state["model"] = await self.combine(self.state["model"], received)
@@ -60,9 +58,7 @@ class FedAvg(Synchronous[S]):
         return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
 
     def center(self, entry: dict[str, Any]) -> Ref:
-        """The global model."""
         return self.state["model"]  # type: ignore[no-any-return]
 
     def models(self) -> ModelAssignment:
-        """One model for all devices."""
         return {"global": (self.state["model"], None)}

@@ -13,7 +13,8 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, S, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import S, SynchronousClient
 from fedsim.training import Places, Training
 
 
@@ -28,25 +29,21 @@ class Personal(FedAvg[S]):
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
     async def on_start(self) -> None:
-        """Nobody has a model of its own."""
         self.state["own"] = {}
         await super().on_start()
 
     async def aggregate(self) -> None:
-        """The global model; and who has which own."""
         self.state["own"] |= {entry["device"]: entry["contents"]["own"] for entry in self.state["received"]}
         await super().aggregate()
 
     def models(self) -> ModelAssignment:
-        """A model a device, and the global one for the others."""
         own = self.state["own"]
         others = [device for device in range(self.server.devices) if device not in own] if own else None
         return {"global": (self.state["model"], others)} | {
             f"device/{device}": (own[device], [device]) for device in sorted(own)
         }
 
-    def shared_models(self) -> ModelAssignment:
-        """The global one."""
+    def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}
 
 
@@ -110,7 +107,6 @@ class KeepingClient(SynchronousClient[K]):
         return device.splice(model, device.state["kept"], self.kept_places) if "kept" in device.state else model
 
     def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD of all tensors."""
         return Training(self.begin(device, order), self.params.local_epochs)
 
     def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
@@ -120,7 +116,6 @@ class KeepingClient(SynchronousClient[K]):
         return super().computed(device, order, done._replace(update=update, start=order["model"]))
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What is to be averaged; what it keeps is not sent, but seen by who evaluates."""
         assert done.update is not None
         assert done.trained is not None
         models = [done.trained, self.begin(device, order)]  # the second where the first has diverged
@@ -130,7 +125,6 @@ class KeepingClient(SynchronousClient[K]):
         return {**(super().reply(device, order, done) or {}), "update": update, "own": Header(kept)}
 
     def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The round counts for its own tensors too."""
         device.state["kept"] = reply["own"].value
 
 
@@ -148,17 +142,14 @@ class Keeping(Personal[K]):
         self._sent, self._kept = params.split(self.setting)
 
     async def on_start(self) -> None:
-        """Nobody has tensors of its own."""
         self.state["kept"] = {}
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """The tensors of the global model that are averaged; the others a device has."""
         model = self.state["model"]
         return {"model": Partial(model, model, self._sent)}
 
     async def aggregate(self) -> None:
-        """The global tensors; and what that makes of the models of all devices."""
         await super().aggregate()
         model, kept, own = self.state["model"], self.state["kept"], self.state["own"]
         kept |= {entry["device"]: own[entry["device"]] for entry in self.state["received"]}

@@ -17,7 +17,8 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -102,7 +103,6 @@ class TiFLParams(AggregatingParams):
         return self
 
     def check(self, devices: int) -> None:
-        """Tiers need devices."""
         super().check(devices)
         if self.tiers > devices:
             raise ScenarioError(
@@ -111,15 +111,10 @@ class TiFLParams(AggregatingParams):
 
     @property
     def unaccounted(self) -> str | None:
-        """Tiers may be chosen by how well the model does on their data."""
         return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
 
     def credits_of_each(self, planned_rounds: int | None) -> int:
-        """How many credits each tier begins with.
-
-        Raises:
-            ScenarioError: they are not given, and no number of rounds is planned.
-        """
+        """How many credits each tier begins with; refused where they are not given and no number of rounds is planned."""
         if self.credits is None and planned_rounds is None:
             raise ScenarioError(
                 "strategy.credits is missing: its default is the planned rounds divided by the tiers, but stop.rounds is not "
@@ -132,7 +127,6 @@ class TiFLClient(SynchronousClient[TiFLParams]):
     """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
 
     def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What is asked."""
         match order.job:
             case "report":
                 return ()
@@ -143,7 +137,6 @@ class TiFLClient(SynchronousClient[TiFLParams]):
         return super().work(device, order)
 
     def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What it has found."""
         match order.job:
             case "report":
                 return {"size-report": done.samples}
@@ -175,9 +168,8 @@ class TiFL(FedAvg[TiFLParams]):
         expected: how many of the devices that have arrived may still be introduced.
         figures: size (samples) or mean latency (s) of each introduced device, None for the others.
         profiles: tasks of profiling that each device has behind it, and the time they took (s).
-        bins: where the first tier begins and how wide each is; None until all who could be reached are introduced.
-        members: the devices of each tier; ``tier``: the tier of each device, None for who has none.
-        current: the tier drawn last.
+        bins: None until all who could be reached are introduced; then ``members``: the devices of each tier, ``tier``: of each
+            device, and ``current``: the one drawn last.
         credits, probabilities, accuracies: of each tier.
         tested: the round before which the last test was made.
         testing: tasks of test clients, task -> tier; ``heard``: those who have reported, by tier.
@@ -191,14 +183,12 @@ class TiFL(FedAvg[TiFLParams]):
         self.credits_of_each = params.credits_of_each(server.setting.planned_rounds) if params.mode == "credits" else 0
 
     async def on_start(self) -> None:
-        """Introduce whoever can be reached; the first round opens when all of them have a tier."""
         devices, tiers, server = self.server.devices, self.params.tiers, self.server
-        self.state |= {"model": server.initial(), "round": 0, "open": {}}
-        self.state |= {"introducing": {}, "expected": 0, "figures": [None] * devices}
-        self.state |= {"profiles": [(0, 0.0)] * devices, "bins": None, "members": [[] for _ in range(tiers)], "current": None}
-        self.state |= {"tier": [None] * devices}
-        self.state |= {"credits": [self.credits_of_each] * tiers, "probabilities": self.params.probabilities or [1.0] * tiers}
-        self.state |= {"accuracies": [None] * tiers, "tested": None, "testing": {}, "heard": {}}
+        self.state |= {"model": server.initial(), "round": 0, "open": {}, "introducing": {}, "expected": 0, "bins": None}
+        self.state |= {"figures": [None] * devices, "profiles": [(0, 0.0)] * devices, "tier": [None] * devices}
+        self.state |= {"members": [[] for _ in range(tiers)], "current": None, "tested": None, "testing": {}, "heard": {}}
+        self.state |= {"probabilities": self.params.probabilities or [1.0] * tiers, "accuracies": [None] * tiers}
+        self.state["credits"] = [self.credits_of_each] * tiers
         here = set(server.online())
         for device in filter(server.arrived, range(devices)):
             self.state["expected"] += 1
@@ -208,14 +198,10 @@ class TiFL(FedAvg[TiFLParams]):
                 self._await(device)
         self._begin()
 
-    # Introductions.
-
     async def on_return(self, device: int) -> None:
-        """A device that was away can be introduced."""
         self._introduce(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer is introduced."""
         self.state["expected"] += 1
         self._introduce(device)
 
@@ -268,10 +254,9 @@ class TiFL(FedAvg[TiFLParams]):
 
     def _place(self, device: int, figure: float) -> None:
         """Now the device's figure is known; once there are tiers, it gets its own."""
-        state = self.state
-        state["expected"] -= 1
-        state["figures"][device] = figure
-        if state["bins"] is not None:
+        self.state["expected"] -= 1
+        self.state["figures"][device] = figure
+        if self.state["bins"] is not None:
             self._sort_in([device])
 
     def _sort_in(self, devices: Sequence[int]) -> None:
@@ -297,8 +282,6 @@ class TiFL(FedAvg[TiFLParams]):
         elif not (state["expected"] or server.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
-    # A round.
-
     def select(self) -> list[int]:
         """A tier, then K of its members that can be had."""
         state, number = self.state, self.state["round"]
@@ -314,21 +297,18 @@ class TiFL(FedAvg[TiFLParams]):
             weights[tier] = 0.0
         return []
 
-    def _weights(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _weights(self) -> NDArray[np.float64]:
         """How likely each tier is, up to a factor; empty ones and, while there are credits, those without, are not."""
         state = self.state
         inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
-        weights = inhabited * state["probabilities"]
+        weights: NDArray[np.float64] = inhabited * state["probabilities"]
         if self.params.mode == "credits":
             weights *= np.array(state["credits"]) > 0
         return weights if weights.any() else inhabited
 
     def group_of(self, device: int) -> int | None:
-        """The tier; None for who has none."""
         tier: int | None = self.state["tier"][device]
         return tier
-
-    # Tests, for the credits.
 
     def _open_round(self) -> None:
         state, params, number = self.state, self.params, self.state["round"]
@@ -371,10 +351,7 @@ class TiFL(FedAvg[TiFLParams]):
         self.server.emit("tier-test", round=state["round"], accuracies=now, probabilities=state["probabilities"])
         super()._open_round()
 
-    # Messages.
-
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device was introduced, tested, or has trained."""
         state = self.state
         if message.task in state["introducing"]:
             self._introduced(message)
@@ -388,7 +365,6 @@ class TiFL(FedAvg[TiFLParams]):
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Profiling that takes too long is ended; a test without messages is read."""
         if name.startswith("profiling/"):
             self.server.end(int(name.partition("/")[2]), "late")
         elif name == "tested":

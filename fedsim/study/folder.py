@@ -1,12 +1,12 @@
-"""What a study leaves on disk, and what of an earlier one can be gone on with.
+"""The folder of a study, and which runs of an earlier one in it can be resumed.
 
 ::
 
-    study.toml                       the study as one file that needs no other: to go on with it
-    index.json                       what its runs are: to compare and show them, see ``fedsim.records.study_folder``
+    study.toml                       the study as one file that needs no other, to go on with it
+    index.json                       its runs, to compare and show them, see ``fedsim.records.study_folder``
     runs/VARIANT/seed-N/             run folders
     compare.csv, compare.md          the variants side by side
-    published.toml, published.md     what papers say of it, and both side by side, if the study names such figures
+    published.toml, published.md     published figures, and both side by side, if the study names such figures
     paired.csv                       each variant against the baseline, seed by seed
     runs.csv                         the runs side by side
 """
@@ -25,7 +25,7 @@ from fedsim.files import flat, regular, toml
 from fedsim.records import folder as files
 from fedsim.records import lock
 from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
-from fedsim.study.plan import Study, Variant
+from fedsim.study.plan import Study
 from fedsim.tables import first_difference, spread_out
 
 State = Literal["done", "resume", "anew", "new"]
@@ -34,7 +34,7 @@ _LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
 
 
 def refuse_unusable(path: Path) -> None:
-    """Look whether a study can be kept at ``path``, and change nothing.
+    """Check whether a study can be kept at ``path``.
 
     Raises:
         RunFolderError: it holds files that are not of a study, is no folder, or cannot be written.
@@ -46,7 +46,7 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[State]:
-    """How far each run of a study is at ``path``: done, to be resumed, to be done anew, or not begun.
+    """The state of each run of a study at ``path``.
 
     Raises:
         RunFolderError: there are runs that are not this study's, or of other scenarios.
@@ -61,7 +61,7 @@ def states(path: Path, study: Study) -> list[State]:
 
 
 def state_of(folder: Path, scenario: str) -> State:
-    """How far the run of a scenario (as TOML) is in its folder.
+    """The state of the run of a scenario (as TOML) in its folder.
 
     Raises:
         RunFolderError: the folder holds something else.
@@ -75,24 +75,20 @@ def state_of(folder: Path, scenario: str) -> State:
             raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
         return "anew"
     if there != scenario:
+        try:
+            difference = first_difference(toml(there), toml(scenario))
+        except ValueError:
+            difference = f"its {files.SCENARIO} is damaged"
         raise RunFolderError(
-            f"{str(folder)!r} holds a run of another scenario: {_difference(there, scenario)}; "
-            "give another folder, or remove that run"
+            f"{str(folder)!r} holds a run of another scenario: {difference}; give another folder, or remove that run"
         )
     if is_done(folder):
         return "done"
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
 
 
-def _difference(before: str, now: str) -> str:
-    try:
-        return first_difference(toml(before), toml(now))
-    except ValueError:
-        return f"its {files.SCENARIO} is damaged"
-
-
 def write_study(path: Path, study: Study) -> None:
-    """Write what the study is, and what its runs are."""
+    """Write the study and the index of its runs."""
     files.write_text(path / STUDY, study.to_toml())
     if study.spec.published is not None:
         files.write_text(path / PUBLISHED, tomli_w.dumps(study.spec.published))
@@ -100,8 +96,19 @@ def write_study(path: Path, study: Study) -> None:
 
 
 def index_of(study: Study) -> StudyIndex:
-    """What the folder of a study says of its runs."""
+    """The index of a study's runs."""
     spec = study.spec
+    variants = (
+        IndexedVariant(
+            name=one.name,
+            label=one.label,
+            point={key: _plain(value) for key, value in one.point},
+            changes=_plain(flat(spread_out(one.changes))),
+            reference=one.name in spec.references,
+            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
+        )
+        for one in study.variants
+    )
     return StudyIndex(
         format=1,
         name=spec.name,
@@ -109,23 +116,12 @@ def index_of(study: Study) -> StudyIndex:
         baseline=spec.baseline,
         targets=tuple(spec.target),
         seeds=tuple(spec.seeds),
-        variants=tuple(_entry(study, variant) for variant in study.variants),
-    )
-
-
-def _entry(study: Study, variant: Variant) -> IndexedVariant:
-    return IndexedVariant(
-        name=variant.name,
-        label=variant.label,
-        point={key: _plain(value) for key, value in variant.point},
-        changes=_plain(flat(spread_out(variant.changes))),
-        reference=variant.name in study.spec.references,
-        runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[variant.folder]),
+        variants=tuple(variants),
     )
 
 
 def _plain(value: Any) -> Any:
-    """A value of TOML as JSON can say it: dates, infinities and what is no number as texts."""
+    """A value of TOML for JSON: dates, infinities and NaN as texts."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

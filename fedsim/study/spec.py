@@ -1,4 +1,4 @@
-"""What a study file may say."""
+"""The grammar of a study file."""
 
 import itertools
 import math
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetJsonSchemaHandler,
@@ -21,22 +22,18 @@ from pydantic_core import CoreSchema
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.language.spec import Spec, json_schema
+from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
-from fedsim.scenario import Scenario, explain
+from fedsim.scenario import Scenario
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import METRICS, AnySearch, Search
 
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
 
 
-def _listed(value: Any) -> Any:
-    """One target stands for a list of one."""
-    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 @dataclass(frozen=True)
 class _Tables:
-    """Annotates tables as in a scenario; in a file perhaps the path of one, which is read before."""
+    """Annotates tables as in a scenario; in a file perhaps the path of one."""
 
     or_path: bool = False
 
@@ -49,6 +46,48 @@ Changes = Annotated[dict[str, Any], _Tables()]
 """Tables as in a scenario, or dotted keys."""
 
 Base = Annotated[dict[str, Any], _Tables(or_path=True)]
+
+
+def _dotted(grid: Any) -> Any:
+    return flat(grid) if isinstance(grid, dict) else grid
+
+
+def _several(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    if "seed" in grid:
+        raise ValueError("'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with")
+    for key, values in grid.items():
+        shown = [repr(value) for value in values]
+        if not values or len(set(shown)) < len(shown):
+            raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
+    return grid
+
+
+Grid = Annotated[
+    dict[str, list[Any]], BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]), AfterValidator(_several)
+]
+"""Dotted key -> its values."""
+
+
+def _listed(target: Any) -> Any:
+    return [target] if isinstance(target, int | float) and not isinstance(target, bool) else target
+
+
+def _shares(target: list[float]) -> list[float]:
+    for accuracy in target:
+        if not 0 < accuracy <= 1:
+            raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
+    return sorted(set(target))
+
+
+Targets = Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float]), AfterValidator(_shares)]
+
+
+def _called(named: dict[str, Any]) -> dict[str, Any]:
+    for name in named:
+        if not name.strip() or len(name) > 60:
+            raise ValueError(f"a name has {len(name)} characters; allowed are 1 to 60, not all of them blank")
+    return named
+
 
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 
@@ -81,13 +120,8 @@ class Part(Spec):
     base: Base | None = None
     changes: Changes = Field(default={})
     variants: dict[str, Changes] | None = None
-    grid: dict[str, list[Any]] = Field(default={})
+    grid: Grid = Field(default={})
     sizes: list[str] | None = None
-
-    @field_validator("grid", mode="before", json_schema_input_type=dict[str, Any])
-    @classmethod
-    def _dotted(cls, grid: Any) -> Any:
-        return flat(grid) if isinstance(grid, dict) else grid
 
     @field_validator("variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes])
     @classmethod
@@ -122,15 +156,15 @@ class StudySpec(Spec):
     base: Base
     seeds: list[int] = Field(default=[1], min_length=1)
     variants: dict[str, Changes] = Field(default={})
-    grid: dict[str, list[Any]] = Field(default={})
+    grid: Grid = Field(default={})
     search: AnySearch | None = None
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    parts: dict[str, Part] = Field(default={})
-    sizes: dict[str, Size] = Field(default={})
+    parts: Annotated[dict[str, Part], AfterValidator(_called)] = Field(default={})
+    sizes: Annotated[dict[str, Size], AfterValidator(_called)] = Field(default={})
     size: str | None = None
     references: list[str] = Field(default=[])
     baseline: str | None = None
-    target: Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float])] = Field(default=[])
+    target: Targets = Field(default=[])
     published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
 
     def __init__(self, **tables: Any) -> None:
@@ -161,30 +195,6 @@ class StudySpec(Spec):
                 raise ValueError(f"{name!r} has a seed of its own; all variants run with the study's 'seeds'")
         return variants
 
-    @field_validator("grid", mode="before", json_schema_input_type=dict[str, Any])
-    @classmethod
-    def _dotted(cls, grid: Any) -> Any:
-        return flat(grid) if isinstance(grid, dict) else grid
-
-    @field_validator("grid")
-    @classmethod
-    def _several(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        if "seed" in grid:
-            raise ValueError("'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with")
-        for key, values in grid.items():
-            shown = [repr(value) for value in values]
-            if not values or len(set(shown)) < len(shown):
-                raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
-        return grid
-
-    @field_validator("sizes", "parts")
-    @classmethod
-    def _called(cls, named: dict[str, Any]) -> dict[str, Any]:
-        for name in named:
-            if not name.strip() or len(name) > 60:
-                raise ValueError(f"a name has {len(name)} characters; allowed are 1 to 60, not all of them blank")
-        return named
-
     @field_validator("references")
     @classmethod
     def _known(cls, references: list[str]) -> list[str]:
@@ -194,14 +204,6 @@ class StudySpec(Spec):
         if len(set(references)) < len(references):
             raise ValueError(f"{references} names one of them twice")
         return references
-
-    @field_validator("target")
-    @classmethod
-    def _shares(cls, target: list[float]) -> list[float]:
-        for accuracy in target:
-            if not 0 < accuracy <= 1:
-                raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
-        return sorted(set(target))
 
     @model_validator(mode="after")
     def _fits_together(self) -> "StudySpec":
@@ -221,7 +223,6 @@ class StudySpec(Spec):
                 _refuse_unknown(f"a variant of the part {name!r}", variant, self.names)
             for size in part.sizes or ():
                 _refuse_unknown(f"a size of the part {name!r}", size, self.sizes)
-            self._several(part.grid)
         for key, values in ((key, values) for grid in self._grids for key, values in grid.items() if key in self.sets):
             for value in values:
                 _refuse_unknown(f"a value of {key!r} in a grid", value, self.sets[key])

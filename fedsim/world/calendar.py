@@ -60,12 +60,7 @@ class CalendarSpec(Spec):
     zone: NameDistribution = Constant[str](value="UTC")
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
-        """The calendar of so many devices; draws from ``world/zone``.
-
-        Raises:
-            ScenarioError: a time zone is unknown.
-            DataError: the file with the zones is missing or malformed.
-        """
+        """The calendar of so many devices; draws from ``world/zone``. ``ScenarioError`` for an unknown time zone."""
         names = self.zone.by_device("population.calendar.zone", streams.generator("world/zone"), devices, root)
         known, which = distinct(names)
         return Calendar(_parsed(self.starts), [_zone(name) for name in known.tolist()], which)
@@ -76,12 +71,8 @@ class Calendar:
 
     Args:
         starts: which instant time 0 is.
-        zones: the time zones that there are.
-        which: the place of each device's among them, int [devices].
+        zones, which: the time zones that there are, and the place of each device's among them, int [devices].
         stated: whether the scenario says so; else it is only assumed.
-
-    Attributes:
-        starts, stated: as given.
     """
 
     def __init__(self, starts: datetime, zones: Sequence[tzinfo], which: NDArray[np.integer], *, stated: bool = True) -> None:

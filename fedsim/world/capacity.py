@@ -27,15 +27,13 @@ _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three tim
 
 @dataclass(frozen=True)
 class Capacity:
-    """Speeds of all devices and, where a file says them, their links.
+    """Speeds of all devices (samples/s, float64 [devices]) and, where a file or kinds say them, their links.
 
     Attributes:
-        speed: samples/s, float64 [devices].
-        links: (down, up) in bytes/s and perhaps latencies (s), each float64 [devices]; None where the network's own
-            distributions hold.
-        kinds, which: the kinds of devices that there are, and each device's place among them, int [devices]; none where
-            ``speed`` says how fast they are.
-        names: of the kinds.
+        links: down and up (bytes/s) and perhaps latency (s), float64 [devices] each; None where the network's own hold.
+        kinds, which, names: the kinds of devices that there are, each device's place among them, int [devices], and their
+        names;
+            none where ``speed`` says how fast devices are.
     """
 
     speed: NDArray[np.float64]
@@ -73,11 +71,7 @@ class FedScaleCapacity(Spec):
     file: str = "traces/fedscale_capacity_9242.csv"
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """One row for each device.
-
-        Raises:
-            DataError: the file is missing, lacks a column, or has a value that is not a positive number.
-        """
+        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
         table = read_capacities(sought(self.file, root))
         generator = streams.generator("world/capacity")
         rows = generator.choice(len(table), devices, replace=devices > len(table))

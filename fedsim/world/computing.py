@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.environment import CUT
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
-from fedsim.training import Limit, Training
+from fedsim.training import NO_LIMIT, Limit, Training
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Network
-from fedsim.world.task import Cause, Code, Evaluate, Step, Task, Train, Work
+from fedsim.world.task import Cause, Code, Ending, Evaluate, Task, Train, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -22,16 +22,8 @@ if TYPE_CHECKING:
 
 
 class Computing:
-    """Carries out the steps of tasks in which devices compute.
-
-    Args:
-        simulation: the clock.
-        population: the devices' columns.
-        compute: how long training takes.
-        network: how long an upload will take, for which a limit keeps time back.
-        batch_size: B, samples of an SGD step.
-        cut: interrupts a task whose battery is flat.
-        batteries: those of the devices, if they have any.
+    """Begins and ends the steps of tasks in which devices compute; see ``TaskRunner``. ``cut`` interrupts a task whose battery
+    is flat.
 
     Attributes:
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
@@ -108,10 +100,12 @@ class Computing:
 
         Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
         """
-        now, step, start = self._simulation.now, task.step, task.step_start
+        now, step, start = self._simulation.now, task.steps[task.position], task.step_start
         limit, epochs, adaptive, draw = math.inf, 1, False, None
         if isinstance(step, Train):
-            limit, epochs, adaptive = self._limit(task, step.limit), step.training.epochs, step.limit.adaptive
+            epochs, adaptive = step.training.epochs, step.limit.adaptive
+            if step.limit is not NO_LIMIT:
+                limit = self._limit(task, step.limit)
             epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
         elif isinstance(step, Work):
             draw = task.count
@@ -135,7 +129,7 @@ class Computing:
         if adaptive and not far:
             ends = self._compute.adapt(start, ends, limit)
         task.epoch_ends = ends
-        if far and self._batteries is not None and self._runs_dry(self._batteries, task, reach):
+        if far and self._runs_dry(task, reach):
             self._arm(task, math.inf)
             return
         if far:
@@ -146,11 +140,11 @@ class Computing:
 
     def _limit(self, task: Task, limit: Limit) -> float:
         """When the running computation must be over (s)."""
-        if limit.stop_at is None and limit.budget is None:
+        until = math.inf if limit.stop_at is None else limit.stop_at
+        if limit.budget is not None and task.budget_from is not None:
+            until = min(until, task.budget_from + limit.budget)
+        if until == math.inf:
             return math.inf
-        limits = [math.inf if limit.stop_at is None else limit.stop_at]
-        assert task.budget_from is not None
-        limits += [] if limit.budget is None else [task.budget_from + limit.budget]
         reserve = 0.0
         if limit.reserve_upload:
             alone_s = self._network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
@@ -158,7 +152,7 @@ class Computing:
             reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
         if limit.reserve_s:
             reserve += on_grid_after(limit.reserve_s) + TICK_S
-        return on_grid(min(limits)) - reserve
+        return on_grid(until) - reserve
 
     def _arm(self, task: Task, end: float) -> None:
         """Set the alarm for the ``end`` of the computation, or for the instant at which the battery is flat before.
@@ -166,16 +160,16 @@ class Computing:
         There is none where the device disconnects before: then that ends it.
         """
         off = max(task.off, self._simulation.now)
-        if self._batteries is not None and self._runs_dry(self._batteries, task, min(end, off)) and task.dry < end:
-            name = ("battery", task.id)
-            task.battery = self._simulation.wake(name, task.dry, partial(self._cut, task), CUT)
+        if self._batteries is not None and self._runs_dry(task, min(end, off)) and task.dry < end:
+            task.battery = self._simulation.wake(("battery", task.id), task.dry, partial(self._cut, task), CUT)
         elif end <= off:
-            task.alarm = self._simulation.wake(("step", task.id), end, task.carried_out)
+            task.alarm = self._simulation.env.at(("step", task.id), end, task.carried_out)
 
-    @staticmethod
-    def _runs_dry(batteries: "Batteries", task: Task, until: float) -> bool:
+    def _runs_dry(self, task: Task, until: float) -> bool:
         """Whether the device's battery is flat at ``until`` (s), by what it does now."""
-        task.dry = batteries.dry(task.device, until)
+        if self._batteries is None:
+            return False
+        task.dry = self._batteries.dry(task.device, until)
         return task.dry < math.inf
 
     # Ends.
@@ -189,55 +183,47 @@ class Computing:
             ends[-1] = min(ends[-1], now)
         return True
 
-    def trained(self, task: Task, step: Train, cause: Cause | None) -> Cause | None:
-        """A training has ended: record it. Returns how it is to be counted."""
-        training = step.training
-        self._note_end(task, step.limit)
+    def trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
+        """A training has ended."""
+        training, limit = step.training, step.limit
+        self._note_end(task, limit)
         ends = task.epoch_ends or []
         done = bisect_right(ends, self._simulation.now)
         task.epochs = done
-        cut = step.limit.cut_undoes and done < len(ends)
-        if cause is None and (cut or done < step.limit.at_least):  # a slow straggler
-            if step.limit.go_on:
+        cut = limit.cut_undoes and done < len(ends)
+        if cause is None and (cut or done < limit.at_least):  # a slow straggler
+            if limit.go_on:
                 task.epochs = 0
             else:
                 cause = "late"
         task.trained = (*task.trained, task.epochs)
-        fields: dict[str, Any] = {**task.fields, "step": step.name, "outcome": cause or "done"}
-        fields |= {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]}
+        facts: dict[str, Any] = {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]}
         if training.part is not None:
-            fields["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
-        self._simulation.record("step-end", fields)
-        return cause
+            facts["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
+        return cause, facts
 
-    def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Cause | None:
+    def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
         """A test of models has ended."""
         self._note_end(task, step.limit)
         if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
             cause = "late"
         part = {} if step.samples is None else {"samples": task.samples}
-        self._record_end(task, step, cause, models=len(step.models), **part)
-        return cause
+        return cause, {"models": len(step.models), **part}
 
-    def worked(self, task: Task, step: Work, cause: Cause | None) -> Cause | None:
+    def worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
         """Other work has ended."""
         self._known_ends.pop(task.id, None)
-        self._record_end(task, step, cause, **step.facts)
-        return cause
+        return cause, step.facts
 
-    def coded(self, task: Task, step: Code, cause: Cause | None) -> Cause | None:
+    def coded(self, task: Task, step: Code, cause: Cause | None) -> Ending:
         """Models have been written or read."""
-        self._record_end(task, step, cause)
-        return cause
+        return cause, {}
 
     def _note_end(self, task: Task, limit: Limit) -> None:
         if self._known_ends:
             self._known_ends.pop(task.id, None)
         if limit.budget is not None and task.budget_from is not None:
             self._spent[task.device] = self._simulation.now - task.budget_from
-
-    def _record_end(self, task: Task, step: Step, cause: Cause | None, **facts: Any) -> None:
-        self._simulation.emit("step-end", **task.fields, step=step.name, outcome=cause or "done", **facts)
 
     # What processes of the world do.
 

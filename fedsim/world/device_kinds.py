@@ -75,12 +75,8 @@ OwnKind = Annotated[DeviceKind, BeforeValidator(_based)]
 
 
 class Figure(NamedTuple):
-    """A figure of the catalogue.
-
-    Attributes:
-        value: as a scenario would write it.
-        source: where it is from; "estimate" with its reason where nobody has published it.
-        date: of the source, or of the look at it: ``YYYY-MM``.
+    """A figure of the catalogue, as a scenario would write it, its source ("estimate" with its reason where nobody has
+    published it) and the date of that: ``YYYY-MM``.
     """
 
     value: Any
@@ -100,11 +96,7 @@ def _table() -> dict[str, Any]:
 
 
 def figures(name: Any, key: str) -> dict[str, Figure]:
-    """The figures of a kind of the catalogue, with their sources.
-
-    Raises:
-        ScenarioError: there is no such kind; ``key`` is where it is named.
-    """
+    """The figures of a kind of the catalogue, with their sources; ``ScenarioError`` at ``key`` if there is no such kind."""
     if name not in _table():
         raise ScenarioError(f"{key} is {shown(name)}; allowed are {', '.join(_table())}{nearest(str(name), _table())}")
     entry = _table()[name]
@@ -112,11 +104,7 @@ def figures(name: Any, key: str) -> dict[str, Figure]:
 
 
 def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
-    """A kind by its name: one of the user's own, or of the catalogue.
-
-    Raises:
-        ScenarioError: there is none; ``key`` is where it is named.
-    """
+    """A kind by its name: one of the user's own, or of the catalogue; ``ScenarioError`` at ``key`` if there is none."""
     if name in own:
         return own[name]
     if name not in _table():

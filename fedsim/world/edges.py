@@ -1,8 +1,7 @@
 """Edge servers: which of them are lost, and what goes between them and the server.
 
-An edge server is an endpoint of the network, at which what its devices send can be combined. Tasks go to it by
-``TaskRunner.start``. One that is lost is gone with all that it holds: its messages end ``lost``, and so do the tasks of its
-devices (``TaskRunner.lose_edge``).
+One that is lost is gone with all that it holds: its messages end ``lost``, and so do the tasks of its devices
+(``TaskRunner.lose_edge``).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from fedsim.world.task import Payload
 
 
 class Edges:
-    """The edge servers of a network.
+    """The edge servers of a network, each an endpoint at which what its devices send can be combined.
 
     Args:
         messages: carries what they send and receive.
@@ -25,7 +24,6 @@ class Edges:
         on_lost: told of each edge server that is lost, before what was on its way ends.
 
     Attributes:
-        messages, count: as given.
         off: those that are lost now.
     """
 
@@ -36,11 +34,7 @@ class Edges:
         self.off: set[int] = set()
 
     def of(self, device: int) -> int:
-        """The edge server of a device.
-
-        Raises:
-            SimulationError: there are none.
-        """
+        """The edge server of a device; ``SimulationError`` if there are none."""
         if self._network.edges is None:
             raise SimulationError("the network has no edge servers; give it some by network.edge")
         return self._network.edges.item(device)
@@ -50,8 +44,7 @@ class Edges:
     ) -> Message:
         """Send a message of a round between an edge server and the server. One that is lost does not get it.
 
-        Raises:
-            SimulationError: there is no such edge server, or it has a message on its way in this direction.
+        ``SimulationError``: there is no such edge server, or it has a message on its way in this direction.
         """
         if not 0 <= edge < self.count:
             raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.count - 1}")

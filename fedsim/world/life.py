@@ -28,7 +28,7 @@ from fedsim.world.computing import Computing
 from fedsim.world.edges import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
-from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
+from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Step, Task, Train, Upload, Work
 from fedsim.world.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -42,21 +42,16 @@ class TaskRunner:
     """Carries out tasks on the devices of a population.
 
     Args:
-        simulation: the clock.
-        population: the devices' columns.
-        availability: when each can be reached, cut to its lifetime.
-        compute: how long training takes.
-        network: how long messages take.
+        simulation, population, compute, network, batteries, edges: the world; batteries and edge servers if there are any.
+        availability: when each device can be reached, cut to its lifetime.
         batch_size: B, samples of an SGD step.
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
-        batteries: those of the devices, if they have any.
-        edges: the edge servers, if there are any.
 
     Attributes:
         running: the tasks that have not ended, by their numbers.
         times_asked, times_selected: how many tasks each device was given, and in how many of them it was selected for a round.
-        computing, transfers: carry out their steps.
+        computing, transfers: begin and end their steps.
         off: the devices that are switched off, whatever their availability says.
     """
 
@@ -73,16 +68,13 @@ class TaskRunner:
         batteries: "Batteries | None" = None,
         edges: Edges | None = None,
     ) -> None:
-        self._simulation = simulation
-        self._population = population
-        self._availability = availability
-        self._next_steps = next_steps
-        self._on_end = on_end
-        self.batteries = batteries
-        self._edges = edges
+        self._simulation, self._env = simulation, simulation.env
+        self._population, self._availability, self._network = population, availability, network
+        self._next_steps, self._on_end = next_steps, on_end
+        self.batteries, self._edges = batteries, edges
         self.computing = computing = Computing(simulation, population, compute, network, batch_size, self._cut, batteries)
         self.transfers = transfers = Transfers(simulation, network, self._cut, batteries)
-        self._ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Cause | None]]] = {
+        self._ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
             Download: (transfers.send, transfers.sent),
             Upload: (transfers.send, transfers.sent),
             Queue: (transfers.stand, transfers.stood),
@@ -109,11 +101,11 @@ class TaskRunner:
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
-        while cause is None and self._has_step(task):
-            done = task.done if task.begun else self._begin_step(task)
-            assert done is not None
+        while cause is None and (task.position < len(task.steps) or self._asks_for_more(task)):
+            if not task.begun:
+                self._begin_step(task)
             try:
-                cause = yield done  # the end of a flow or a computation, or a slot
+                cause = yield task.done  # type: ignore[misc]  # the end of a flow or a computation, or a slot
             except simpy.Interrupt as interrupt:
                 cause = interrupt.cause
             cause = self._end_step(task, cause)
@@ -124,30 +116,26 @@ class TaskRunner:
         self._simulation.record("task-start", task.fields | continues)
         if self.batteries is not None:
             self.batteries.start(task.device)
-        if not self._has_step(task):
+        if not task.steps and not self._asks_for_more(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
 
-    def _has_step(self, task: Task) -> bool:
-        """Whether the task has another step. The client half says what follows."""
-        if task.position < len(task.steps):
-            return True
+    def _asks_for_more(self, task: Task) -> bool:
+        """The client half says which steps follow; returns whether there are any."""
         following = self._next_steps(task)
         task.steps += following
         return bool(following)
 
-    def _begin_step(self, task: Task) -> simpy.Event:
-        """Begin the next step; returns the event of its end."""
+    def _begin_step(self, task: Task) -> None:
         step = task.steps[task.position]
         if self.transfers.queues and isinstance(step, Download | Upload) and self.transfers.has_to_queue(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun, task.step_start = True, self._simulation.now
-        task.done = done = self._simulation.env.event()
+        task.done = simpy.Event(self._env)
         self._simulation.record("step-start", {**task.fields, "step": step.name})
         if self.batteries is not None:
             self.batteries.begin(task.device, step)
         self._ways[type(step)][0](task, step)
-        return done
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
@@ -155,7 +143,8 @@ class TaskRunner:
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None
-        cause = self._ways[type(step)][1](task, step, cause)
+        cause, facts = self._ways[type(step)][1](task, step, cause)
+        self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts})
         task.begun, task.done = False, None
         if self.batteries is not None:
             if task.battery is not None:
@@ -236,15 +225,9 @@ class TaskRunner:
         edge: int | None = None,
         context: Any = None,
     ) -> Task:
-        """Give a task to an idle device; it begins in this instant.
+        """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
 
-        Args:
-            device: who carries it out.
-            steps: the first ones; ``next_steps`` is asked for those that follow.
-            round, group: what it belongs to, or None.
-            continues: it goes on with what the device's task before began, and is no selection of its own.
-            edge: the edge server with which it exchanges messages; None: the server.
-            context: see ``Task``.
+        One that ``continues`` what the device's task before began is no selection of its own. For the rest see ``Task``.
 
         Raises:
             SimulationError: the device still works on another task.
@@ -260,15 +243,11 @@ class TaskRunner:
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
-        task.off = self._off(task)
+        lost = edge is not None and self._edges is not None and edge in self._edges.off
+        task.off = self._simulation.now if lost else self.reachable_until(device)  # now if it is away, or its edge server is
         self._put_to_work(task)
         self._watch(task)
         return task
-
-    def _off(self, task: Task) -> float:
-        """When the task's device disconnects next (s); now if it is away, or its edge server is."""
-        lost = self._edges is not None and task.edge in self._edges.off
-        return self._simulation.now if lost else self.reachable_until(task.device)
 
     def _put_to_work(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
@@ -293,7 +272,7 @@ class TaskRunner:
 
     def _is_due(self, task: Task) -> bool:
         """Whether the running step ought to be carried out now, but for the rounding of times; it then is."""
-        return self.computing.is_due(task) if task.flow is None else self.transfers.is_due(task.flow)
+        return self.computing.is_due(task) if task.flow is None else self._network.finish(task.flow)
 
     # Who interrupts.
 
@@ -307,7 +286,7 @@ class TaskRunner:
             task.vanish.cancel()
         if task.off < math.inf:
             off = max(task.off, self._simulation.now)
-            task.vanish = self._simulation.wake(("vanish", task.id), off, partial(self._cut, task), CUT)
+            task.vanish = self._env.at(("vanish", task.id), off, partial(self._cut, task), CUT)
 
     def _cut(self, task: Task) -> None:
         """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""

@@ -1,4 +1,4 @@
-"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and of devices to each other.
+"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and between devices.
 
 A message is a flow with a record of its own. It is cut when one of its ends can no longer be reached, or is ``lost`` from the
 start if one cannot be reached when it is sent; what moved until then is charged. It ends once, with a record: ``edge-transfer``
@@ -20,13 +20,10 @@ from fedsim.world.task import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way.
+    """A message on its way, between endpoints by their numbers.
 
     Attributes:
         id: counts messages from 0.
-        source, destination: the numbers of its endpoints.
-        payloads: its parts.
-        round: the round that it belongs to, or None.
         start: when it was sent (s).
         flow: the transfer; None where an end could not be reached when it was sent.
         alarm: rings when an end can no longer be reached.
@@ -54,8 +51,7 @@ class Messages:
     """Carries messages between endpoints.
 
     Args:
-        simulation: the clock.
-        network: how long messages take.
+        simulation, network: the clock, and how long messages take.
         until: until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
 
     Attributes:
@@ -77,8 +73,7 @@ class Messages:
     ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
 
-        Raises:
-            SimulationError: there is no such endpoint, or it would send to itself.
+        ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
         now = self._simulation.now
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
@@ -101,6 +96,10 @@ class Messages:
             arrived = flow.sent == flow.size and self._simulation.now > message.start
             self._end(message, "done" if arrived else outcome)
 
+    def delivered(self, message: Message) -> float:
+        """Bytes of a message that have arrived."""
+        return 0.0 if message.flow is None else self._network.sent(message.flow)
+
     def lose(self, endpoint: int) -> None:
         """An endpoint is gone: all that it sends and receives is lost."""
         for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
@@ -116,7 +115,7 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
-        delivered = 0.0 if message.flow is None else message.flow.sent
+        delivered = self.delivered(message)
         kind, fields = self._about(message)
         fields |= {"start": message.start, "outcome": outcome, "bytes": _size(message.payloads)}
         fields |= {"delivered": delivered, "payloads": message.payloads}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import TICK_S, on_grid
+from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
 from fedsim.world.columns import Rows
 
@@ -33,14 +33,9 @@ class Span(NamedTuple):
 class Phases:
     """Alternating exponential phases of each device, sampled lazily from its own counter.
 
-    Phase k of a device is its k-th draw, whoever asks; the phase at time 0 is on with the long-run share of on time, so
-    that the population starts in its steady state (an exponential phase has no memory of when it began).
-
-    Args:
-        streams: the run's streams; this draws from ``purpose`` and, for the phases at time 0, ``purpose/first``.
-        purpose: the name of the streams.
-        mean_on, mean_off: mean lengths (s).
-        devices: how many paths there are.
+    Phase k of a device is its k-th draw of ``purpose``, whoever asks; the phase at time 0 (drawn from ``purpose/first``) is on
+    with the long-run share of on time, so that the population starts in its steady state (an exponential phase has no memory of
+    when it began). Mean lengths are in s.
     """
 
     def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
@@ -48,6 +43,8 @@ class Phases:
         self._purpose = purpose
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
+        self._far_s = _MOST_PHASES * min(mean_on, mean_off)  # before that there are not too many phases
+        self._first = f"{purpose}/first"
         self._rows = Rows(devices)
         # The phase that each device was last found in, by its row; one that ends at 0 has never been looked for.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
@@ -62,11 +59,12 @@ class Phases:
         if start <= time < end:
             return Span(self._on.item(row), start, end)
         if time < start or end == 0.0:
-            count, start, on = 0, 0.0, self._streams.uniform(f"{self._purpose}/first", device) < self._share_on
+            count, start, on = 0, 0.0, self._streams.uniform(self._first, device) < self._share_on
             end = self._length(device, 0, on)
         else:
             count, on = self._count.item(row), self._on.item(row)
-        self.check_walk(device, end, time)
+        if time - end > self._far_s:
+            self.check_walk(device, end, time)
         while time >= end:
             count, on, start = count + 1, not on, end
             end += self._length(device, count, on)
@@ -74,11 +72,7 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Refuse to go through far too many phases from ``start`` to ``end`` (s).
-
-        Raises:
-            SimulationError: names the phases.
-        """
+        """Raise ``SimulationError`` if there are far too many phases from ``start`` to ``end`` (s) to go through."""
         expected = 2 * (end - start) / sum(self._means)
         if expected > _MOST_PHASES:
             off, on = self._means
@@ -109,7 +103,8 @@ class Phases:
         return rows
 
     def _length(self, device: int, count: int, on: bool) -> float:
-        return max(TICK_S, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
+        uniform = self._streams.uniform(self._purpose, device, count)
+        return max(TICK_S, round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND) / _TICKS_PER_SECOND)
 
     # Many devices at once.
 
@@ -129,7 +124,7 @@ class Phases:
             behind = behind[self._end[rows[behind]] <= time]
 
     def _begin(self, devices: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        on = self._streams.uniforms(f"{self._purpose}/first", devices) < self._share_on
+        on = self._streams.uniforms(self._first, devices) < self._share_on
         self._count[rows], self._on[rows], self._start[rows] = 0, on, 0.0
         self._end[rows] = self._lengths(devices, np.zeros((len(devices), 1), dtype=np.int64), on[:, None])[:, 0]
 

@@ -11,8 +11,8 @@ from fedsim.environment import CUT
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import SERVER, Direction, Flow, ends
-from fedsim.world.task import Cause, Download, Queue, Task, Upload
+from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.task import Cause, Download, Ending, Queue, Task, Upload
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -21,13 +21,7 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 
 class Transfers:
-    """Carries out the steps of tasks in which messages move, or wait.
-
-    Args:
-        simulation: the clock.
-        network: how long messages take.
-        cut: interrupts a task whose battery is flat.
-        batteries: those of the devices, if they have any.
+    """Begins and ends the steps of tasks in which messages move, or wait; ``cut`` interrupts a task whose battery is flat.
 
     Attributes:
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
@@ -51,8 +45,7 @@ class Transfers:
     def queue(self, direction: Direction, slots: simpy.Resource, running: Mapping[int, Task]) -> None:
         """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
 
-        Raises:
-            SimulationError: messages of that direction queue for something else already.
+        ``SimulationError``: messages of that direction queue for something else already.
         """
         if direction in self.queues:
             raise SimulationError(
@@ -90,8 +83,9 @@ class Transfers:
         """A message leaves."""
         parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
-        at = SERVER if task.edge is None else self._network.devices + task.edge
-        task.flow = self._network.send(*ends(task.device, step.direction, at), size, task.carried_out)
+        at, device = SERVER if task.edge is None else self._network.devices + task.edge, task.device
+        source, destination = (at, device) if step.direction == "down" else (device, at)
+        task.flow = self._network.send(source, destination, size, task.carried_out)
         if self._batteries is not None:
             self._look(self._batteries, task)
 
@@ -137,12 +131,8 @@ class Transfers:
 
     # Ends.
 
-    def is_due(self, flow: Flow) -> bool:
-        """Whether a message has come by now, but for the rounding of times; it then has."""
-        return self._network.finish(flow)
-
-    def sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Cause | None:
-        """A message has come, or was cut short: record it. Returns how it is to be counted: one that is there has come."""
+    def sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
+        """A message has come, or was cut short; one whose last byte is there has come."""
         flow, task.flow = task.flow, None
         assert flow is not None
         if task.slot is not None:
@@ -151,27 +141,18 @@ class Transfers:
             self._network.cancel(flow)
             if cause in _DISCONNECTED and flow.sent == flow.size and self._simulation.now > task.step_start:
                 cause = None
-        fields: dict[str, Any] = {
-            **task.fields,
-            "step": step.name,
-            "outcome": cause or "done",
-            "bytes": flow.size,
-            "delivered": flow.sent,
-        }
-        fields["payloads"] = step.payloads
+        facts: dict[str, Any] = {"bytes": flow.size, "delivered": flow.sent, "payloads": step.payloads}
         if self._network.overhead != 1:
-            fields["wire_bytes"] = flow.sent * self._network.overhead
+            facts["wire_bytes"] = flow.sent * self._network.overhead
         if task.edge is not None:
-            fields["receiver" if step.direction == "up" else "sender"] = self._network.name(self._network.devices + task.edge)
-        self._simulation.record("step-end", fields)
-        return cause
+            facts["receiver" if step.direction == "up" else "sender"] = self._network.name(self._network.devices + task.edge)
+        return cause, facts
 
-    def stood(self, task: Task, step: Queue, cause: Cause | None) -> Cause | None:
+    def stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
         """A message waits no more."""
-        self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done"})
         if cause is not None:
             self._leave_slot(task)
-        return cause
+        return cause, {}
 
     # Snapshots, between two instants.
 

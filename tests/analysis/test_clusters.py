@@ -27,11 +27,11 @@ def test_groups_are_those_that_the_server_made(split: RunFolder) -> None:
 
 def test_sizes_on_borders_and_beyond_them() -> None:
     sizes = np.array([1, 10, 14, 15, 19, 20, 99])
-    grouping = Grouping("cluster", 0, 0.0, 10, 20, (3, 4), np.arange(7), sizes)
+    grouping = Grouping("cluster", 0, 10, 20, (3, 4), sizes, sizes < 0)
     assert grouping.groups.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert grouping.outliers.tolist() == [True, False, False, False, False, False, True]
     assert grouping.edges.tolist() == [10, 15, 20]
-    assert Grouping("cluster", 0, 0.0, 5, 5, (0, 0, 2), np.arange(2), np.array([5, 5])).groups.tolist() == [2, 2]
+    assert Grouping("cluster", 0, 5, 5, (0, 0, 2), np.array([5, 5]), np.zeros(2, bool)).groups.tolist() == [2, 2]
 
 
 def test_each_device_is_in_a_bar(split: RunFolder, tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_devices_of_one_size_are_one_bar(small: dict[str, Any], tmp_path: Path) 
     last = read_groupings(run)[-1]
     assert last.low == last.high == 30
     panels = [panel for panel in draw_clusters(run).axes if heights(panel)]
-    assert heights(panels[-1]) == len(last.devices) > 5
+    assert heights(panels[-1]) == len(last.sizes) > 5
     assert all(float(tick).is_integer() for tick in panels[-1].get_xticks())

@@ -2,10 +2,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.analysis.costs import band, draw_costs
+from fedsim.analysis.accuracy import band, draw_costs
 from fedsim.analysis.series import Series, group_by_scenario
 from fedsim.analysis.style import NothingToDrawError, line_of, save
 from fedsim.records.reading import RunFolder
@@ -22,14 +23,14 @@ def seeds(small: dict[str, Any], tmp_path: Path) -> list[RunFolder]:
 
 
 def test_a_band_where_all_are_known() -> None:
-    first = {"time": np.array([0.0, 2.0, 4.0]), "accuracy": np.array([0.0, 0.4, 0.8])}
-    other = {"time": np.array([1.0, 3.0, 9.0]), "accuracy": np.array([0.4, 0.8, 0.2])}
+    first = pd.DataFrame({"time": [0.0, 2.0, 4.0], "accuracy": [0.0, 0.4, 0.8]})
+    other = pd.DataFrame({"time": [1.0, 3.0, 9.0], "accuracy": [0.4, 0.8, 0.2]})
     drawn = band([first, other], "time")
     assert drawn.at.tolist() == [1, 2, 3, 4]
     np.testing.assert_allclose(drawn.low, [0.2, 0.4, 0.6, 0.7])
     np.testing.assert_allclose(drawn.high, [0.4, 0.6, 0.8, 0.8])
     np.testing.assert_allclose(drawn.mean, [0.3, 0.5, 0.7, 0.75])
-    apart = {"time": np.array([5.0, 6.0]), "accuracy": np.array([0.1, 0.2])}
+    apart = pd.DataFrame({"time": [5.0, 6.0], "accuracy": [0.1, 0.2]})
     assert not len(band([first, apart], "time").at)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.analysis.presence import read_presence
+from fedsim.analysis.history import History
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.records.reading import RunFolder
@@ -38,7 +38,7 @@ def nightfall(world: Any) -> Any:
 
 
 def test_stretches(outage: RunFolder) -> None:
-    presence = read_presence(outage, 30.0)
+    presence = History(outage)
     assert list(presence.there.itertuples(index=False, name=None)) == [
         (0, 0.0, 30.0),
         (1, 5.0, 30.0),
@@ -54,7 +54,7 @@ def test_the_timeline_shows_them(outage: RunFolder) -> None:
     figure = draw_timeline(outage, order="number")
     (bands,) = (item for item in figure.axes[0].collections if item.get_gid() == "away")
     assert len(bands.get_paths()) == 3
-    assert marks(figure).keys() >= {"arrivals", "departures"}
+    assert marks(figure).keys() >= {"arrival", "departure"}
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"idle", "cannot be reached", "arrives", "leaves for good"} <= set(words)
     assert "idle or disconnected" not in words
@@ -74,7 +74,7 @@ def test_the_trace_has_those_of_the_table(outage: RunFolder) -> None:
 
 def test_a_folder_of_an_older_version(outage: RunFolder) -> None:
     (outage.path / "availability.parquet").unlink()
-    assert read_presence(outage, 30.0).away.empty
+    assert History(outage).away.empty
     words = [text.get_text() for text in draw_timeline(outage).legends[0].get_texts()]
     assert "idle or disconnected" in words
     assert not any(entry["name"] == "cannot be reached" for entry in trace_events(outage))
@@ -84,7 +84,7 @@ def test_shifts_have_marks(grouped: RunFolder) -> None:
     shown = marks(draw_timeline(grouped))
     worked = {event["device"] for event in grouped.events if event["kind"] == "task-start"}
     for kind in ("arrival", "departure", "shift"):
-        assert shown[f"{kind}s"] == sum(event["kind"] == kind and event["device"] in worked for event in grouped.events) > 0
+        assert shown[kind] == sum(event["kind"] == kind and event["device"] in worked for event in grouped.events) > 0
 
 
 def test_lanes_are_of_devices_whose_phases_are_known(unlearned: RunFolder) -> None:

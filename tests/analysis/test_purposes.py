@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.analysis.purposes import draw_purposes_compared
 from fedsim.analysis.style import NothingToDrawError, save
+from fedsim.analysis.traffic import draw_purposes_compared
 from fedsim.records.ledger import sum_view
 from fedsim.records.reading import RunFolder
 

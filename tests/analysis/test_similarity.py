@@ -10,6 +10,7 @@ import pytest
 
 import fedsim
 from fedsim.analysis.clusterings import Clustering, read_clusterings
+from fedsim.analysis.history import History
 from fedsim.analysis.similarity import draw_similarity
 from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.errors import RunFolderError
@@ -35,7 +36,7 @@ def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder,
     (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
     figure = draw_similarity(grouped)
     drawn = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
-    (clustering,) = read_clusterings(grouped)
+    (clustering,) = read_clusterings(History(grouped))
     order = clustering.order()
     groups = np.array(event["data"]["groups"])[order]
     assert groups.tolist() == sorted(event["data"]["groups"])

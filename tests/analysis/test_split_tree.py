@@ -8,10 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedsim.analysis.history import History
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.split_tree import draw_split_tree, read_splits
 from fedsim.analysis.style import NothingToDrawError, save
 from fedsim.errors import RunFolderError
+from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
 
 Split = tuple[int, int, tuple[int, int], tuple[list[int], list[int]]]  # round, parent, children, members
@@ -56,11 +58,11 @@ def divided(run: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 def test_the_tree_of_the_splits(divided: RunFolder) -> None:
-    tree = read_splits(divided)
-    (root,) = tree.roots
+    (root,) = read_splits(History(divided))
     ends = {row["round"]: row["time"] for row in divided.rounds}
-    assert (root.group, root.born, root.members, root.split_round, root.split_time) == (0, 0, 20, 2, ends[1])
-    assert [(node.group, node.born, node.members, node.split_round) for node in root.nodes()] == [
+    assert (root.group, root.born, root.members, root.split_round) == (0, 0, 20, 2)
+    assert root.told.startswith(f"round 1 ({show_seconds(ends[1])}), mean norm 0.01")
+    assert [(node.group, node.born, node.members, node.split_round) for node in root.below()] == [
         (0, 0, 20, 2),
         (1, 2, 12, 5),
         (5, 5, 1, None),
@@ -69,15 +71,13 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
         (3, 5, 3, None),
         (4, 5, 5, None),
     ]
-    assert [leaf.group for leaf in root.leaves()] == [5, 6, 3, 4]
-    assert root.children[1].mean_norm == 0.03
-    for leaf in root.leaves():
-        accuracies = [row["accuracy"] for row, group in zip(divided.devices, FINAL, strict=True) if group == leaf.group]
+    beside = [text.get_text() for text in draw_split_tree(divided).axes[0].texts if text.get_gid() == "leaf"]
+    for group, text in zip((5, 6, 3, 4), beside, strict=True):
+        accuracies = [row["accuracy"] for row, own in zip(divided.devices, FINAL, strict=True) if own == group]
         known = [value for value in accuracies if value is not None and math.isfinite(value)]
-        count, accuracy = tree.final(leaf)
-        assert count == leaf.members
         assert known
-        assert accuracy == pytest.approx(sum(known) / len(known))
+        assert text.startswith(f"group {group}: {len(accuracies)} device")
+        assert text.endswith(f"accuracy {sum(known) / len(known):.3f}")
 
 
 def test_lines_last_as_long_as_their_clusters(divided: RunFolder, tmp_path: Path) -> None:

@@ -1,16 +1,15 @@
 """The strips under a timeline: areas are what the tables sum up to."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from fedsim.analysis.activity import read_activity
-from fedsim.analysis.presence import read_presence
-from fedsim.analysis.strips import draw_load, draw_work
+from fedsim.analysis.history import History
+from fedsim.analysis.timeline import draw_load, draw_work
 from fedsim.analysis.view import Span, View, look_at
-from fedsim.records.folder import DEVICES
 from fedsim.records.link_load import Curve, means
 from fedsim.records.reading import RunFolder
 
@@ -26,8 +25,7 @@ def areas(axes: Axes) -> dict[str, float]:
 
 
 def seen(run: RunFolder, span: Span | None = None) -> View:
-    activity = read_activity(run)
-    return look_at(activity, run.table(DEVICES).to_pandas(), read_presence(run, activity.end), span)
+    return look_at(History(run), span)
 
 
 def test_means_against_sums_by_hand() -> None:
@@ -38,26 +36,26 @@ def test_means_against_sums_by_hand() -> None:
 
 @pytest.mark.parametrize("share", [None, (0.2, 0.7)])
 def test_devices_at_work_and_away(run: RunFolder, share: Span | None) -> None:
-    activity = read_activity(run)
-    span = share and (share[0] * activity.end, share[1] * activity.end)
-    view, presence = seen(run, span), read_presence(run, activity.end)
-    devices = len(run.table(DEVICES))
-    draw_work(axes := Figure().subplots(), activity, presence, devices, view, 1.0)
+    history = History(run)
+    view = look_at(history, share and (share[0] * history.end, share[1] * history.end))
+    assert view.unit.size == 1.0
+    draw_work(axes := Figure().subplots(), view)
     expected = {}
-    for name, table in [*activity.steps.groupby("outcome"), ("away", presence.away)]:
+    for name, table in [*history.steps.groupby("outcome"), ("away", history.away)]:
         inside = np.minimum(table["end"], view.end) - np.maximum(table["start"], view.start)
         expected[name] = float(inside.clip(lower=0).sum())
     assert areas(axes) == pytest.approx(expected)
     assert expected["lost"] > 0
     assert expected["away"] > 0
-    draw_work(axes := Figure().subplots(), activity, presence, devices + 1, view, 1.0)  # as if of one nobody knew
+    history.population = pd.concat([history.population, history.population.iloc[:1]])  # as if of one nobody knew
+    draw_work(axes := Figure().subplots(), view)
     assert "away" not in areas(axes)
 
 
 def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
     """In bits: what was on the wire, each way. A link that carries more than anybody asks for has no line."""
     run.scenario["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
-    handles = draw_load(axes := Figure().subplots(), run, seen(run), 1.0)
+    handles = draw_load(axes := Figure().subplots(), seen(run))
     size = {"Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3, "bit/s": 1.0}[axes.get_ylabel().split("(")[1].rstrip(")")]
     moved = {
         way: 8 * sum(row["wire_bytes"] for row in run.transfers if row["direction"] == way) / size for way in ("down", "up")
@@ -67,11 +65,11 @@ def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
 
 
 def test_a_full_link_has_a_line_that_nothing_crosses(run: RunFolder) -> None:
-    draw_load(free := Figure().subplots(), run, seen(run), 1.0)
+    draw_load(free := Figure().subplots(), seen(run))
     peak = max(patch.get_data().values.max() for patch in free.patches if patch.get_gid() == "down")  # type: ignore[attr-defined]
     unit = free.get_ylabel().split("(")[1].rstrip(")")
     run.scenario["network"]["server"] = {"down": f"{peak / 2:.6g} {unit}"}
-    (handle,) = draw_load(axes := Figure().subplots(), run, seen(run), 1.0)
+    (handle,) = draw_load(axes := Figure().subplots(), seen(run))
     assert handle.get_label() == "what the server's link can carry"
     assert {line.get_gid() for line in axes.lines} == {"capacity-down", None}
     values = {str(patch.get_gid()): patch.get_data().values for patch in axes.patches}  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ def test_pixels_are_those_of_the_file() -> None:
         for panel in figure.subplots(1, 2):
             panel.plot([0, 1, 5], [2, 0, 1e6], label="a line")
             panel.set_title("a title\nof two lines")
-        style.legend_below(figure, *figure.axes[0].get_legend_handles_labels())
+        style.legend_below(figure, figure.axes[0].get_legend_handles_labels()[0])
         return figure
 
     file = Image.open(io.BytesIO(style.rendered(draw(), "png", 160)))

@@ -4,11 +4,11 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from fedsim.analysis import lanes
-from fedsim.analysis.moves import read_membership
+from fedsim.analysis.history import MARKS, History
 from fedsim.analysis.style import save
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.records.reading import RunFolder
@@ -18,8 +18,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def marks(figure: Figure) -> dict[str, int]:
     """How many marks of each kind the lanes have."""
-    found = [item for item in figure.axes[0].collections if isinstance(item, PathCollection)]
-    return {str(item.get_gid()): len(item.get_offsets()) for item in found}  # type: ignore[arg-type]
+    found = {str(line.get_gid()): len(line.get_xdata()) for line in figure.axes[0].lines}
+    return {kind: count for kind, count in found.items() if kind in (*MARKS, "late", "lost", "left", "battery")}
 
 
 def bars(axes: Axes) -> Counter[str]:
@@ -130,11 +130,11 @@ def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) ->
     """As on the page: a stretch for each stay of a device in a group, and a mark for each move."""
     lanes = draw_timeline(grouped).axes[0]
     shown = {int(label.get_text().split()[0]) for label in lanes.get_yticklabels()}
-    stays = read_membership(grouped).stays
+    stays = History(grouped).stays
     stays = stays[(stays["group"] >= 0) & stays["device"].isin(list(shown))]
     tints = [item for item in lanes.collections if item.get_gid() == "group"]
     assert sum(len(item.get_paths()) for item in tints) == len(stays[stays["end"] > stays["start"].clip(lower=0)]) > 20
-    moves = read_membership(grouped).migrations
-    (marks,) = [item for item in lanes.collections if item.get_gid() == "moves"]
-    assert len(marks.get_offsets()) == moves["device"].isin(list(shown)).sum() > 0
+    moves = History(grouped).migrations
+    (marks,) = [line for line in lanes.lines if line.get_gid() == "move"]
+    assert len(marks.get_xdata()) == moves["device"].isin(list(shown)).sum() > 0
     assert not [item for item in draw_timeline(run).axes[0].collections if item.get_gid() == "group"]

@@ -12,7 +12,6 @@ Exit status 1 if a message costs 1 ms more than in the loop at 10 kB, 60 ms more
 network of torch's takes more than 1.15 times the loop's.
 """
 
-import argparse
 import gc
 import sys
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from tests.benchmarks.script import parser
 from tests.flower import plain
 from tests.flower.runs import execute, scenario
 
@@ -53,9 +53,7 @@ def message(size: int, few: int, many: int, pairs: int) -> tuple[float, float]:
 
 def main() -> int:
     """Measure, print, compare."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=5)
-    pairs = parser.parse_args().pairs
+    pairs = parser(__doc__, pairs=5).parse_args().pairs
     plain.deepcopy = lambda message: message  # type: ignore[assignment, attr-defined]
     both("numpy_app", _DEVICES, {})
     bad = False

@@ -8,7 +8,6 @@ processes; a round's is what many rounds take more than few. Flower does not see
 over seeds can be compared, not a run.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,8 +16,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from tests.benchmarks.script import parser
+
 _APP = Path(__file__).parents[1] / "flower" / "apps" / "torch_app"
 _SIDES = ("fedsim", "Flower")
+_ROUNDS = (2, 12)  # of the two runs whose difference is what a round takes
 
 
 def here(seed: int, devices: int, rounds: int) -> float:
@@ -83,18 +85,15 @@ def timed(python: str, side: str, seed: int, devices: int, rounds: int) -> tuple
 
 def main() -> None:
     """Both sides in turns, seed by seed; prints a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--simulation", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--devices", type=int, default=20)
-    parser.add_argument("--rounds", type=int, nargs=2, default=(2, 12), metavar=("FEW", "MANY"))
-    parser.add_argument("--side", choices=_SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("numbers", type=int, nargs="*", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    arguments = parser(__doc__, seeds=5, devices=20)
+    arguments.add_argument("--simulation", default=sys.executable, metavar="PYTHON")
+    arguments.add_argument("--side", help="one run in this process, of the numbers: seed, devices, rounds")
+    arguments.add_argument("numbers", type=int, nargs="*")
+    asked = arguments.parse_args()
     if asked.side:
         print(json.dumps((here if asked.side == "fedsim" else there)(*asked.numbers)))
         return
-    few, many = asked.rounds
+    few, many = _ROUNDS
     found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in _SIDES}
     for seed in range(1, asked.seeds + 1):
         for side, python in zip(_SIDES, (sys.executable, asked.simulation), strict=True):

@@ -10,21 +10,31 @@ damaged checkpoint is refused or gives the same run. Prints the failures by what
 """
 
 import argparse
+import gc
 import multiprocessing
+import random
+import shlex
+import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzzing.trying import KINDS, Tried, Trier
+from tests.fuzzing import folders, inputs, scenarios, terminals
+from tests.fuzzing.place import Place, Verb, loaded_verbs
 
+KINDS = {"scenarios": scenarios, "folders": folders, "inputs": inputs, "terminals": terminals}
 _TOLD_EVERY_S = 10.0
-_trier: Trier  # in the processes that try: too large to be sent, and there when they are forked
+_verbs: dict[str, Verb] = {}  # set before processes are forked that try cases
+_options: argparse.Namespace
 
 
 def main() -> int:
     """Try all cases, and show what failed."""
+    global _options
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for kind in KINDS:
         parser.add_argument(f"--{kind}", type=int, default=0, metavar="N")
@@ -34,16 +44,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=30.0, help="seconds that a call may take")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    cases = [(kind, number) for kind, _, number in (text.partition(":") for text in options.only)]
-    wanted = [(kind, int(number)) for kind, number in cases] or list(_in_turn(options))
-    kinds = tuple(kind for kind in KINDS if any(kind == one for one, _ in wanted))
-    global _trier
-    _trier = Trier(kinds, options.out.resolve(), options.seed, options.patience)
-    keep = bool(options.only)
-    with multiprocessing.get_context("fork").Pool(options.workers) as pool:
-        tried = list(_told(pool.imap_unordered(_attempt, [(kind, number, keep) for kind, number in wanted]), len(wanted)))
-    _trier.clean_up()
+    _options = parser.parse_args()
+    named = [(kind, int(number)) for kind, _, number in (text.partition(":") for text in _options.only)]
+    wanted = named or list(_in_turn(_options))
+    _options.out = _options.out.resolve()
+    _options.out.mkdir(parents=True, exist_ok=True)
+    _verbs.update(loaded_verbs())
+    pools = {kind: _options.out / f".pool-{kind}" for kind in ("folders", "terminals") if any(kind == one for one, _ in wanted)}
+    for kind, pool in pools.items():
+        shutil.rmtree(pool, ignore_errors=True)
+        pool.mkdir()
+        KINDS[kind].prepare(pool)  # type: ignore[attr-defined]
+    gc.freeze()
+    with multiprocessing.get_context("fork").Pool(_options.workers) as workers:
+        tried = list(_told(workers.imap_unordered(attempt, wanted), len(wanted)))
+    for pool in pools.values():
+        shutil.rmtree(pool)
     for line in table(tried):
         print(line)
     return 1 if any(one.complaints for one in tried) else 0
@@ -56,9 +72,42 @@ def _in_turn(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
     return ((kind, options.first + place) for _, kind, place in sorted(places))
 
 
-def _attempt(case: tuple[str, int, bool]) -> Tried:
-    kind, number, keep = case
-    return _trier.attempt(kind, number, keep=keep)
+@dataclass(frozen=True)
+class Tried:
+    """A case, the statuses of its calls, what was wrong, whether a long run was interrupted, and how long it took (s)."""
+
+    kind: str
+    number: int
+    statuses: list[int]
+    complaints: list[str]
+    stopped: bool
+    wall_s: float
+
+
+def attempt(case: tuple[str, int]) -> Tried:
+    """Try a case; its files stay if it failed, or if ``--only`` names it."""
+    kind, number = case
+    work = _options.out / f".{kind}-{number}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    place, began = Place(work, _verbs, _options.patience), time.monotonic()
+    try:
+        KINDS[kind].attempt(place, random.Random(f"{_options.seed}/{kind}/{number}"), number)
+    except Exception as error:  # of the case, not of fedsim: the others are tried all the same
+        place.complaints.append(f"the case itself is broken: {type(error).__name__}: {error}")
+        (work / "BROKEN.txt").write_text(traceback.format_exc())
+    if place.complaints or _options.only:
+        lines = [*place.complaints, ""]
+        for argv, outcome in place.calls:
+            lines += [f"$ {shlex.join(argv)}", outcome.text, outcome.where, f"[exit status {outcome.status}]", ""]
+        (work / "TOLD.txt").write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
+        shutil.rmtree(kept := _options.out / f"{kind}-{number}", ignore_errors=True)
+        work.rename(kept)
+    else:
+        shutil.rmtree(work)
+    outcomes = [outcome for _, outcome in place.calls]
+    statuses, stopped = [outcome.status for outcome in outcomes], any(outcome.stopped for outcome in outcomes)
+    return Tried(kind, number, statuses, place.complaints, stopped, time.monotonic() - began)
 
 
 def _told(results: Iterator[Tried], total: int) -> Iterator[Tried]:
@@ -70,8 +119,7 @@ def _told(results: Iterator[Tried], total: int) -> Iterator[Tried]:
         now = time.monotonic()
         if now - last > _TOLD_EVERY_S:
             last = now
-            left = (now - began) / done * (total - done)
-            print(f"-- {done} of {total}, {left / 60:.1f} min left", flush=True)
+            print(f"-- {done} of {total}, {(now - began) / done * (total - done) / 60:.1f} min left", flush=True)
         yield one
 
 

@@ -12,7 +12,6 @@ what is aggregated where it is; a codec leaves what devices and server add up al
 if any is silent.
 """
 
-import argparse
 import random
 import sys
 from collections import Counter
@@ -31,6 +30,7 @@ from fedsim.learning.refs import Ref
 from fedsim.running.assembly import Run
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.synchronous import Synchronous
+from tests.benchmarks.script import parser
 from tests.strategies.clustered import played, weights
 
 Sections = dict[str, Any]
@@ -45,8 +45,8 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))
 
 
-_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1, "sweep": False}
-_SHARES: Sections = {"groups": 2, "warmup_rounds": 1, "local_epochs": 1, "warmup_participation": 0.6, "participation": 0.6}
+_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1}
+_SHARES: Sections = {"groups": 2, "local_epochs": 1, "participation": 0.6, "moment": {"rounds": 1, "participation": 0.6}}
 OWN: dict[str, Sections] = {
     "cfl": {},
     "fedasync": {"concurrency": 5},
@@ -55,11 +55,11 @@ OWN: dict[str, Sections] = {
     "fl-hc": _SHARES,
     "lcfl": _SHARES,
     "hierfavg": {"clients_per_round": 8, "kappa2": 2},
-    "flexcfl": _GROUPED | {"alpha": 3, "pretrain_iterations": 5},
-    "fedgroup": _GROUPED | {"alpha": 3, "pretrain_iterations": 5},
+    "flexcfl": _GROUPED | {"moment": {"devices": 3, "steps": 5}},
+    "fedgroup": _GROUPED | {"moment": {"devices": 3, "steps": 5}},
     "tifl": {"clients_per_round": 2, "tiers": 2},
     "pfedme": {"clients_per_round": COHORT, "local_rounds": 3},
-    "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "sweep": False, "averaging": "gradients"},
+    "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "as": "paper", "averaging": "gradients"},
     "lcfl/members": _SHARES | {"clusters_start": "members"},
     "scaffold/I": {"clients_per_round": COHORT, "option": "I"},
 } | dict.fromkeys(("fesem", "fesem-mig", "hypcluster", "ifca", "ifca-mig"), _GROUPED)
@@ -175,7 +175,7 @@ class Played:
     def models(self) -> list[NDArray[np.float32]]:
         """The models that the server has to send."""
         strategy = self.run.strategy
-        served = strategy.shared_models() if isinstance(strategy, Synchronous) else strategy.models()
+        served = strategy._shared_models() if isinstance(strategy, Synchronous) else strategy.models()
         return weights(self.run, [model for model, _ in served.values()])
 
     def moved(self) -> float:
@@ -298,13 +298,11 @@ def combinations(kinds: list[str], count: int, seed: int = 1) -> Iterator[Cell]:
 
 def main() -> int:
     """Judge the cells, and say how many are refused, kept and silent."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", default=KINDS, help="these alone")
-    parser.add_argument("--sample", type=int, help="so many random combinations, instead of every single part")
-    parser.add_argument("--seed", type=int, default=1)
-    chosen = parser.parse_args()
+    arguments = parser(__doc__, sample=0, seed=1)
+    arguments.add_argument("strategies", nargs="*", help="these alone")
+    chosen = arguments.parse_args()
     kinds = chosen.strategies or KINDS
-    cells = single_parts(kinds) if chosen.sample is None else combinations(kinds, chosen.sample, chosen.seed)
+    cells = combinations(kinds, chosen.sample, chosen.seed) if chosen.sample else single_parts(kinds)
     counts: Counter[str] = Counter()
     for cell in cells:
         verdict, why = judge(cell)

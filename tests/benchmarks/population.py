@@ -12,7 +12,6 @@ With ``--batteries`` it is one day of 100,000 phones that are reached by day and
 ``scenarios/batteries.toml`` do: to take less than 60 s and 1 GB.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -30,6 +29,7 @@ from fedsim.executors.inline import Inline
 from fedsim.records import folder as files
 from fedsim.running.runner import Job
 from fedsim.simulation import Record
+from tests.benchmarks.script import parser
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 DEVICES = (10_000, 100_000, 1_000_000)
@@ -89,16 +89,12 @@ def measure(devices: int, rounds: int, batteries: bool) -> dict[str, float]:
 
 def main() -> None:
     """Measure all populations and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batteries", action="store_true")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--devices", type=int, nargs="+")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__, batteries=False, rounds=0, repeats=1, one=0)  # --one with --out: a child of this script
+    arguments.add_argument("--devices", type=int, nargs="+")
+    arguments.add_argument("--out", type=Path)
+    options = arguments.parse_args()
     rounds = options.rounds or (1 if options.batteries else 7) * ROUNDS_A_DAY
-    if options.one is not None:
+    if options.one:
         print(json.dumps(run_one(options.one, rounds, options.batteries, options.out)))
         return
     report = {}

@@ -7,7 +7,6 @@ sync: what the system had not brought to the disk by then is lost in the copy. T
 Prints a line a cut, and at the end JSON with how many were as they must be.
 """
 
-import argparse
 import json
 import random
 import re
@@ -28,20 +27,15 @@ from fedsim.checkpoint import store
 from fedsim.records.audit import audit
 from fedsim.records.lock import LOCK
 from fedsim.testing import eventful_world
+from tests.benchmarks.script import agree, parser, start
 from tests.test_runs import STRATEGIES
 
-_MAIN = "from fedsim.cli import main; main()"
-_COMPARED = ("events_sha256", "models_sha256")
-_MIB = 1 << 20
+_DISK_BYTES = 32 << 20
 
 
 def main() -> int:
     """Cut, resume, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuts", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    options = parser(__doc__, cuts=20, rounds=60, seed=1).parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
         refuse_where_nothing_can_be_mounted(Path(folder))
@@ -62,9 +56,7 @@ def refuse_where_nothing_can_be_mounted(folder: Path) -> None:
         with mounted(made(folder / "try"), folder / "there"):
             pass
     except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(
-            f"powercut: no ext4 file system in a file can be mounted here ({error}); it takes Linux, root and loop devices"
-        )
+        sys.exit(f"powercut: no ext4 file system can be mounted here ({error}); it takes Linux, root and loop devices")
 
 
 def cut_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
@@ -104,27 +96,13 @@ def _resumed(path: Path, out: Path, whole: Path, saved: int) -> dict[str, Any]:
         _, tree, _ = store.read(store.latest(out))
         found = len(tree["root"]["recorder"]["rounds"])
         _run(path, out, "--resume").communicate()
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, out)]
-    same = all(summaries[0][name] == summaries[1][name] for name in _COMPARED)
-    sound = not any(audit(out).values())
+    same, sound = agree(whole, out), not any(audit(out).values())
     return {"found": found, "empty files": empty, "same": same, "sound": sound, "good": same and sound and found >= saved > 0}
 
 
 def _run(path: Path, out: Path, *options: str) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        "-c",
-        _MAIN,
-        "run",
-        str(path),
-        "--out",
-        str(out),
-        "--executor",
-        "inline",
-        "--allow-code",
-        *options,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = ("run", path, "--out", out, "--executor", "inline", "--allow-code", *options)
+    return start(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def _read(process: "subprocess.Popen[str]", reports: list[int]) -> None:
@@ -139,7 +117,7 @@ def _read(process: "subprocess.Popen[str]", reports: list[int]) -> None:
 def made(path: Path) -> Path:
     """An empty ext4 file system in a file."""
     with path.open("wb") as file:
-        file.truncate(32 * _MIB)
+        file.truncate(_DISK_BYTES)
     subprocess.run(["mkfs.ext4", "-q", str(path)], check=True, capture_output=True)
     return path
 

@@ -15,8 +15,9 @@ from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.compare.lines import read_lines
+from fedsim.compare.paired import Estimate
 from fedsim.compare.show import print_short
-from fedsim.compare.table import Column, Estimate, _mean_difference
+from fedsim.compare.table import Column, _mean_difference
 from fedsim.compare.text import shown
 from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.output.terminal import Console

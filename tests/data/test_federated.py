@@ -7,6 +7,7 @@ import numpy as np
 from fedsim.data.dataset import Dataset
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.data.transforms import Augmentation, augment, rotate
+from tests.data.conftest import held_out
 
 
 def index(*numbers: int) -> np.ndarray:
@@ -18,7 +19,7 @@ def test_a_plain_shard_gives_normalised_samples_in_its_order(small: Dataset) -> 
     x, y = data.train_samples(data.shards[0])
     assert np.array_equal(x, small.pool.x[[12, 3, 3]].astype(np.float32) * np.float32(1 / 255))
     assert (x.dtype, y.tolist()) == (np.float32, [2, 3, 3])
-    assert (data.train_sizes().tolist(), data.test_sizes().tolist()) == ([3], [1])
+    assert (data.train_sizes().tolist(), held_out(data).tolist()) == ([3], [1])
     assert data.label_counts(data.shards[0]).tolist() == [0, 0, 1, 2, 0, 0, 0, 0, 0, 0]
 
 

@@ -5,6 +5,7 @@ import logging
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +15,17 @@ import torch
 pytest.importorskip("flwr")
 
 import fedsim
+from fedsim.errors import SimulationError
 from fedsim.flower.app import read_app
 from fedsim.flower.half import Half
-from tests.flower.plain import APPS
+from fedsim.flower.turns import carried_out
+from tests.flower.plain import APPS, seed_all
 from tests.flower.runs import execute, scenario
 
 
 def drawn() -> tuple[float, float, float]:
     """From each global generator; a normal one, of which numpy draws two and keeps the other."""
     return random.random(), float(np.random.standard_normal()), float(torch.rand(()))  # noqa: NPY002
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)
 
 
 def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were() -> None:
@@ -74,3 +71,19 @@ def test_a_fresh_process_with_two_workers_gives_the_same_run_as_this_one(tmp_pat
     fresh, here = json.loads((tmp_path / "run" / "summary.json").read_text()), execute(sections).summary
     for name in ("events_sha256", "models_sha256"):
         assert fresh[name] == here[name]
+
+
+def test_a_function_s_value_its_error_and_its_never_ending() -> None:
+    here = Path(__file__).parent
+    assert carried_out(lambda: 3, 60.0, here, "it") == 3
+    with pytest.raises(ZeroDivisionError):
+        carried_out(lambda: 1 / 0, 60.0, here, "it")
+    waits = threading.Event()
+
+    def stuck() -> None:
+        waits.wait()
+
+    with pytest.raises(SimulationError, match=r"^it has computed for 0\.01 s of real time, in test_half\.py, line \d+; "):
+        carried_out(stuck, 0.01, here, "it")
+    assert carried_out(lambda: 4, 60.0, here, "it") == 4  # another thread's, for that one is still at it
+    waits.set()

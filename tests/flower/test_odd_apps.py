@@ -44,12 +44,18 @@ def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
     assert_sound(tmp_path / "run")
 
 
-def test_a_server_that_polls_without_a_pause_is_a_hundredth_of_a_second_late_at_most() -> None:
-    assert execute(odd("polls-at-once")).summary["simulated_s"] == pytest.approx(2.5, abs=0.011)
-
-
-def test_what_a_library_waits_for_takes_no_simulated_time() -> None:
-    assert execute(odd("waits-for-a-process")).summary["simulated_s"] == pytest.approx(2.5, abs=1e-6)
+@pytest.mark.parametrize(
+    ("server", "seconds", "late"),
+    [
+        ("polls-at-once", 2.5, 0.011),  # it polls without a pause
+        ("waits-for-a-process", 2.5, 0.0),  # a library's wait takes no simulated time
+        ("times-out", 5.0, 0.0),  # a late device answers later, and has its next message then: 2.5 s for each of two
+        ("expires", 0.5, 0.0),
+    ],
+)
+def test_waiting_takes_simulated_time(server: str, seconds: float, late: float, tmp_path: Path) -> None:
+    assert execute(odd(server), tmp_path / "run").summary["simulated_s"] == pytest.approx(seconds, abs=max(late, 1e-6))
+    assert_sound(tmp_path / "run")
 
 
 def test_an_asynchronous_server(tmp_path: Path) -> None:
@@ -68,11 +74,7 @@ def test_an_asynchronous_server(tmp_path: Path) -> None:
         ("computes", "answers", r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line "),
         ("calls-from-a-thread", "answers", r"the Grid is called in the thread 'mine'"),
         ("polls", "raises", r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, line {raises}"),
-        (
-            "polls",
-            "nonsense",
-            r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message, in client_app",
-        ),
+        ("polls", "nonsense", r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message, in client_app"),
         ("polls", "slow", r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, line {slow}"),
     ],
 )
@@ -103,16 +105,6 @@ def test_a_server_that_never_ends_is_ended(server: str, stopped: str, tmp_path: 
     assert (summary["status"], summary["stopped"]) == ("done", stopped)
     assert_sound(tmp_path / "run")
     assert names() == before
-
-
-def test_who_is_late_answers_later_and_has_its_next_message_then(tmp_path: Path) -> None:
-    summary = execute(odd("times-out"), tmp_path / "run").summary
-    assert summary["simulated_s"] == pytest.approx(5.0, abs=1e-6)  # the slowest: 2.5 s for each of its two
-    assert_sound(tmp_path / "run")
-
-
-def test_a_message_expires() -> None:
-    assert execute(odd("expires")).summary["simulated_s"] == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize("when", ["0.5 s", "1.5 s"])

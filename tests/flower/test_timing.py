@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 import fedsim
 from fedsim.cli import main
-from fedsim.flower.timing import SamplesTime
+from fedsim.flower.params import SamplesTime
 from fedsim.output.progress import RunProgress
 from fedsim.output.terminal import Console
 from fedsim.simulation import Record

@@ -46,8 +46,7 @@ def test_a_study_of_strategies(tmp_path: Path) -> None:
     }
     (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
     call("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
-    index = json.loads((tmp_path / "study" / "index.json").read_text())
-    assert (tmp_path / "study" / "compare.csv").is_file(), index
+    assert (tmp_path / "study" / "compare.csv").is_file()
 
 
 def test_check_says_what_can_be_known(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run takes here, told from its beginning. Counts and sizes are checked; times by ``tests/benchmarks/forecast.py``."""
+"""What a run takes here, told from its beginning: counts and sizes, which do not depend on this machine."""
 
 from pathlib import Path
 from typing import Any

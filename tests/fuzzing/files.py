@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ from tests.fuzzing import values
 
 def as_toml(tables: Any) -> str:
     """Tables as TOML: what is None is left out, and what stands for raw text becomes it."""
-    text = tomli_w.dumps(_said(tables if isinstance(tables, dict) else {"": tables}))
+    return _with_raw(tomli_w.dumps(_said(tables if isinstance(tables, dict) else {"": tables})))
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, or as what most readers take for it; what stands for raw text becomes it."""
+    return _with_raw(json.dumps(value, indent=1, default=str))
+
+
+def _with_raw(text: str) -> str:
     for name, raw in values.RAW.items():
         text = text.replace(f'"{name}"', raw)
     return text
@@ -25,79 +34,42 @@ def _said(value: Any) -> Any:
     return [_said(item) for item in value if item is not None] if isinstance(value, list) else value
 
 
-def as_json(value: Any) -> str:
-    """A value as JSON, or as what most readers take for it; what stands for raw text becomes it."""
-    text = json.dumps(value, indent=1, default=str)
-    for name, raw in values.RAW.items():
-        text = text.replace(f'"{name}"', raw)
-    return text
-
-
 def damage(draw: random.Random, path: Path) -> str:
     """Damage the bytes of a file, or put something else in its place; what was done."""
-    what, do = draw.choice(list(_DAMAGES.items()))
-    do(draw, path)
+    what = draw.choice([*_CHANGED, *_REPLACED])
+    if what in _CHANGED:
+        path.write_bytes(_CHANGED[what](draw, path.read_bytes()))
+    else:
+        path.unlink()
+        _REPLACED[what](draw, path)
     return what
 
 
-def _truncate(draw: random.Random, path: Path) -> None:
-    os.truncate(path, draw.randrange(max(1, path.stat().st_size)))
-
-
-def _empty(draw: random.Random, path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def _flip(draw: random.Random, path: Path) -> None:
-    content = bytearray(path.read_bytes())
+def _flipped(draw: random.Random, content: bytes) -> bytes:
+    changed = bytearray(content)
     for _ in range(draw.choice([1, 1, 1, 20]) if content else 0):
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    path.write_bytes(content)
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
 
 
-def _insert(draw: random.Random, path: Path) -> None:
-    content = path.read_bytes()
+def _inserted(draw: random.Random, content: bytes) -> bytes:
     place = draw.choice([0, len(content), draw.randrange(len(content) + 1)])
     more = draw.choice([b"\n", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\x1b[2J", draw.randbytes(100), b"[" * 100_000])
-    path.write_bytes(content[:place] + more + content[place:])
+    return content[:place] + more + content[place:]
 
 
-def _drop_last(draw: random.Random, path: Path) -> None:
-    os.truncate(path, max(0, path.stat().st_size - 1))
-
-
-def _noise(draw: random.Random, path: Path) -> None:
-    path.write_bytes(draw.randbytes(draw.choice([1, 100, 100_000])))
-
-
-def _delete(draw: random.Random, path: Path) -> None:
-    path.unlink()
-
-
-def _folder(draw: random.Random, path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _fifo(draw: random.Random, path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _link(draw: random.Random, path: Path) -> None:
-    path.unlink()
-    path.symlink_to(draw.choice(["/dev/zero", "/dev/null", "/etc/passwd", "nowhere", path.name, "."]))
-
-
-_DAMAGES = {
-    "truncated": _truncate,
-    "emptied": _empty,
-    "bits flipped": _flip,
-    "bytes put in": _insert,
-    "last byte dropped": _drop_last,
-    "replaced by noise": _noise,
-    "deleted": _delete,
-    "replaced by a folder": _folder,
-    "replaced by a FIFO": _fifo,
-    "replaced by a link": _link,
+_LINKS = ("/dev/zero", "/dev/null", "/etc/passwd", "nowhere", ".")
+_REPLACED: dict[str, Callable[[random.Random, Path], object]] = {
+    "deleted": lambda draw, path: None,
+    "replaced by a folder": lambda draw, path: path.mkdir(),
+    "replaced by a FIFO": lambda draw, path: os.mkfifo(path),
+    "replaced by a link": lambda draw, path: path.symlink_to(draw.choice([*_LINKS, path.name])),
+}
+_CHANGED: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "truncated": lambda draw, content: content[: draw.randrange(max(1, len(content)))],
+    "emptied": lambda draw, content: b"",
+    "bits flipped": _flipped,
+    "bytes put in": _inserted,
+    "last byte dropped": lambda draw, content: content[:-1],
+    "replaced by noise": lambda draw, content: draw.randbytes(draw.choice([1, 100, 100_000])),
 }

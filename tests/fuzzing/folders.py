@@ -17,6 +17,7 @@ import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
 from fedsim.testing import eventful_world, run, run_until
+from tests.benchmarks.script import agree
 from tests.fuzzing import values
 from tests.fuzzing.files import as_json, as_toml, damage
 from tests.fuzzing.inputs import GRAPH
@@ -25,7 +26,6 @@ from tests.fuzzing.scenarios import look
 from tests.test_resume import TREE
 from tests.test_runs import STRATEGIES
 
-_COMPARED = ("events_sha256", "models_sha256")
 _ROUNDS = 4
 _pool: Path
 
@@ -34,20 +34,15 @@ def prepare(folder: Path) -> None:
     """Make the runs whose copies are damaged: of each strategy one that came to its end, one interrupted, one killed."""
     global _pool
     _pool = folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     (folder / "graph.json").write_text(json.dumps(GRAPH))
-    networks = [{}, {"network": TREE}, {"network": _over_graph(folder / "graph.json")}]
+    device = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
+    graph = {"kind": "graph", "file": str(folder / "graph.json"), "server": "s", "attach": ["a", "b"], "device": device}
+    networks = [{}, {"network": TREE}, {"network": graph}]
     for place, strategy in enumerate(one for one in STRATEGIES if ":" not in one["kind"]):
         made = folder / strategy["kind"]
         sections = eventful_world(strategy, seed=place, rounds=_ROUNDS) | networks[place % len(networks)]
         sections["checkpoint"] = {"rounds": 1}
         in_a_child(lambda made=made, sections=sections: _make(made, sections))  # type: ignore[misc]
-
-
-def _over_graph(file: Path) -> dict[str, Any]:
-    device = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
-    return {"kind": "graph", "file": str(file), "server": "s", "attach": ["a", "b"], "device": device}
 
 
 def _make(made: Path, sections: dict[str, Any]) -> None:
@@ -102,8 +97,7 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
 
 def _is_the_same(place: Place, out: Path, whole: Path, what: str) -> None:
     """A resumed run is the run that was never stopped, and passes its audit."""
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (out, whole)]
-    if any(summaries[0][name] != summaries[1][name] for name in _COMPARED):
+    if not agree(out, whole):
         place.complain(f"run --resume: another run comes of a folder in which {what}")
     told = place.call("audit", "out", allowed=(0, 1, 2))
     if told.status:
@@ -114,9 +108,8 @@ def change(draw: random.Random, folder: Path) -> str:
     """Change something in a folder; what was done, in words that are the same for the same kind of change."""
     path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     name = _kind_of(path, folder)
-    meant = {".json": _change_json, ".parquet": _change_parquet, ".toml": _change_toml}.get(path.suffix)
-    if meant is not None and draw.random() < 0.4:
-        return f"{name} {meant(draw, path)}"
+    if path.suffix in (".json", ".parquet", ".toml") and draw.random() < 0.4:
+        return f"{name} {_change_parquet(draw, path) if path.suffix == '.parquet' else _change_value(draw, path)}"
     others = sorted(other for other in folder.rglob("*") if other.is_file() and other != path)
     match draw.randrange(6):
         case 0:
@@ -142,13 +135,9 @@ def _kind_of(path: Path, folder: Path) -> str:
     )
 
 
-def _change_json(draw: random.Random, path: Path) -> str:
-    path.write_text(as_json(values.spoil(draw, json.loads(path.read_text()))))
-    return "had a value changed"
-
-
-def _change_toml(draw: random.Random, path: Path) -> str:
-    path.write_text(as_toml(values.spoil(draw, tomllib.loads(path.read_text()))))
+def _change_value(draw: random.Random, path: Path) -> str:
+    read, written = (json.loads, as_json) if path.suffix == ".json" else (tomllib.loads, as_toml)
+    path.write_text(written(values.spoil(draw, read(path.read_text()))))
     return "had a value changed"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsim.data.sources.idx import write_idx
+from fedsim.data.sources.images import write_idx
 from fedsim.testing import eventful_world
 from tests.fuzzing import values
 from tests.fuzzing.files import as_json, as_toml, damage
@@ -48,14 +48,9 @@ class _Pickled:
         return os.system, (f"touch {WITNESS}",)
 
 
-def prepare(folder: Path) -> None:
-    """Nothing is needed beforehand."""
-
-
 def attempt(place: Place, draw: random.Random, number: int) -> None:
     """Write a sound input, change it, and have it read."""
-    kinds = (_npz, _partition, _partition_npz, _mnist, _traces, _capacities, _graph, _scenario, _study, _index, _cifar)
-    kinds += (_devices, _intervals)
+    kinds = (_npz, _partition, _images, _traces, _capacities, _graph, _scenario, _study, _index, _devices, _intervals)
     kinds[number % len(kinds)](place, draw)
 
 
@@ -125,15 +120,13 @@ def _npz(place: Place, draw: random.Random) -> None:
 
 
 def _partition(place: Place, draw: random.Random) -> None:
-    entries: Any = {str(device): {"train": [device, device + 30], "test": [device]} for device in range(DEVICES)}
-    _write_json(draw, place.folder / "who.json", entries)
-    _run(place, {"data": {"partition": {"kind": "file", "path": str(place.folder / "who.json")}}}, draw)
-
-
-def _partition_npz(place: Place, draw: random.Random) -> None:
-    arrays = {f"train_{device}": np.arange(device, device + 3) for device in range(DEVICES)}
-    _write_npz(draw, place.folder / "who.npz", arrays)
-    _run(place, {"data": {"partition": {"kind": "file", "path": str(place.folder / "who.npz")}}}, draw)
+    path = place.folder / draw.choice(["who.json", "who.npz"])
+    if path.suffix == ".json":
+        entries = {str(device): {"train": [device, device + 30], "test": [device]} for device in range(DEVICES)}
+        _write_json(draw, path, entries)
+    else:
+        _write_npz(draw, path, {f"train_{device}": np.arange(device, device + 3) for device in range(DEVICES)})
+    _run(place, {"data": {"partition": {"kind": "file", "path": str(path)}}}, draw)
 
 
 def _write_json(draw: random.Random, path: Path, content: Any) -> None:
@@ -147,23 +140,19 @@ def _write_json(draw: random.Random, path: Path, content: Any) -> None:
         damage(draw, path)
 
 
-def _mnist(place: Place, draw: random.Random) -> None:
-    folder = place.folder / "mnist"
+def _images(place: Place, draw: random.Random) -> None:
+    source = draw.choice(["mnist", "cifar10"])
+    folder = place.folder / source
     folder.mkdir()
-    for part, count in (("train", 120), ("t10k", 40)):
-        write_idx(folder / f"{part}-images-idx3-ubyte", np.full((count, 28, 28), 7, dtype=np.uint8))
-        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", (np.arange(count) % 10).astype(np.uint8))
+    if source == "mnist":
+        for part, count in (("train", 120), ("t10k", 40)):
+            write_idx(folder / f"{part}-images-idx3-ubyte", np.full((count, 28, 28), 7, dtype=np.uint8))
+            write_idx(folder / f"{part}-labels-idx1-ubyte.gz", (np.arange(count) % 10).astype(np.uint8))
+    else:
+        for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+            (folder / name).write_bytes(b"".join(bytes([label]) + bytes(3072) for label in range(10)) * 3)
     damage(draw, draw.choice(sorted(folder.iterdir())))
-    _run(place, {"data": {"source": "mnist", "partition": "iid", "root": str(place.folder)}}, draw)
-
-
-def _cifar(place: Place, draw: random.Random) -> None:
-    folder = place.folder / "cifar10"
-    folder.mkdir()
-    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(b"".join(bytes([label]) + bytes(3072) for label in range(10)) * 3)
-    damage(draw, draw.choice(sorted(folder.iterdir())))
-    _run(place, {"data": {"source": "cifar10", "partition": "iid", "root": str(place.folder)}}, draw)
+    _run(place, {"data": {"source": source, "partition": "iid", "root": str(place.folder)}}, draw)
 
 
 def _traces(place: Place, draw: random.Random) -> None:

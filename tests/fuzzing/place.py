@@ -17,10 +17,19 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, NoReturn
+
+import fedsim
+import fedsim.analysis.report  # so that a child need not
+from fedsim import cli
+from fedsim.analysis import __main__ as analysis
+from fedsim.errors import FedsimError
+from fedsim.testing import eventful_world, run
 
 MEMORY = 4 << 30
 FILE_SIZE = 1 << 29
@@ -48,32 +57,18 @@ Verb = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended.
+    """How a call ended."""
 
-    Attributes:
-        status: its exit status; of one that was killed the signal, negative.
-        text: what it printed, stdout first.
-        stopped: it was sent SIGTERM when its patience was over.
-        where: the traceback of an error that was not expected.
-    """
-
-    status: int
-    text: str
-    stopped: bool
-    where: str
+    status: int  # of one that was killed the signal, negative
+    text: str  # stdout, then stderr
+    stopped: bool  # it was sent SIGTERM when its patience was over
+    where: str  # the traceback of an error that was not expected
 
 
 class Place:
-    """A folder and what is tried in it.
+    """An empty folder, the calls in it with how they ended, and what was wrong: the same line wherever the same is wrong.
 
-    Args:
-        folder: an empty one.
-        verbs: name -> what to call with the arguments in a child.
-        patience_s: how long a call may take; what may be long is then interrupted, all else has failed.
-
-    Attributes:
-        calls: each command line, with how it ended.
-        complaints: what was wrong, each a line that is the same wherever the same is wrong.
+    A call may take ``patience_s``; one that may be long is then interrupted, any other has failed.
     """
 
     def __init__(self, folder: Path, verbs: dict[str, Verb], patience_s: float) -> None:
@@ -93,12 +88,8 @@ class Place:
     ) -> Outcome:
         """Carry out a command line, and look at what must hold of each.
 
-        Args:
-            argv: a verb and its arguments.
-            allowed: exit statuses that are no mistake of fedsim's here.
-            excuse: what it says where exit status 1 is none either.
-            long: it may take longer than the patience, but then it heeds SIGTERM.
-            terminal: stdout and stderr are a pseudo-terminal.
+        ``allowed`` are exit statuses that are no mistake of fedsim's here; nor is 1 where it says ``excuse``. A ``long`` call
+        may outlast the patience, but then it heeds SIGTERM. ``terminal``: stdout and stderr are a pseudo-terminal.
         """
         outcome = self._carry_out(list(argv), long, terminal)
         self.calls.append((list(argv), outcome))
@@ -219,6 +210,26 @@ class _Listening(TextIOWrapper):
             self._where.write(traceback.format_exc())
             self._where.flush()
         return super().write(text)
+
+
+def loaded_verbs() -> dict[str, Verb]:
+    """All that can be called, imported and warm: a child that is forked need not do that again."""
+    run(eventful_world({"kind": "flexcfl", "groups": 2}, rounds=2))
+    threads = {(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()} - {"jemalloc_bg_thd"}
+    assert len(threads) == 1, f"threads do not outlive a fork, but there are {threads}"
+    verbs: dict[str, Verb] = dict.fromkeys(cli.main.commands, cli.main)
+    return verbs | {"load_run": _load_run, "analysis": lambda argv: analysis.main(argv[1:])}
+
+
+def _load_run(argv: list[str]) -> None:
+    """As in a notebook: a run is loaded, and all of it looked at."""
+    with suppress(FedsimError):
+        loaded = fedsim.load_run(argv[1])
+        names = ("summary", "scenario", "rounds", "devices", "events", "transfers")
+        looks: list[Callable[[], object]] = [partial(getattr, loaded, name) for name in names]
+        for look in [*looks, loaded.models, loaded._repr_html_, lambda: loaded.figure("accuracy")]:
+            with suppress(FedsimError):
+                look()
 
 
 def in_a_child(do: Callable[[], object]) -> None:

@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from fedsim.analysis.__main__ import KINDS
@@ -23,10 +22,6 @@ _SOUND_OF_FIVE = 3  # so many of five odd values are of those that the key's typ
 _SEVERAL_RUNS = 0.05
 
 
-def prepare(folder: Path) -> None:
-    """Nothing is needed beforehand."""
-
-
 def attempt(place: Place, draw: random.Random, number: int) -> None:
     """Write a file, and do with it what a user would."""
     if draw.random() < 0.1:
@@ -42,7 +37,9 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
         changed.append(leaf.path)
         options += ["--set", f"{leaf.path}={value if isinstance(value, str) else repr(value)}"]
     if draw.random() < 0.15:
-        _check(place, [*changed, *sections], *options)
+        told = place.call("check", "scenario.toml", "--no-trial", *options)
+        if told.status == 2:
+            _explained(place, told.text, [*changed, *sections])
         return
     options += ["--executor", draw.choice(["inline", "threads"]), *draw.choice([["--quiet"], []])]
     told = place.call("run", "scenario.toml", "--out", "out", *options, excuse=_DIVERGED, long=True)
@@ -75,18 +72,10 @@ def sound(place: Place) -> None:
 
 def look(place: Place, draw: random.Random, run: str) -> None:
     """Look at a run by one of the ways there are."""
-    verb = draw.choice(["report", "compare", "compare-csv", "trace", "load_run", "analysis"])
-    match verb:
-        case "report" | "trace":
-            place.call(verb, run, "--out", "looked")
-        case "compare":
-            place.call(verb, run, "--target", "0.5")
-        case "compare-csv":
-            place.call("compare", run, draw.choice(["--csv", "--markdown"]))
-        case "load_run":
-            place.call(verb, run)
-        case "analysis":
-            place.call(verb, run, "--format", "png", "--out", "pictures", "--only", ",".join(draw.sample(KINDS, 2)))
+    ways = [["report", run, "--out", "looked"], ["trace", run, "--out", "looked"], ["load_run", run]]
+    ways += [["compare", run, option] for option in ("--target=0.5", "--csv", "--markdown")]
+    ways += [["analysis", run, "--format", "png", "--out", "pictures", "--only", ",".join(draw.sample(KINDS, 2))]]
+    place.call(*draw.choice(ways))
 
 
 def _change(draw: random.Random, sections: dict[str, Any], number: int) -> list[str]:
@@ -141,12 +130,6 @@ def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
     sections.clear()
     sections.update(spoilt)
     return keys
-
-
-def _check(place: Place, keys: list[str], *options: str) -> None:
-    told = place.call("check", "scenario.toml", "--no-trial", *options)
-    if told.status == 2:
-        _explained(place, told.text, keys)
 
 
 def _explained(place: Place, text: str, keys: list[str]) -> None:

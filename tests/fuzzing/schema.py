@@ -135,20 +135,14 @@ def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: floa
 
 
 def _number(draw: random.Random, shape: Shape) -> float:
-    bounds = {
-        name: bound for note in shape.notes for name in ("ge", "gt", "le", "lt") if (bound := _bound(note, name)) is not None
-    }
+    known = [note for note in shape.notes if isinstance(note, annotated_types.BaseMetadata | annotated_types.GroupedMetadata)]
+    found = {name: getattr(note, name, None) for note in known for name in ("ge", "gt", "le", "lt") if hasattr(note, name)}
+    bounds = {name: bound for name, bound in found.items() if bound is not None}
     low = bounds.get("ge", bounds.get("gt", 0))
     if shape.type is int:
         return int(low) + draw.randrange(4)
     high = bounds.get("le", bounds.get("lt", low + 2.0))
     return round(draw.uniform(low, high), 3)
-
-
-def _bound(note: Any, name: str) -> Any:
-    return (
-        getattr(note, name, None) if isinstance(note, annotated_types.BaseMetadata | annotated_types.GroupedMetadata) else None
-    )
 
 
 def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") -> Any:
@@ -158,13 +152,8 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
         return values.anything(draw)
     if shape.quantity:
         unit = draw.choice([*(unit for unit, _ in shape.quantity.units), "apples", "bit/s", "s", ""])
-        return draw.choice(
-            [
-                f"{draw.choice(values.NUMBERS)!r} {unit}",
-                f"{draw.choice(values.NUMBERS)!r} {unit}",
-                f"{values.text(draw)} {unit}",
-            ]
-        )
+        number = values.text(draw) if draw.random() < 1 / 3 else repr(draw.choice(values.NUMBERS))
+        return f"{number} {unit}"
     if shape.is_spec:
         return draw.choice([values.text(draw), {"kind": values.text(draw)}, table(draw, shape.type, odd=0.5)])
     match get_origin(shape.type) or shape.type:

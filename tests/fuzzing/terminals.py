@@ -24,8 +24,6 @@ def prepare(folder: Path) -> None:
     """Make a run of a hostile name that can be looked at."""
     global _pool
     _pool = folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     in_a_child(lambda: run(_sections("".join(values.CONTROLS)), folder / "run"))
 
 
@@ -34,116 +32,93 @@ def _sections(name: str) -> dict[str, object]:
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Call a verb with a hostile name somewhere."""
+    """Call verbs with a hostile name somewhere."""
     hostile = "".join(draw.sample(values.CONTROLS, draw.randrange(1, 4)))
-    kinds = list(_CASES)
-    kind = kinds[number % len(kinds)]
-    _CASES[kind](place, draw, hostile)
-    for argv, outcome in place.calls:
-        text = outcome.text
+    kind = list(_CASES)[number % len(_CASES)]
+    for argv in _CASES[kind](place.folder, draw, hostile):
+        text = place.call(*argv, allowed=(0, 1, 2) if argv[0] == "audit" else (0, 2), terminal=True).text
         if any(part in text for part in _FROM_FILES) or _HARMFUL.search(_OURS.sub("", text)):
             place.complain(f"{argv[0]}: what a terminal obeys reaches it ({kind})")
 
 
-def _write(place: Place, sections: object, name: str = "scenario.toml") -> str:
-    (place.folder / name).write_text(as_toml(sections), encoding="utf-8")
+def _write(folder: Path, sections: object, name: str = "scenario.toml") -> str:
+    (folder / name).write_text(as_toml(sections), encoding="utf-8")
     return name
 
 
-def _run(place: Place, draw: random.Random, hostile: str) -> None:
-    place.call("run", _write(place, _sections(hostile)), "--out", f"out{hostile}", terminal=True)
-    place.call("audit", f"out{hostile}", terminal=True)
-    place.call("compare", f"out{hostile}", terminal=True)
+def _run(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
+    out, scenario = f"out{hostile}", _write(folder, _sections(hostile))
+    return [["check", scenario, "--no-trial"], ["run", scenario, "--out", out], ["audit", out], ["compare", out]]
 
 
-def _refused(place: Place, draw: random.Random, hostile: str) -> None:
-    sections = _sections("x")
+def _refused(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
     key = draw.choice(["strategy", "model", "population", "network", "data"])
-    sections[key] = draw.choice([{"kind": hostile}, {hostile: 1}, hostile, {"kind": "npz", "path": hostile}])
-    place.call("check", _write(place, sections), terminal=True)
-    place.call("run", "scenario.toml", "--out", "out", terminal=True)
+    value = draw.choice([{"kind": hostile}, {hostile: 1}, hostile, {"kind": "npz", "path": hostile}])
+    scenario = _write(folder, _sections("x") | {key: value})
+    return [["check", scenario], ["run", scenario, "--out", "out"]]
 
 
-def _check(place: Place, draw: random.Random, hostile: str) -> None:
-    place.call("check", _write(place, _sections(hostile)), "--no-trial", terminal=True)
-
-
-def _study(place: Place, draw: random.Random, hostile: str) -> None:
+def _study(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
     base = _sections(hostile)
     del base["seed"]
-    study = {
-        "name": hostile,
-        "base": base,
-        "variants": {hostile: {}, "bad": draw.choice([{}, {"strategy.kind": hostile}, {hostile: 1}])},
-    }
-    place.call("study", _write(place, study, "study.toml"), "--out", f"out{hostile}", "--dry-run", terminal=True)
+    variants = {hostile: {}, "bad": draw.choice([{}, {"strategy.kind": hostile}, {hostile: 1}])}
+    study = _write(folder, {"name": hostile, "base": base, "variants": variants}, "study.toml")
+    return [["study", study, "--out", f"out{hostile}", "--dry-run"]]
 
 
-def _folder(place: Place, draw: random.Random, hostile: str) -> None:
-    folder = f"run{hostile}"
-    shutil.copytree(_pool / "run", place.folder / folder)
+def _folder(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
+    shutil.copytree(_pool / "run", folder / f"run{hostile}")
     verb = draw.choice(["audit", "report", "trace", "compare", "analysis"])
     options = {"report": ["--out", f"x{hostile}.html"], "analysis": ["--format", "png", "--only", "traffic,accuracy"]}
-    place.call(verb, folder, *options.get(verb, []), terminal=True)
+    return [[verb, f"run{hostile}", *options.get(verb, [])]]
 
 
-def _damaged(place: Place, draw: random.Random, hostile: str) -> None:
-    folder = place.folder / "run"
-    shutil.copytree(_pool / "run", folder)
-    summary = json.loads((folder / "summary.json").read_text())
+def _damaged(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
+    run = Path(shutil.copytree(_pool / "run", folder / "run"))
+    summary = json.loads((run / "summary.json").read_text())
     key = draw.choice(["status", "stopped", "strategy", "name", "events_sha256"])
-    (folder / "summary.json").write_text(json.dumps(summary | {key: hostile, hostile: 1}))
-    (folder / f"more{hostile}").write_text("")
-    place.call("audit", "run", allowed=(1, 2), terminal=True)
-    place.call(draw.choice(["compare", "report", "trace"]), "run", terminal=True)
+    (run / "summary.json").write_text(json.dumps(summary | {key: hostile, hostile: 1}))
+    (run / f"more{hostile}").write_text("")
+    return [["audit", "run"], [draw.choice(["compare", "report", "trace"]), "run"]]
 
 
-def _arrays(place: Place, draw: random.Random, hostile: str) -> None:
-    name = hostile.replace("\x00", "")
-    np.savez(place.folder / "own.npz", **{name: np.zeros(3)})
-    source = {"kind": "npz", "path": str(place.folder / "own.npz")}
-    what = draw.choice([{"source": source}, {"partition": {"kind": "file", "path": str(place.folder / "own.npz")}}])
-    place.call("run", _write(place, _sections("x") | {"data": what}), "--out", "out", terminal=True)
-
-
-def _devices(place: Place, draw: random.Random, hostile: str) -> None:
-    (place.folder / "own.json").write_text(json.dumps({hostile: draw.choice([7, {"train": [10**9]}, {hostile: []}])}))
-    file = str(place.folder / "own.json")
+def _data(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
+    """The name of an array, a device or a node."""
+    arrays, table = str(folder / "own.npz"), str(folder / "own.json")
+    np.savez(arrays, **{hostile.replace("\x00", ""): np.zeros(3)})
+    Path(table).write_text(json.dumps({hostile: draw.choice([7, {"train": [10**9]}, {hostile: []}])}))
     what = draw.choice(
         [
-            {"data": {"partition": {"kind": "file", "path": file}}, "population": {"devices": 1}},
-            {"population": {"devices": 4, "availability": {"kind": "flash", "file": file}}},
-            {"network": {"kind": "graph", "file": file, "server": hostile, "attach": [hostile]}},
+            {"data": {"source": {"kind": "npz", "path": arrays}}},
+            {"data": {"partition": {"kind": "file", "path": arrays}}},
+            {"data": {"partition": {"kind": "file", "path": table}}, "population": {"devices": 1}},
+            {"population": {"devices": 4, "availability": {"kind": "flash", "file": table}}},
+            {"network": {"kind": "graph", "file": table, "server": hostile, "attach": [hostile]}},
         ]
     )
-    place.call("run", _write(place, _sections("x") | what), "--out", "out", terminal=True)
+    return [["run", _write(folder, _sections("x") | what), "--out", "out"]]
 
 
-def _options(place: Place, draw: random.Random, hostile: str) -> None:
-    _write(place, _sections("x"))
-    option = draw.choice(
-        [("--set", f"{hostile}=1"), ("--set", hostile), ("--executor", hostile), ("--set", f"strategy.kind={hostile}")]
-    )
-    place.call("run", "scenario.toml", "--out", "out", *option, terminal=True)
-    place.call("compare", "out", "--baseline", hostile, terminal=True)
+def _options(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
+    options = [["--set", f"{hostile}=1"], ["--set", hostile], ["--executor", hostile], ["--set", f"strategy.kind={hostile}"]]
+    run = ["run", _write(folder, _sections("x")), "--out", "out", *draw.choice(options)]
+    return [run, ["compare", "out", "--baseline", hostile]]
 
 
-def _nowhere(place: Place, draw: random.Random, hostile: str) -> None:
+def _nowhere(folder: Path, draw: random.Random, hostile: str) -> list[list[str]]:
     path = draw.choice([hostile, f"{hostile}\udcff", "\udcff\udc80"])
-    for verb in draw.sample(["run", "check", "audit", "report", "trace", "compare", "study", "analysis", "tensorboard"], 4):
-        options = ["--out", draw.choice(["out", path])] if verb in ("run", "study", "tensorboard") else []
-        place.call(verb, path, *options, terminal=True)
+    verbs = draw.sample(["run", "check", "audit", "report", "trace", "compare", "study", "analysis", "tensorboard"], 4)
+    out = ["--out", draw.choice(["out", path])]
+    return [[verb, path, *(out if verb in ("run", "study", "tensorboard") else [])] for verb in verbs]
 
 
 _CASES = {
     "the run's name, its folder's": _run,
     "a key or value that is refused": _refused,
-    "a scenario that is printed": _check,
     "a study's names": _study,
     "a folder's name": _folder,
     "a damaged folder": _damaged,
-    "an array's name": _arrays,
-    "a device's or node's name": _devices,
+    "a name in data": _data,
     "an option": _options,
     "a path that leads nowhere": _nowhere,
 }

@@ -10,32 +10,14 @@ NUMBERS = (
     *(math.inf, -math.inf, math.nan, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63)),
 )
 CONTROLS = (
-    "\x1b]0;owned\x07",
-    "\x1b[31;47;5mred",
-    "\x9b2J",
-    "\x85next",
-    "left\u202etfel",
-    "\u2066iso\u2069",
-    "zero\u200bwide",
-    "\x7f",
+    *("\x1b]0;owned\x07", "\x1b[31;47;5mred", "\x9b2J", "\x85next"),
+    *("left\u202etfel", "\u2066iso\u2069", "zero\u200bwide", "\x7f"),
 )
 """Texts that a terminal obeys, or shows as something else: C0, C1, escapes, controls of direction, what has no width."""
 CODE = ("os:system", "subprocess:run", "witness:Witness", "./witness.py:Witness", "builtins:exec", "witness", "a:b", ":")
 TEXTS = (
-    "",
-    " ",
-    "x",
-    "é",
-    "\x00",
-    "\r\n",
-    "[red]x[/red]",
-    "[/]",
-    "=1+1",
-    "../../etc/passwd",
-    "/dev/zero",
-    "~",
-    "a" * 300,
-    "<b>&amp;'\"",
+    *("", " ", "x", "é", "\x00", "\r\n", "[red]x[/red]", "[/]", "=1+1", "../../etc/passwd", "/dev/zero", "~"),
+    *("a" * 300, "<b>&amp;'\""),
 )
 LONG = "x" * 200_000
 

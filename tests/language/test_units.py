@@ -24,8 +24,7 @@ TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90 s", 90.0), ("2 h", 7200.0), ("40 ms", 0.04), ("1.5e3 s", 1500.0), ("20min", 1200.0)],
+    ("text", "seconds"), [("90 s", 90.0), ("2 h", 7200.0), ("40 ms", 0.04), ("1.5e3 s", 1500.0), ("20min", 1200.0)]
 )
 def test_times(text: str, seconds: float) -> None:
     assert TIME.validate_python(text) == seconds

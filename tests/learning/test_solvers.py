@@ -1,14 +1,14 @@
 """The door to the solvers: whichever way is picked, the models are those of the plain reference."""
 
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
-from fedsim.learning.solvers import pick
+from fedsim.learning.engine import pick
+from fedsim.learning.models import MODELS, Layered
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.reference import Reference, module_of
@@ -18,7 +18,7 @@ from fedsim.training import Training
 from tests.learning.small import Dropping, federation, learning, run, solve_of
 
 CPU = torch.device("cpu")
-BUILT_IN = [kind for kind in get_args(get_args(ModelSpec)[0]) if kind not in (ModuleModel, SizeOnly)]
+BUILT_IN: list[Any] = [kind for kind, _ in MODELS.known.values() if issubclass(kind, Layered)]
 RULE = Descent(0.03, momentum=0.5, weight_decay=0.01, l2=0.001, mu=0.3)
 
 

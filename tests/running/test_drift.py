@@ -15,7 +15,6 @@ from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
 from tests.strategies.clustered import PAIRED, ROTATED, Sections, of_kind, played, ran, weights, world
-from tests.test_runs import STRATEGIES
 
 FEDAVG: Sections = {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 1}
 
@@ -125,22 +124,6 @@ class TestWho:
         later = {device for time, device, _ in found if time > 1}
         assert later < set(range(10)) - {1, 5, 9}
         assert len(later) == 6  # one of seven has no partner
-
-    def test_every_strategy_meets_the_same_shifts(self) -> None:
-        found = []
-        for strategy in STRATEGIES:
-            drift = swapping({"times": ["1 s", "3 s", "8 s"]}, 0.3)
-            sections = world(PAIRED, 20, strategy, 1000, drift=drift, learning="off")
-            sections["stop"] |= {"simulated_time": "9 s"}
-            _, records = played(sections)
-            found.append([record for record in records if record.kind == "shift"])
-        assert len(found[0]) > 6
-        assert all(each == found[0] for each in found)
-
-    def test_and_another_seed_other_ones(self, tmp_path: Path) -> None:
-        drift = swapping({"every_rounds": 1}, 0.3)
-        runs = [ran(drifting(drift, learning="off", seed=seed), tmp_path / str(seed)) for seed in (1, 2)]
-        assert shifts(runs[0]) != shifts(runs[1])
 
 
 class TestWhatItDoes:

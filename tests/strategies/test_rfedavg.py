@@ -142,21 +142,6 @@ def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clu
     assert np.abs(final(reweighted) - final(fedavg)).max() > 1e-3
 
 
-def test_the_same_data_everywhere_are_one_cluster(tmp_path: Path) -> None:
-    x, y = np.random.default_rng(2).normal(size=(12, 4)), [0, 1] * 6
-    alike = world(file_data(tmp_path / "a", [(x, y)] * 5), 5, rfedavg(5, least_loss=1e6), 3)
-    _, records = played(alike)
-    assert [(event["clusters"], event["weights"]) for event in told(records, "reweighting")] == [([5], [1.0])] * 3
-
-
-def test_gradients_at_right_angles_are_all_apart(tmp_path: Path) -> None:
-    shards = [(10 * np.eye(6)[[device] * 4], [0, 1] * 2) for device in range(6)]
-    _, records = played(world(file_data(tmp_path, shards), 6, rfedavg(6), 1))
-    (event,) = told(records, "reweighting")
-    assert event["clusters"] == [1] * 6
-    assert event["weights"] == pytest.approx([1 / 6] * 6)
-
-
 def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
     data = one_class(tmp_path, [60, 10, 5, 40, 10, 5])
     by_data = {}
@@ -174,14 +159,6 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
     assert by_data["optimal"] == pytest.approx(1.0)
     assert by_data["uniform-by-data"] == pytest.approx(10.0)
     assert by_data["optimal"] < by_data["rfedavg"] < by_data["uniform-by-data"]
-
-
-def test_a_class_that_is_missing_has_no_ratio(tmp_path: Path) -> None:
-    data = one_class(tmp_path, [20, 20, 20, 20])
-    _, records = played(world(data, 4, rfedavg(1), 2))
-    for event in told(records, "reweighting"):
-        assert event["balance"]["beta"] == [None, None]
-        assert event["balance"]["distance"] == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_the_threshold_follows_the_reported_losses(tmp_path: Path) -> None:
@@ -218,16 +195,6 @@ def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
             for other, right in enumerate(found["devices"]):
                 alike = left % CLASSES == right % CLASSES
                 assert (similarity[one, other] >= math.cos(0.3)) == alike == (found["groups"][one] == found["groups"][other])
-
-
-def test_groups_are_the_last_rounds_clusters(tmp_path: Path) -> None:
-    data = {"source": "digits", "partition": {"kind": "class-imbalance", "classes_per_device": 1, "largest": 20}}
-    run = ran(world(data, 20, rfedavg(8, **BY_CLASS), 5), tmp_path)
-    last = of_kind(run, "reweighting")[-1]["data"]["clusters"]
-    groups = [row["group"] for row in run.devices if row["group"] is not None]
-    assert sorted(groups.count(number) for number in set(groups)) == sorted(last)
-    assert all(row["purity"] > 0.8 for row in run.rounds)
-    assert all(event["group"] is None for event in of_kind(run, "task-start"))
 
 
 # Bytes.
@@ -353,10 +320,3 @@ def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> Non
     assert not params.uses_loss
     found = cluster_gradients(params, rows, np.eye(4), None, 10, np.random.default_rng(1))
     assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]
-
-
-def test_k_means_makes_no_more_clusters_than_there_are_gradients() -> None:
-    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    params = RFedAvgParams(clustering="kmeans")
-    found = cluster_gradients(params, rows, np.eye(12), None, 10, np.random.default_rng(1))
-    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]

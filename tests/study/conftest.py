@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedsim.compare.study import write_tables
+from fedsim.compare.show import write_tables
 from fedsim.study.folder import states, write_study
 from fedsim.study.plan import read_study
 from fedsim.study.worker import Worker

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.cli import main
-from fedsim.compare.study import write_tables
+from fedsim.compare.show import write_tables
 from fedsim.records.study_folder import read_index
 from fedsim.study.folder import locked
 from tests.study.conftest import finish, write

@@ -56,11 +56,7 @@ def is_penalised(dimensions: int, l2_on: Penalised) -> bool:
 class Step:
     """A parameter (or a stack of them, of which a step may concern the first few) with the state that its rule keeps.
 
-    Args:
-        parameter: where it starts; trained in place.
-        descent: the rule.
-        shrinkage: the factor of the parameter itself in its gradient (``Descent.shrinkage``).
-        constant: its part of ``LocalSolve.constant``, in its shape.
+    It is trained in place; ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.
     """
 
     def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float, constant: Tensor | None) -> None:
@@ -150,24 +146,6 @@ class Solved(NamedTuple):
     train_loss: float
 
 
-def sum_of_squares(entries: Weights) -> float:
-    """The sum of squares in float64, the same on any number of threads."""
-    return float(np.square(entries, dtype=np.float64).sum())
-
-
-def kernel_norm(
-    weights: Weights, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str], l2_on: Penalised
-) -> float:
-    """The sum of squares of those tensors of a flat model that are kernels, and penalised."""
-    total, at = 0.0, 0
-    for name, shape in tensors:
-        size = math.prod(shape)
-        if name in kernels and is_penalised(len(shape), l2_on):
-            total += sum_of_squares(weights[at : at + size])
-        at += size
-    return total
-
-
 class BatchHint(NamedTuple):
     """Which solves are best sent to a worker in one batch: those of one ``kind``, at most so many (memory and cache)."""
 
@@ -180,13 +158,15 @@ class Solver(ABC):
 
     Attributes:
         device: where the arithmetic is done.
+        tensors: names and shapes of the tensors of a flat model, in its order.
+        kernels: names of those that are kernels.
         threads: what each thread of this process keeps; it stays here when the solver goes to another process.
     """
 
-    device: torch.device
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device = device
+        self.tensors = tensors
+        self.kernels = kernels
         self.threads = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,15 +175,9 @@ class Solver(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, threads=threading.local())
 
-    # What a solver fills in.
-
     @abstractmethod
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
         """The hint for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
-
-    @abstractmethod
-    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared entries of a model's kernels, which the L2 penalty is on."""
 
     @abstractmethod
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
@@ -216,8 +190,6 @@ class Solver(ABC):
     @abstractmethod
     def _apply(self, model: Any, x: Tensor) -> Tensor:
         """The outputs for samples [n, *shape], some at a time."""
-
-    # What it can do.
 
     @property
     def plain(self) -> "Solver":
@@ -250,6 +222,16 @@ class Solver(ABC):
                 float(self.losses(self._apply(model, x), y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
                 for x, y in zip(xs, ys, strict=True)
             ]
+
+    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
+        """The sum of the squared entries of the kernels that the L2 penalty is on; float64, on any number of threads."""
+        total, at = 0.0, 0
+        for name, shape in self.tensors:
+            size = math.prod(shape)
+            if name in self.kernels and is_penalised(len(shape), l2_on):
+                total += float(np.square(weights[at : at + size], dtype=np.float64).sum())
+            at += size
+        return total
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, [n]: softmax cross-entropy."""

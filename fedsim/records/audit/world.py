@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -17,8 +18,7 @@ from fedsim.language import units
 from fedsim.language.sizes import Sizes
 from fedsim.meters.energy import DAY_S, SETTING, TABLE
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import Columns
-from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.evidence import Evidence, findings
 from fedsim.records.schema import DEVICES, OF_METERS
 from fedsim.streams import Streams
 
@@ -34,7 +34,7 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
     """The devices' speeds, links and sample counts are those that the scenario's distributions and seed give."""
     if evidence.run.has_all_devices:
         names = ("speed", "samples", *_LINKS)
-        yield from _differing(Columns(evidence.run, files.DEVICES, DEVICES, names, evidence.words), _of_devices(evidence), "")
+        yield from _differing(evidence.frame(files.DEVICES, DEVICES, names), _of_devices(evidence), "")
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
@@ -47,17 +47,18 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
         if not _alike(setting[key], value):
             yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
     drawn = _of_energy(evidence, said)
-    yield from _differing(Columns(evidence.run, TABLE, OF_METERS[TABLE], tuple(drawn), evidence.words), drawn, "energy: ")
+    yield from _differing(evidence.frame(TABLE, OF_METERS[TABLE], tuple(drawn)), drawn, "energy: ")
 
 
-def _differing(table: Columns, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
+def _differing(table: pd.DataFrame, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
     for name, values in drawn.items():
-        told = table[name]
+        text = f"{where}{name} of device {{row}} is {{{name}!r}}; by the scenario and its seed "
+        if len(table) != len(values):
+            yield from findings(text + "another number of devices", table)
+            continue
         slack = units.TICK_S if name in ("latency", "tail_s") else 0.0
-        same = len(told) == len(values) and np.isclose(told, values, rtol=1e-9, atol=slack)
-        for device in np.flatnonzero(~np.broadcast_to(same, len(told))).tolist():
-            wanted = values[device].item() if len(told) == len(values) else "another number of devices"
-            yield f"{where}{name} of device {device} is {told.item(device)!r}; by the scenario and its seed {wanted!r}"
+        wrong = ~np.isclose(table[name], values, rtol=1e-9, atol=slack)
+        yield from findings(text + "{wanted!r}", table.assign(wanted=values), wrong)
 
 
 def _of_devices(evidence: Evidence) -> dict[str, Floats]:

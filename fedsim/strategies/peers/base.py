@@ -39,7 +39,6 @@ class PeerParams(StrategyParams):
     deadline: PositiveSeconds | None = None
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Whoever has gone is not to be waited for without end."""
         goes = population.availability.kind != "always" or population.arrivals is not None or population.departures is not None
         if goes and self.deadline is None:
             raise ScenarioError(
@@ -134,7 +133,6 @@ class Peers(Strategy[P]):
     # The handlers of the halves.
 
     async def on_start(self) -> None:
-        """Every device that has arrived begins."""
         self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}
         self.server.begin_round(0)
         for device in range(self.server.devices):
@@ -142,17 +140,14 @@ class Peers(Strategy[P]):
                 await self._call(device, "on_return")
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer begins."""
         await self._call(device, "on_return")
 
     async def on_return(self, device: int) -> None:
-        """A device that was away goes on."""
         if device in self.state["away"]:
             self.state["away"].remove(device)
         await self._call(device, "on_return")
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has trained."""
         update, device = message.contents.get("update"), message.device
         if message.outcome == "done" and update is not None:
             self.server.emit("aggregate", round=message.round, tasks=[message.task], weights=[1.0], staleness=[0])
@@ -169,7 +164,6 @@ class Peers(Strategy[P]):
             await self._call(destination, "on_lost", source)
 
     async def on_timer(self, name: str) -> None:
-        """The timer of a device."""
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *told: Any) -> None:
@@ -213,5 +207,4 @@ class Peers(Strategy[P]):
             server.begin_round(number + 1)
 
     def models(self) -> ModelAssignment:
-        """A model a device."""
         return {f"device/{device}": (model, [device]) for device, model in sorted(self.state["own"].items())}

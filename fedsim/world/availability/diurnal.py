@@ -64,17 +64,11 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides:
-    """The paths of ``Diurnal``.
+    """The paths of ``Diurnal``; ``peak`` is a time at which the share is highest, for each device (s), float64 [devices].
 
     Time is cut into pieces of one length, at places of each device's own. In a piece a device has one draw u, uniform from 0 to
     1, and is on while the share s(t) is above it: P(on at t) = P(u < s(t)) = s(t), exactly. As s is a sinusoid, that is one
     window a day around the peak. Any instant can be looked at alone.
-
-    Args:
-        streams: the run's streams.
-        least, most: of the share.
-        peak: a time at which it is highest, for each device (s), float64 [devices].
-        lasts: the length of a piece (s).
     """
 
     def __init__(self, streams: Streams, least: float, most: float, peak: NDArray[np.float64], lasts: float) -> None:

@@ -14,9 +14,7 @@ from fedsim.files import regular, sought
 from fedsim.language.spec import Spec
 from fedsim.language.units import GramsPerJoule, Seconds
 from fedsim.streams import Streams
-
-DAY_S = 86_400.0
-
+from fedsim.world.calendar import DAY_S
 
 _INTENSITY = TypeAdapter[float](GramsPerJoule)
 
@@ -60,10 +58,8 @@ class ZoneSpec(Spec):
         return self
 
     def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
-        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``.
-
-        Raises:
-            DataError: its file is missing or malformed.
+        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``; ``DataError`` for a bad
+        file.
         """
         hours = read_hours(sought(self.file, root), place) if self.file is not None else self.intensity
         return {"name": self.name or f"zone {place}", "hours": hours, "offset_s": (starts + self.ahead) % DAY_S}
@@ -108,11 +104,7 @@ Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_t
 
 
 def read_hours(path: Path, place: int) -> list[float]:
-    """The 24 intensities of a CSV file (g/J).
-
-    Raises:
-        DataError: it is missing or malformed; names the zone by its ``place``.
-    """
+    """The 24 intensities of a CSV file (g/J); ``DataError`` names the zone by its ``place``."""
     where = f"energy.carbon.zones.{place}.file {str(path)!r}"
     try:
         with regular(path).open(newline="", encoding="utf-8-sig") as file:

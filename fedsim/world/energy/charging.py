@@ -16,13 +16,12 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
+from fedsim.world.calendar import DAY_S
 from fedsim.world.distributions import Distribution, TimeDistribution
 from fedsim.world.phases import Phases, Span
 
 if TYPE_CHECKING:
     from fedsim.world.availability import Availability
-
-DAY_S = 86_400.0
 
 
 class Charging(Protocol):
@@ -56,7 +55,7 @@ class Never(ChargingModel):
     kind: Literal["never"] = "never"
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """One phase without end."""
+        """No phase in which it is plugged in."""
         return _Constant(False)
 
 

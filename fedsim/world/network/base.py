@@ -54,9 +54,6 @@ class Network(Endpoints):
             said of rates and capacities, but for ``rate`` and ``load``, is of the links as they were built.
         overhead: bytes on the wire for a byte of payload.
         on_shared: called when the links have been shared again, if anybody wants to know.
-
-    Raises:
-        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Network(Endpoints):
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
         super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
-        self._simulation = simulation
+        self._simulation, self._env = simulation, simulation.env
         self._sharing = sharing
         self._rules = [sharing()]
         self._general = False
@@ -124,7 +121,9 @@ class Network(Endpoints):
 
     def _cap(self, flow: Flow) -> float:
         """The most that a flow can have now, besides what the links of the sharing rule let through (bytes/s)."""
-        window = self._windows.get(flow.id, math.inf) if self._windows else math.inf
+        if not self._windows:
+            return math.inf if self._general else self._own_rate(flow)
+        window = self._windows.get(flow.id, math.inf)
         return window if self._general else min(window, self._own_rate(flow))
 
     def _is_unlimited(self, flow: Flow) -> bool:
@@ -146,22 +145,20 @@ class Network(Endpoints):
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
         wire, weight = size * self.overhead, self._weight(source, destination) if self._weighs else 1.0
-        flow = Flow(self._started, source, destination, size, now, done, wire=wire, weight=weight)
+        flow = self._flows[self._started] = Flow(self._started, source, destination, size, now, done, wire, weight)
         self._started += 1
-        self._flows[flow.id] = flow
         if not self._general:
-            self._take(flow)
+            self._take(source, destination)
         latency = self.latency_s(source, destination)
         if latency > 0:
-            self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, partial(self._admit, flow))
+            self._in_latency[flow.id] = self._env.at(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
             self._entering[flow.id] = flow
             self._unsettle()
         return flow
 
-    def _take(self, flow: Flow) -> None:
+    def _take(self, source: int, destination: int) -> None:
         """Note which own links are taken until the flow ends: it may be one too many."""
-        source, destination = flow.source, flow.destination
         sends, receives = 0 <= source < self.devices, 0 <= destination < self.devices
         if (sends and (receives or source in self._sending)) or (receives and destination in self._receiving):
             self._crowded = True
@@ -398,23 +395,18 @@ class Network(Endpoints):
         self._in_latency = {}
         if not self._general:
             for flow in self._flows.values():
-                self._take(flow)
+                self._take(flow.source, flow.destination)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: ``network``, or the ``latency`` of a flow."""
         if kind == "network":
-            self._wakeup = self._simulation.wake((kind, number), when, self._tell)
-            return
-        self._in_latency[number] = self._simulation.wake((kind, number), when, partial(self._admit, self._flows[number]))
+            self._wakeup = self._env.at((kind, number), when, self._tell)
+        else:
+            self._in_latency[number] = self._env.at((kind, number), when, partial(self._admit, self._flows[number]))
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
-        when = now
-        if not self._arrived:
-            when = math.inf
-            for rule in self._rules:
-                when = rule.next_end if rule.next_end < when else when
-            when = on_grid_after(when)
+        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         if self._round_trips:
             while self._round_trips and self._round_trips[0][1] not in self._windows:
                 heappop(self._round_trips)
@@ -423,7 +415,7 @@ class Network(Endpoints):
             if self._wakeup.when == when:
                 return
             self._wakeup.cancel()
-        self._wakeup = None if when == math.inf else self._simulation.wake(("network", 0), when, self._tell)
+        self._wakeup = None if when == math.inf else self._env.at(("network", 0), when, self._tell)
 
     def _tell(self) -> None:
         """Tell of all flows that have ended by now, in the order of their starts."""

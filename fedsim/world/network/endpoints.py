@@ -85,11 +85,7 @@ class Endpoints(ABC):
         return next(name for name, host in self.hosts.items() if host == endpoint) if edge is None else f"edge {edge}"
 
     def endpoint(self, name: str) -> int:
-        """The number of the endpoint that records call ``name``.
-
-        Raises:
-            SimulationError: there is none.
-        """
+        """The number of the endpoint that records call ``name``; ``SimulationError`` if there is none."""
         edges = len(self._edge_latency)
         found = re.fullmatch(r"(device|edge) (\d{1,9})", name)
         if name == "server" or name in self.hosts:
@@ -106,11 +102,7 @@ class Endpoints(ABC):
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of the place of that number in ``attach``.
-
-        Raises:
-            SimulationError: there is no such place.
-        """
+        """The devices of a cell, or of the place of that number in ``attach``; ``SimulationError`` if there is none."""
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     def latency_s(self, source: int, destination: int) -> float:
@@ -151,16 +143,9 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> NDArray[np.float64]:
-        """How long a message of ``size`` bytes between each device and the server takes that shares its way with no other.
+        """How long a message of ``size`` bytes between each device and the server takes that shares its way with no other (s).
 
-        Args:
-            direction: whether devices receive or send it.
-            size: bytes.
-            near: between each device and its edge server, over its own link alone.
-            devices: which.
-
-        Returns:
-            s, float64 [devices].
+        ``near``: between each device and its edge server, over its own link alone. Float64 [devices].
         """
         latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies_s()[devices]
         rates = self.access_rates(direction)[devices] if near else self.lone_rates(direction, devices)
@@ -206,10 +191,8 @@ class Endpoints(ABC):
         return found
 
     def built_rate(self, link: str) -> float:
-        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``.
-
-        Raises:
-            SimulationError: there is no such link.
+        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``; ``SimulationError`` if there
+        is none.
         """
         if link in self.links:
             return self.links[link]

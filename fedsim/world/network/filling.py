@@ -12,7 +12,7 @@ _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 def max_min(
     capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The weighted max-min fair rates of flows over shared links.
+    """The weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
 
     Each round offers every flow the least of its links' shares a unit of weight. Shares only rise as flows are settled below
     them, so a flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their
@@ -25,9 +25,6 @@ def max_min(
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
         caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
         weights: of the flows, above 0; float64 [flows].
-
-    Returns:
-        bytes/s, float64 [flows].
     """
     links, hops = len(capacity), routes.shape[1]
     room = capacity.copy()

@@ -19,9 +19,7 @@ class Flow:
 
     Attributes:
         id: the order of its start among all flows of the network.
-        source, destination: the numbers of the endpoints; ``SERVER`` for the server.
-        size: bytes to send.
-        wire: bytes that they are on the links, headers included.
+        size, wire: bytes to send, and what they are on the links, headers included.
         weight: how much of a link it gets beside others.
         started: when ``Network.send`` was called (s).
         ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
@@ -39,20 +37,14 @@ class Flow:
         size: float,
         started: float,
         done: Callable[[], None],
-        *,
         wire: float,
         weight: float,
     ) -> None:
-        self.id = flow_id
-        self.source = source
-        self.destination = destination
-        self.size = size
-        self.wire = wire
-        self.weight = weight
-        self.started = started
+        self.id, self.source, self.destination = flow_id, source, destination
+        self.size, self.wire, self.weight = size, wire, weight
+        self.started, self.done = started, done
         self.ended: float | None = None
         self.sent = 0.0
-        self.done = done
 
     def __repr__(self) -> str:
         source, destination = ("server" if end == SERVER else str(end) for end in (self.source, self.destination))
@@ -82,14 +74,11 @@ class Sharing(Protocol):
         sent: float = 0.0,
         route: Iterable[tuple[str, float]] = (),
     ) -> None:
-        """Let a flow in. The next ``share`` finds its rate.
+        """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
 
         Args:
-            flow_id: its number.
-            size: bytes.
+            flow_id, size, now, weight: of the flow (bytes, s); a weight is above 0.
             cap: the most that it can have, bytes/s; infinite only if a link of its route is not.
-            now: the time (s).
-            weight: of it, above 0.
             sent: bytes of it that were sent before.
             route: its links: the name, and what it carries now (bytes/s).
         """

@@ -45,19 +45,10 @@ class Graph(Network):
     """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
 
     Args:
-        simulation: the clock.
-        down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
-        latency: of each device, s; float64 [devices].
-        links: name -> capacity of each shared link, bytes/s, infinity allowed.
+        simulation, down, up, latency, links, transport: as ``Network`` says.
         path: the shared links between two nodes.
-        places: the node of each place.
-        server: the server's node.
-        transport: the protocol.
+        places, server, hosts: the nodes of each place, the server, and further endpoints.
         edges: the edge servers, if there are any.
-        hosts: the nodes of further endpoints.
-
-    Raises:
-        SimulationError: a rate is not above 0, or a latency is negative or not finite.
     """
 
     def __init__(
@@ -99,21 +90,13 @@ class Graph(Network):
         edges: "EdgeNodes | None" = None,
         hosts: Sequence[Hashable] = (),
     ) -> "Graph":
-        """The network of a networkx graph: device i sits at node ``attach[i mod len(attach)]``.
+        """The network of a networkx graph whose edges have a ``capacity`` in bytes/s: device i sits at ``attach[i mod
+        len(attach)]``.
 
         Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
         name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is
         that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
         carries its capacity each way at the same time.
-
-        Args:
-            simulation, down, up, latency: as above.
-            graph: a ``Graph`` or ``DiGraph`` whose edges have a ``capacity`` in bytes/s.
-            server: the server's node.
-            attach: the nodes that devices are dealt over in turn.
-            transport: the protocol.
-            edges: the edge servers, if there are any.
-            hosts: the nodes of further endpoints.
 
         Raises:
             SimulationError: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
@@ -196,13 +179,7 @@ class Graph(Network):
 
 @dataclass(frozen=True)
 class EdgeNodes:
-    """Edge servers at nodes of a graph.
-
-    Attributes:
-        nodes: where they stand; that of a place is the first on the way from there to the server.
-        receive, send: rates of their own links (bytes/s).
-        latency: between them and the server (s).
-    """
+    """Edge servers at nodes of a graph; that of a place is the first on the way from there to the server."""
 
     nodes: Sequence[Hashable]
     receive: float
@@ -226,15 +203,7 @@ def _at_nodes(edges: EdgeNodes, walks: "_Walks", server: Hashable, attach: Seque
 
 
 class _Walks:
-    """The shortest walks of a graph, found from one of their two ends.
-
-    Args:
-        graph: any but a multigraph.
-        server: the node that comes before all others.
-
-    Attributes:
-        graph: with an edge each way for each undirected one.
-    """
+    """The shortest walks of a graph, found from one of their two ends; ``server`` comes before all other nodes."""
 
     def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
         self.graph = graph.to_directed()

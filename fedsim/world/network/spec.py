@@ -164,7 +164,7 @@ class StarSpec(NetworkModel):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
+        """See ``NetworkModel.build``."""
         from fedsim.world.network.star import Star
 
         columns = self.columns(streams, devices, rates, root)
@@ -193,7 +193,7 @@ class TreeSpec(NetworkModel):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
+        """See ``NetworkModel.build``."""
         from fedsim.world.network.graph import EdgeServers, Graph
 
         links = {"server down": self.server.down, "server up": self.server.up}
@@ -252,10 +252,8 @@ class GraphSpec(NetworkModel):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``.
-
-        Raises:
-            ScenarioError: the file is missing or malformed, or a node is unknown or cannot be reached.
+        """See ``NetworkModel.build``; ``ScenarioError``: the file is missing or malformed, or a node is unknown or cannot be
+        reached.
         """
         from fedsim.errors import SimulationError
         from fedsim.world.network.graph import EdgeNodes, Graph
@@ -279,8 +277,7 @@ class GraphSpec(NetworkModel):
 def read_graph(path: Path) -> "networkx.Graph[str]":
     """A network from a JSON node-link file; nodes are named by text, edges have their ``capacity`` in bytes/s.
 
-    Raises:
-        ScenarioError: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
+    ``ScenarioError``: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
     """
     import networkx
 

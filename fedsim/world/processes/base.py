@@ -80,9 +80,9 @@ PROCESSES = _Processes(
     "process of the world",
     f"{_HERE}.base:Process",
     {
-        "link-outage": (f"{_HERE}.link_outage:LinkOutage", "a link fails from time to time, or carries less"),
-        "upload-slots": (f"{_HERE}.upload_slots:UploadSlots", "the server takes so many uploads at a time, the others queue"),
-        "edge-outage": (f"{_HERE}.edge_outage:EdgeOutage", "an edge server fails from time to time, or is cut off"),
+        "link-outage": (f"{_HERE}.kinds:LinkOutage", "a link fails from time to time, or carries less"),
+        "upload-slots": (f"{_HERE}.kinds:UploadSlots", "the server takes so many uploads at a time, the others queue"),
+        "edge-outage": (f"{_HERE}.kinds:EdgeOutage", "an edge server fails from time to time, or is cut off"),
     },
     usual="link-outage",
 )

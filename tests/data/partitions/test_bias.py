@@ -9,7 +9,7 @@ from fedsim.data.dataset import Dataset, Raw, pooled
 from fedsim.data.partitions import ClassBias, ClassImbalance
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.streams import Streams
-from tests.data.conftest import grey_images
+from tests.data.conftest import grey_images, held_out
 from tests.data.partitions.conftest import all_test, all_train, assert_each_once, label_table
 
 DEVICES = 400
@@ -84,7 +84,7 @@ def test_class_imbalance(large: Dataset, classes: int) -> None:
     assert len(np.unique(all_train(data))) == np.minimum(table.sum(axis=0), 5421).sum()
     assert all(len(np.unique(shard.train)) == len(shard.train) for shard in data.shards)
     assert_each_once(all_test(data), large.test)
-    assert np.ptp(data.test_sizes()) <= 1
+    assert np.ptp(held_out(data)) <= 1
 
 
 def test_majorities_follow_the_rounded_normal(large: Dataset) -> None:

@@ -9,7 +9,7 @@ from fedsim.data.dataset import Dataset, pooled
 from fedsim.data.partitions import Dirichlet, Iid, Shards
 from fedsim.data.partitions.base import deal_test_alike
 from fedsim.streams import Streams
-from tests.data.conftest import grey_images
+from tests.data.conftest import grey_images, held_out
 from tests.data.partitions.conftest import all_test, all_train, assert_each_once, label_table
 
 POOL = pooled(grey_images(60, 20, side=1), "pixel")
@@ -22,7 +22,7 @@ def test_iid_deals_everything_evenly(devices: int, seed: int) -> None:
     assert_each_once(all_train(data), POOL.train)
     assert_each_once(all_test(data), POOL.test)
     assert np.ptp(data.train_sizes()) <= 1
-    assert np.ptp(data.test_sizes()) <= 1
+    assert np.ptp(held_out(data)) <= 1
 
 
 def test_shards_by_hand() -> None:

@@ -11,6 +11,7 @@ from fedsim.data.federated import FederatedData
 from fedsim.data.partitions import PartitionFile
 from fedsim.errors import DataError, ScenarioError
 from fedsim.streams import Streams
+from tests.data.conftest import held_out
 
 
 def split(path: Path, dataset: Dataset, devices: int) -> FederatedData:
@@ -32,7 +33,7 @@ def test_json_of_objects(tmp_path: Path, small: Dataset) -> None:
 def test_json_of_lists_has_test_samples_after_its_labels(tmp_path: Path, small: Dataset) -> None:
     data = split(as_json(tmp_path / "p.json", {"0": [0, 10, 20], "1": [1, 11]}), small, 2)
     assert [set(small.pool.y[shard.test]) for shard in data.shards] == [{0}, {1}]
-    assert data.test_sizes().tolist() == [20, 20]
+    assert held_out(data).tolist() == [20, 20]
 
 
 def test_npz(tmp_path: Path, small: Dataset) -> None:

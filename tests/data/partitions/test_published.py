@@ -7,6 +7,7 @@ from fedsim.data.dataset import Dataset
 from fedsim.data.partitions import Ditto, Femnist, PowerLaw, SyntheticSizes
 from fedsim.data.sources import Synthetic
 from fedsim.streams import Streams
+from tests.data.conftest import held_out
 from tests.data.partitions.conftest import all_test, all_train, label_table
 
 SEEDS = [1, 2, 3]
@@ -15,7 +16,7 @@ SEEDS = [1, 2, 3]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fedprox_mnist(mnist: Dataset, seed: int) -> None:
     data = PowerLaw().split(mnist, 1000, Streams(seed))
-    sizes = data.train_sizes() + data.test_sizes()
+    sizes = data.train_sizes() + held_out(data)
     assert abs(sizes.sum() - 69_035) <= 200
     assert sizes.min() == 10
     assert sizes.mean() == pytest.approx(69, abs=0.5)
@@ -33,7 +34,7 @@ def test_fedprox_mnist(mnist: Dataset, seed: int) -> None:
 @pytest.mark.parametrize("classes_per_device", [1, 3, 5, 10])
 def test_power_law_with_other_numbers_of_classes(mnist: Dataset, classes_per_device: int) -> None:
     data = PowerLaw(classes_per_device=classes_per_device).split(mnist, 1000, Streams(1))
-    sizes = data.train_sizes() + data.test_sizes()
+    sizes = data.train_sizes() + held_out(data)
     assert sizes.min() >= 5 * classes_per_device
     assert 67_000 < sizes.sum() < 70_000
     for user, shard in enumerate(data.shards):
@@ -43,7 +44,7 @@ def test_power_law_with_other_numbers_of_classes(mnist: Dataset, classes_per_dev
 
 def test_ditto_fashion_exactly(fashion: Dataset) -> None:
     data = Ditto().split(fashion, 500, Streams(1))
-    train, test = data.train_sizes(), data.test_sizes()
+    train, test = data.train_sizes(), held_out(data)
     assert (train.sum(), test.sum()) == (61_251, 11_254)
     assert (train.min(), train.max(), np.median(train)) == (31, 1378, 88)
     table = label_table(data)
@@ -56,7 +57,7 @@ def test_ditto_fashion_exactly(fashion: Dataset) -> None:
 
 def test_femnist_as_published_overlaps(letters: Dataset) -> None:
     data = Femnist().split(letters, 200, Streams(1))
-    sizes = data.train_sizes() + data.test_sizes()
+    sizes = data.train_sizes() + held_out(data)
     assert sizes.sum() == pytest.approx(18_820, abs=3 * 1_656)
     held = [np.concatenate([shard.train, shard.test]) for shard in data.shards]
     for user in (0, 7, 150):
@@ -77,9 +78,9 @@ def test_femnist_overlaps_on_small_data_too(small: Dataset) -> None:
 
 def test_few_devices_share_out_nearly_everything(small: Dataset) -> None:
     data = PowerLaw().split(small, 10, Streams(1))
-    assert data.train_sizes().sum() + data.test_sizes().sum() >= 800 - 2 * 10
+    assert data.train_sizes().sum() + held_out(data).sum() >= 800 - 2 * 10
     alone = PowerLaw(classes_per_device=10).split(small, 1, Streams(1))
-    assert alone.train_sizes().sum() + alone.test_sizes().sum() >= 800 - 10
+    assert alone.train_sizes().sum() + held_out(alone).sum() >= 800 - 10
 
 
 def test_femnist_without_the_slip_is_clean(letters: Dataset) -> None:
@@ -102,7 +103,7 @@ def test_synthetic_devices() -> None:
     data = SyntheticSizes().split(dataset, 30, streams)
     sizes = SyntheticSizes().sizes(30, streams)
     assert np.array_equal(data.train_sizes(), np.floor(0.9 * sizes))
-    assert np.array_equal(data.train_sizes() + data.test_sizes(), sizes)
+    assert np.array_equal(data.train_sizes() + held_out(data), sizes)
     start = 0
     for shard, size in zip(data.shards, sizes, strict=True):
         assert np.array_equal(np.sort(np.concatenate([shard.train, shard.test])), np.arange(start, start + size))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.data.federated import FederatedData, Shard
-from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, ShiftSpec, SwapAll, SwapPart
-from fedsim.data.shifts.base import Shift
+from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, ShiftSpec, SwapAll, SwapPart
 from fedsim.streams import Streams
 from tests.data.shifts.conftest import all_samples, everyone, one_class_each, populations, samples
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsim.data.federated import FederatedData
-from fedsim.data.shifts import SwapAll
-from fedsim.data.shifts.base import Change, draw_pairs
+from fedsim.data.shifts import Change, SwapAll, draw_pairs
 from fedsim.streams import Streams
 from tests.data.shifts.conftest import everyone, one_class_each, tiny_pool
 

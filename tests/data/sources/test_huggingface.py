@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedsim.data.sources.huggingface import HuggingFace
+from fedsim.data.sources.own import HuggingFace
 from fedsim.errors import DataError
 
 X = np.arange(240, dtype=np.float32).reshape(20, 4, 3)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.data.sources.idx import read_idx, write_idx, write_whole
+from fedsim.data.sources.images import read_idx, write_idx, write_whole
 from fedsim.errors import DataError
 
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)

@@ -10,8 +10,8 @@ from fedsim.data.dataset import Raw
 from fedsim.data.fetch import write_cifar10, write_mnist
 from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Synthetic
 from fedsim.data.sources.base import Source, every_fifth
-from fedsim.data.sources.digits import _rows
-from fedsim.data.sources.idx import EMNIST_FILES, write_idx
+from fedsim.data.sources.embedded import _rows
+from fedsim.data.sources.images import EMNIST_FILES, write_idx
 from fedsim.data.spec import DataSpec
 from fedsim.errors import DataError
 from fedsim.streams import Streams
@@ -34,8 +34,8 @@ def test_digits_need_no_files() -> None:
 @pytest.mark.parametrize("found", [True, False])
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not found:
-        monkeypatch.setattr("fedsim.data.sources.digits.find_spec", lambda name: None)
-    monkeypatch.setattr("fedsim.data.sources.digits._rows", _rows.__wrapped__)  # not what was read before
+        monkeypatch.setattr("fedsim.data.sources.embedded.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.data.sources.embedded._rows", _rows.__wrapped__)  # not what was read before
     raw = Digits().load(None)
     pixels, labels = load_digits(return_X_y=True)
     test = every_fifth(labels)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.migrating import distance, threshold
+from fedsim.strategies.grouped import distance, threshold
 from tests.strategies.clustered import PAIRED, Sections, file_data, groups_of, homes, moves, of_kind, ran, world
 from tests.strategies.flexcfl.common import flexcfl
 
@@ -95,7 +95,7 @@ class TestAfterASwap:
     ) -> tuple[RunFolder, list[tuple[int, int]]]:
         """The run, and the pairs that crossed over between true groups."""
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [4]}}
-        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2, "sweep": True}
+        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2}
         run = ran(world(data, 4 * kinds, shape | strategy, 8, drift=drift), folder)
         partners = {event["device"]: event["data"]["partner"] for event in of_kind(run, "shift")}
         assert len(partners) == 4 * kinds
@@ -143,7 +143,7 @@ class TestAfterASwap:
         """Rotated digits, ten of each on every device: the test of Eq. 9 is blind to what has happened."""
         for metric in ("aligned_l1", "oracle"):
             data = evenly_rotated(tmp_path / "data")
-            run, crossed = self.swapped(tmp_path / metric, data, "flexcfl", kinds=4, shift_metric=metric)
+            run, crossed = self.swapped(tmp_path / metric, data, "flexcfl", kinds=4, moment={"shift": metric})
             before = self.before(run)
             home = homes([device % 4 for device in range(16)], [before[device] for device in range(16)])
             assert len(set(home.values())) == 4
@@ -155,8 +155,3 @@ class TestAfterASwap:
                 assert groups_of(run) == [before[device] for device in range(16)]
             else:
                 assert all(groups_of(run)[one] == home[other % 4] for pair in crossed for one, other in (pair, pair[::-1]))
-
-    def test_without_a_shift_nobody_ever_migrates(self, tmp_path: Path) -> None:
-        run = ran(world(PAIRED, 20, flexcfl(5, 4), 60, learning="off"), tmp_path / "run")
-        assert not of_kind(run, "shift-test")
-        assert not moves(run, "migration")

@@ -145,7 +145,7 @@ def test_the_record_says_who_was_taken(strategy: dict[str, Any], taken: int) -> 
         assert weights[2] == weights[7] == 0.0
 
 
-GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 12, "local_epochs": 1, "sweep": False}
+GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 12, "local_epochs": 1, "as": "paper"}
 
 
 def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -> None:
@@ -172,7 +172,10 @@ def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -
             {"kind": "ifca", "clients_per_round": 6, "aggregation": {"kind": "multi-krum", "malicious": 2}},
             r"'multi-krum' then needs at least 7",
         ),
-        ({"kind": "flexcfl", "alpha": 4, "aggregation": "krum"}, r"'krum' then needs at least 5 updates .* there are 4"),
+        (
+            {"kind": "fedgroup", "moment": {"devices": 4}, "aggregation": "krum"},
+            r"'krum' then needs at least 5 updates .* there are 4",
+        ),
         ({"selection": {"kind": "flanp", "accuracy": 1.0}, "aggregation": "bulyan"}, r"'bulyan' .* 7 updates .* there are 2"),
         ({"kind": "cfl", "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123 updates"),
         ({"kind": "lcfl", "groups": 2, "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123"),

@@ -168,7 +168,7 @@ def present(folder: Path, devices: int) -> dict[str, Any]:
     return {"availability": {"kind": "intervals", "file": str(folder / "there.csv"), "unit": "s"}}
 
 
-HALF_SWEPT = {"kind": "ifca", "groups": 1, "sweep": True, "local_epochs": 1}
+HALF_SWEPT = {"kind": "ifca", "groups": 1, "local_epochs": 1}
 
 
 @needs_accounting

@@ -135,7 +135,7 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     [
         (fedavg(aggregation="median"), {}, r"'secure_aggregation' is given.*'median' compares single updates"),
         (fedavg(aggregation={"kind": "private", "account": False}), {}, r"clip each update; allowed is where = 'local'"),
-        ({"kind": "ifca", "secure_aggregation": SECURE}, {}, r"strategies with groups look at single updates"),
+        ({"kind": "ifca", "secure_aggregation": SECURE}, {}, r"unknown key 'secure_aggregation'"),
         ({"kind": "refl", "secure_aggregation": SECURE}, {}, r"REFL compares late updates"),
         ({"kind": "fedbuff", "secure_aggregation": SECURE}, {}, r"secure_aggregation"),
         (fedavg(), {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),

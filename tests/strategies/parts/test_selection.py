@@ -11,9 +11,8 @@ from pydantic import ValidationError
 import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Record, Simulation
-from fedsim.strategies.parts.selection import SELECTIONS
-from fedsim.strategies.parts.selection.fedcs import FedCS
-from fedsim.strategies.parts.selection.least_available import LeastAvailable
+from fedsim.strategies.parts.selection import SELECTIONS, LeastAvailable
+from fedsim.strategies.parts.selection.fastest import FedCS
 from fedsim.strategies.parts.selection.oort import Oort
 from fedsim.strategies.parts.selection.power_of_choice import PowerOfChoice
 from fedsim.testing import assert_sound, eventful_world, run

@@ -13,11 +13,7 @@ import fedsim
 from fedsim.learning.refs import Ref
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
-from fedsim.strategies.parts.server import ServerOptimiser
-from fedsim.strategies.parts.server.adagrad import Adagrad
-from fedsim.strategies.parts.server.adam import Adam
-from fedsim.strategies.parts.server.sgd import SGD
-from fedsim.strategies.parts.server.yogi import Yogi
+from fedsim.strategies.parts.server import SGD, Adagrad, Adam, ServerOptimiser, Yogi
 from tests.strategies.clustered import played
 
 Weights = NDArray[np.float32]
@@ -100,7 +96,7 @@ def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimiser) -> 
 TWO_KEYS: list[dict[str, Any]] = [
     {"kind": "fedavg"},
     {"kind": "fedprox", "mu": 0.1},
-    {"kind": "flexcfl", "groups": 2, "alpha": 2},
+    {"kind": "flexcfl", "groups": 2, "moment": {"devices": 2}},
     {"kind": "ifca", "groups": 2},
     {"kind": "tifl", "tiers": 2},
     {"kind": "cata-fed", "clusters": 2, "smallest_part": 10},

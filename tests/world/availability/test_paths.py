@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsim.errors import DataError
 from fedsim.streams import Streams
 from fedsim.world.availability import AlwaysOn, Flash, Renewal
-from fedsim.world.availability.traces import Traces
+from fedsim.world.availability.recorded import Traces
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.phases import Phases
 

@@ -53,15 +53,14 @@ def _losses(noise: float, rate: float, rounds: int) -> Any:
 def epsilon(
     noise: float, sampling: Sampling, draws: Mapping[tuple[int, int], int], delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Epsilon of rounds at ``delta``.
+    """Epsilon of rounds, which need not hold with probability ``delta``.
 
     Args:
         noise: the noise's standard deviation over the longest that an update can be.
-        sampling: how a round's clients are taken to be drawn. ``poisson``: each by itself, one device more or less.
-            ``without-replacement``: so many exactly, one device's updates replaced by others. ``none``: all are in every round.
+        sampling: ``poisson``: each client is drawn by itself, one device more or less. ``without-replacement``: so many
+            exactly, one device's updates replaced by others. ``none``: all are in every round.
         draws: (clients drawn, devices from which) -> how many rounds.
-        delta: the probability with which epsilon need not hold.
-        accountant: by which theory.
+        delta, accountant: see ``Private``.
     """
     from dp_accounting.rdp import compute_epsilon
 

@@ -2,7 +2,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import Context
 
-from legacy_app.task import load_data, test, train
+from tests.flower.apps.numpy_app.numpy_app.task import load_data, test, train
 
 
 class FlowerClient(NumPyClient):

@@ -3,7 +3,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 
-from legacy_app.task import initial
+from tests.flower.apps.numpy_app.numpy_app.task import initial
 
 
 def weighted(metrics):

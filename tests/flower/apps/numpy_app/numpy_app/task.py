@@ -1,4 +1,4 @@
-"""A softmax regression on points around three centres; each partition has its own share of the classes."""
+"""A softmax regression on points around three centres, for other apps too; each partition has its own share of the classes."""
 
 import json
 

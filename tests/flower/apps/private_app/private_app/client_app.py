@@ -3,7 +3,7 @@ from flwr.client.mod import fixedclipping_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import Context
 
-from private_app.task import load_data, train
+from tests.flower.apps.numpy_app.numpy_app.task import load_data, train
 
 
 class FlowerClient(NumPyClient):

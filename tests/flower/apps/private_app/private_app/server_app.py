@@ -4,7 +4,7 @@ from flwr.server.strategy import DifferentialPrivacyClientSideFixedClipping, Fed
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 
-from private_app.task import initial, load_data, test
+from tests.flower.apps.numpy_app.numpy_app.task import initial, load_data, test
 
 app = ServerApp()
 

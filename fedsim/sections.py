@@ -1,0 +1,158 @@
+"""The sections of a scenario, and what they must say of each other to be run.
+
+Each section is a ``Spec`` in the module of its rule.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.checkpoint.spec import CheckpointSpec
+from fedsim.data.shifts import ShiftSpec
+from fedsim.data.spec import DataSpec
+from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import EvaluationSpec
+from fedsim.federation.codecs.lossy import Lossy
+from fedsim.federation.costs import ServerSpec
+from fedsim.federation.malicious import MaliciousSpec
+from fedsim.federation.wire import MessagesSpec
+from fedsim.language.spec import Spec
+from fedsim.language.stop import StopSpec
+from fedsim.learning.models import Logistic, ModelSpec
+from fedsim.learning.spec import TrainingSpec
+from fedsim.meters.base import MeterContext, Meters
+from fedsim.meters.costs import CostsSpec
+from fedsim.meters.spec import METERS, MeterSpec
+from fedsim.strategies import STRATEGIES
+from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.fedavg import FedAvgParams
+from fedsim.world.energy.spec import EnergySpec
+from fedsim.world.network import NetworkSpec, StarSpec
+from fedsim.world.population import PopulationSpec
+from fedsim.world.processes import WorldSpec
+
+OF_LEARNING = ("learning", "data", "model", "training", "drift", "malicious", "messages", "evaluation")
+
+
+class Sections(Spec):
+    """The sections of a scenario.
+
+    Attributes:
+        name: for people; it goes into reports, never into a path or a command.
+        seed: one seed gives every strategy the same world.
+        learning: ``on``, or ``off`` for time and bytes only.
+        data: the samples, and which device holds which.
+        model: what is trained.
+        training: how a client trains: steps, batches, solver.
+        population: how many devices, how fast, and when they can be reached.
+        network: the links between the server and the devices.
+        world: processes of the world, such as outages.
+        energy: power draw and batteries of devices; None: not counted, and no device has a battery.
+        costs: prices of hours, bytes, messages and tasks; None: there is no bill.
+        meters: further meters, each a kind, a table with a kind and its parameters, or a class by import path.
+        drift: how data change during the run; None: they do not.
+        malicious: devices that attack the learning; None: there are none.
+        messages: codecs of models on the wire.
+        server: its computing time, and its timeout for lost clients.
+        strategy: the federated learning algorithm, and what it takes.
+        evaluation: when and how accuracy is measured.
+        stop: when the run ends.
+        checkpoint: when the run is saved on the way.
+    """
+
+    name: str = Field(default="unnamed", max_length=200)
+    seed: int = Field(default=1, ge=0)
+    learning: Literal["on", "off"] = "on"
+    data: DataSpec = DataSpec()
+    model: ModelSpec = Logistic()
+    training: TrainingSpec = TrainingSpec()
+    population: PopulationSpec = PopulationSpec()
+    network: NetworkSpec = StarSpec()
+    world: WorldSpec = WorldSpec()
+    energy: EnergySpec | None = None
+    costs: CostsSpec | None = None
+    meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
+    drift: ShiftSpec | None = None
+    malicious: MaliciousSpec | None = None
+    messages: MessagesSpec = MessagesSpec()
+    server: ServerSpec = ServerSpec()
+    strategy: Annotated[StrategyParams, STRATEGIES] = FedAvgParams()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    stop: StopSpec = StopSpec(rounds=100)
+    checkpoint: CheckpointSpec = CheckpointSpec()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self.strategy.check(self.population.devices)
+        self.strategy.check_population(self.population)
+        if self.strategy.brings_learning:
+            for section in (name for name in OF_LEARNING if name in self.model_fields_set):
+                raise ScenarioError(
+                    f"{section} is not used by strategy.kind = {self.strategy.kind!r}, which brings its own; leave it out"
+                )
+        elif self.population.samples is not None and self.learning == "on":
+            raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
+        if self.strategy.at_edges and not self.network.edge_servers:
+            raise ScenarioError(
+                f"strategy.kind is {self.strategy.kind!r}, which needs edge servers, and the network has none; allowed with "
+                'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
+            )
+        if self.strategy.at_edges:
+            self.strategy.check_edges(self.network.edge_servers)
+        if self.strategy.serverless:
+            self._check_serverless()
+        if self.malicious is not None:
+            self.malicious.check(self.population.devices)
+        if getattr(self.strategy, "secure_aggregation", None) is not None and self.messages.up.kind != "plain":
+            raise ScenarioError(
+                f"messages.up is {self.messages.up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
+                "alike to a codec, and must be sent in full; allowed is 'plain'"
+            )
+        up = self.messages.up
+        usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
+        if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:
+            raise ScenarioError(
+                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
+                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
+            )
+        if self.learning == "on" and self.model.kind == "size":
+            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if self.drift is not None and self.population.samples is not None:
+            raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
+        if self.population.capacity is not None and self.network.has_device_rates:
+            raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
+        if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
+            raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
+        return self
+
+    def _check_serverless(self) -> None:
+        """Refuse sections that need a server."""
+        up = self.messages.up
+        of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
+        wrong = {
+            "messages.up": of_changes and f"which writes changes of a model ({up.kind!r}), and devices send whole ones",
+            "energy": self.energy is not None and "which counts what tasks alone draw",
+            "server": self.server != ServerSpec() and "which is how long a server computes and waits",
+            "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
+            "network.edge": bool(self.network.edge_servers) and "which are servers",
+        }
+        for key, why in wrong.items():
+            if why:
+                raise ScenarioError(
+                    f"{key} is given, {why}; not for strategy.kind = {self.strategy.kind!r}, which has no server"
+                )
+
+    @property
+    def not_restorable(self) -> str | None:
+        """The reason why a run cannot be resumed; None if it can."""
+        return self.world.not_restorable or self.strategy.not_restorable
+
+    def meters_in(self, context: MeterContext) -> Meters:
+        """The meters of a run in such a world.
+
+        Raises:
+            ScenarioError, DataError: a meter cannot be made there.
+        """
+        sections = {"energy": self.energy, "costs": self.costs}
+        built = {name: spec.build(context) for name, spec in sections.items() if spec is not None}
+        return Meters(built, [spec.build(context) for spec in self.meters])
