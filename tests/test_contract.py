@@ -108,8 +108,8 @@ class Moody(FedAvg[AggregatingParams]):
 
 
 class SilentClient(SynchronousClient[AggregatingParams]):
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return {"update": Header(done.update), "samples": Header(done.samples)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
 class Silent(FedAvg[AggregatingParams]):
@@ -139,7 +139,7 @@ class Hollow(FedAvg[AggregatingParams]):
     """Makes its rounds without anybody."""
 
     async def on_start(self) -> None:
-        self.state["model"] = self.server.initial()
+        self.state["model"] = self.server.models.initial()
         for number in range(2):
             await self.server.finish_round(number, self.models(), selected=0, valid=0, slow=0, disconnected=0)
 
@@ -156,15 +156,17 @@ class Closed(FedAvg[AggregatingParams]):
     """Asks those who are there from the start."""
 
     def select(self) -> list[int]:
-        first = self.state.setdefault("first", [device for device in range(self.server.devices) if self.server.arrived(device)])
-        return self.server.sample(self.params.clients_per_round, "select", self.state["round"], among=first)
+        first = self.state.setdefault(
+            "first", [device for device in range(self.server.devices) if self.server.clients.arrived(device)]
+        )
+        return self.server.clients.sample(self.params.clients_per_round, "select", self.state["round"], among=first)
 
 
 class Pushy(FedAvg[AggregatingParams]):
     """Asks without looking who is there."""
 
     def select(self) -> list[int]:
-        return [device for device in range(self.server.devices) if self.server.arrived(device)]
+        return [device for device in range(self.server.devices) if self.server.clients.arrived(device)]
 
 
 @pure
@@ -177,14 +179,14 @@ class Gullible(FedAvg[AggregatingParams]):
 
     async def aggregate(self) -> None:
         updates, tasks = zip(*((entry["update"], entry["task"]) for entry in self.state["received"]), strict=True)
-        self.state["model"] = self.server.apply(mean, updates)
+        self.state["model"] = self.server.models.apply(mean, updates)
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[1 / len(tasks)] * len(tasks))
 
 
 class WeighingClient(SynchronousClient[AggregatingParams]):
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         learning: Any = device._devices.learner
-        return {"update": done.update, "samples": Header(len(learning._tests._shard(device.number).test))}
+        return {"update": result.update, "samples": Header(len(learning._tests._shard(device.number).test))}
 
 
 class Weighing(FedAvg[AggregatingParams]):
@@ -198,7 +200,7 @@ class Marking(FedAvg[AggregatingParams]):
 
     async def aggregate(self) -> None:
         for entry in self.state["received"]:
-            entry["samples"] = await self.server.test(entry["update"], [entry["device"]])
+            entry["samples"] = await self.server.models.test(entry["update"], [entry["device"]])
         await super().aggregate()
 
 

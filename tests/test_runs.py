@@ -32,19 +32,19 @@ class EveryArrival(Strategy[EveryArrivalParams]):
     Params = EveryArrivalParams
 
     async def on_start(self) -> None:
-        self.state = {"model": self.server.initial(), "version": 0, "open": []}
+        self.state = {"model": self.server.models.initial(), "version": 0, "open": []}
         self.refill()
 
     def refill(self) -> None:
         free = self.params.concurrency - len(self.state["open"])
-        for device in self.server.sample(free, "select", self.state["version"]):
+        for device in self.server.clients.sample(free, "select", self.state["version"]):
             self.state["open"].append(self.server.ask(device, {"model": self.state["model"]}, round=self.state["version"]))
         if not self.state["open"]:
             self.server.look_again("refill", 1.0)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.outcome == "done":
-            self.state["model"] = self.server.mix([(self.state["model"], 0.7), (message["update"], 0.3)])
+            self.state["model"] = self.server.models.mix([(self.state["model"], 0.7), (message["update"], 0.3)])
             self.server.emit("aggregate", tasks=[message.task], weights=[0.3])
             await self.server.finish_round(self.state["version"], self.models())
             self.state["version"] += 1
@@ -190,12 +190,12 @@ class Failing(EveryArrival):
 def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     simulation = Simulation(fedsim.Scenario(**small | {"learning": "off"}))
     server: Server = simulation.installed.server
-    device = server.online()[0]
-    server.ask(device, {"model": server.initial()})
+    device = server.clients.online()[0]
+    server.ask(device, {"model": server.models.initial()})
     with pytest.raises(fedsim.SimulationError, match=f"device {device} still works"):
-        server.ask(device, {"model": server.initial()})
-    assert device not in server.online()
-    assert device not in server.sample(20, "x")
+        server.ask(device, {"model": server.models.initial()})
+    assert device not in server.clients.online()
+    assert device not in server.clients.sample(20, "x")
 
 
 # Any world: time and bytes only, so that hundreds can be tried.

@@ -121,7 +121,7 @@ class Clients:
         return True
 
     async def look_for_shift(self, device: int) -> None:
-        """Let a device look whether its data are others than those on which it last worked; if so, ``on_shift`` follows at once.
+        """Let a device see whether its data are others than those on which it last worked; then ``on_shift`` follows at once.
 
         For one that has just got something to compare them with: when they changed it could not tell.
         """

@@ -213,10 +213,10 @@ class Dispatch:
 
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: put the message into the inbox."""
-        order, outcome = task.context.order, task.outcome or "done"
+        instruction, outcome = task.context.instruction, task.outcome or "done"
         contents = self._client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)
-        end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
+        end = TaskEnd(task.id, task.device, task.round, task.group, instruction.job, seen, instruction.contents, contents)
         if seen != "lost" or not self._own.patience:
             self.simulation.post(end)
             return

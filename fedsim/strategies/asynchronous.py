@@ -88,7 +88,14 @@ class Asynchronous(Strategy[A]):
         return about | {name: message[name] for name in ("update", "samples")}
 
     async def on_start(self) -> None:
-        self.state |= {"version": 0, "model": self.server.initial(), "open": {}, "draws": 0, "refilling": False, "over": False}
+        self.state |= {
+            "version": 0,
+            "model": self.server.models.initial(),
+            "open": {},
+            "draws": 0,
+            "refilling": False,
+            "over": False,
+        }
         self.server.begin_round(0)
         self._refill()
 
@@ -98,7 +105,7 @@ class Asynchronous(Strategy[A]):
         state["refilling"] = False
         selection = self.params.selection
         devices = selection.select(server, self.remembered("selection"), missing, (state["draws"],))
-        for device in server.chosen(devices, type(selection).select):
+        for device in server.clients.chosen(devices, type(selection).select):
             task = server.ask(device, {"model": state["model"]}, round=state["version"])
             state["open"][task] = {"version": state["version"], "model": state["model"]}
         state["draws"] += 1

@@ -162,7 +162,7 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server (``Server.carry``) has ended; each does so once."""
+        """A message between an edge server and the server (``Server.edges.carry``) has ended; each does so once."""
 
     async def on_peer_message(self, message: PeerMessage) -> None:
         """A message from device to device has ended; each does so once."""
@@ -174,7 +174,7 @@ class Strategy(Generic[P]):
         """A timer set by ``server.timer`` has gone off."""
 
     async def on_return(self, device: int) -> None:
-        """A device for which ``server.await_return`` was called can be reached."""
+        """A device for which ``server.clients.await_return`` was called can be reached."""
 
     async def on_arrival(self, device: int) -> None:
         """A newcomer can be reached for the first time; by default it may be drawn from now on, like any other."""

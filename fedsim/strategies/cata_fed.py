@@ -176,34 +176,34 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     connected.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        if order.job == "connect":
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job == "connect":
             device.state.update(splits=0, selected=0)
             return ()
         device.state["selected"] += 1
-        return super().work(device, order)
+        return super().work(device, instruction)
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
         params, splits, selected = self.params, device.state["splits"], device.state["selected"]
         part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
-        return Training(order["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
+        return Training(instruction["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
         params = self.params
-        reserve = device.upload_bytes({"update": order["model"], "control": 1}) if params.reserve_upload else 0.0
+        reserve = device.upload_bytes({"update": instruction["model"], "control": 1}) if params.reserve_upload else 0.0
         at_least = 1 if params.adaptive else params.local_epochs
         lost = params.cut_epoch == "lost"
-        return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
+        return Limit(None, instruction["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
-        if order.job == "connect":
+        if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
-        if done.update is not None:
-            return {"update": done.update, "control": 1, "samples": Header(done.samples)}
-        unchanged = {"unchanged-model": order["model"]} if params.straggler_upload == "model" else {}
+        if result.update is not None:
+            return {"update": result.update, "control": 1, "samples": Header(result.samples)}
+        unchanged = {"unchanged-model": instruction["model"]} if params.straggler_upload == "model" else {}
         splits = device.state["splits"]
         if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
             return {**unchanged, "control": 0}
@@ -262,15 +262,15 @@ class CataFed(FedAvg[CataFedParams]):
 
     async def on_start(self) -> None:
         devices, server = self.server.devices, self.server
-        self.state |= {"model": server.initial(), "round": 0, "open": {}}
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
         self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
         self.state |= {"connecting": {}, "away": 0, "waiting": True}
-        here = server.online()
+        here = server.clients.online()
         for device in here:
             self._connect(device)
         for device in sorted(set(range(devices)).difference(here)):
-            if server.arrived(device):
-                self.state["away"] += server.await_return(device)
+            if server.clients.arrived(device):
+                self.state["away"] += server.clients.await_return(device)
         if not here:
             self._open_round()
 
@@ -292,11 +292,11 @@ class CataFed(FedAvg[CataFedParams]):
         state = self.state
         state["sizes"][device], state["cluster"][device] = 0, -1
         if self.params.rejoin:
-            state["away"] += self.server.await_return(device, self.params.rejoin_delay)
+            state["away"] += self.server.clients.await_return(device, self.params.rejoin_delay)
 
     def _wait(self) -> None:
         self.state["waiting"] = True
-        if not (self.state["away"] or self.state["connecting"] or self.server.expects_newcomers()):
+        if not (self.state["away"] or self.state["connecting"] or self.server.clients.expects_newcomers()):
             self.server.stop("no client is connected any more")
 
     def select(self) -> list[int]:

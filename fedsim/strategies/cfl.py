@@ -157,12 +157,12 @@ Pull = tuple[Ref, Ref]
 class CFLClient(SynchronousClient[CFLParams]):
     """Trains as FedAvg's, on the way down the tree too."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        (model,) = order.contents.values()
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        (model,) = instruction.contents.values()
         return Training(model, self.params.local_epochs)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        return {"cold-start": done.update} if order.job == "cold-start" else super().reply(device, order, done)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {"cold-start": result.update} if instruction.job == "cold-start" else super().reply(device, instruction, result)
 
 
 class CFL(Grouped[CFLParams]):
@@ -208,20 +208,20 @@ class CFL(Grouped[CFLParams]):
         self.state["waiting"] = [0]
 
     async def on_start(self) -> None:
-        self.state["models"] = [self.server.initial()]
+        self.state["models"] = [self.server.models.initial()]
         await super().on_start()
 
     def select(self) -> list[int]:
         among = None
         if self.params.order == "recursive":  # of a leaf of which nobody is there nothing can be learnt now
-            group, online = self.state["group"], self.server.online()
+            group, online = self.state["group"], self.server.clients.online()
             for leaf in reversed(self.state["waiting"]):
                 among = [device for device in online if group[device] == leaf or (group[device] < 0 and leaf == 0)]
                 if among:
                     break
         if self.params.clients_per_round is not None:
             return super().select() if among is None else self.pick(self.params.asked_per_round, among=among)
-        return self.server.online() if among is None else among
+        return self.server.clients.online() if among is None else among
 
     async def before_asking(self) -> None:
         """Who is new joins the root while it is whole."""
@@ -245,7 +245,7 @@ class CFL(Grouped[CFLParams]):
         may_split = number >= params.first_split_round and (schedule is None or self._is_due(schedule))
         if not may_split and (schedule is not None or state["scale"] is not None):
             return []
-        if not self.server.learns:
+        if not self.server.models.learns:
             return self._random_cut() if may_split and schedule is not None else []
         clusters = await self._clusters()
         if state["scale"] is None and clusters:
@@ -378,7 +378,7 @@ class CFL(Grouped[CFLParams]):
 
     async def _most_like(self, trained: Mapping[int, Pull], children: Sequence[int]) -> dict[int, int]:
         """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
-        if not self.server.learns:
+        if not self.server.models.learns:
             return {device: children[int(self.server.rng("newcomer", device, *children).integers(2))] for device in trained}
         pulls = [(child, pull) for child in children for pull in self.state["pulls"][child]]
         changes = await self._changes([*(pull for _, pull in pulls), *trained.values()]) if trained else []
@@ -387,7 +387,7 @@ class CFL(Grouped[CFLParams]):
 
     async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
         """What training has changed, float32 [d] each."""
-        known = await self.server.values([ref for pair in trained for ref in pair])
+        known = await self.server.models.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
 

@@ -36,13 +36,13 @@ class DittoParams(AggregatingParams):
 class DittoClient(OwnModelClient[DittoParams]):
     """Trains its own model, and then an update of the global one."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         epochs = self.params.personal_epochs or self.params.local_epochs
-        own = Training(self.last(device), epochs, mu=self.params.lam, anchor=order["model"])
-        return (Train(own), *super().work(device, order))
+        own = Training(self.last(device), epochs, mu=self.params.lam, anchor=instruction["model"])
+        return (Train(own), *super().work(device, instruction))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return self.answer(device, order, done, done.earlier[0], self.last(device))
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return self.answer(device, instruction, result, result.earlier[0], self.last(device))
 
 
 class Ditto(Personal[DittoParams]):

@@ -56,8 +56,8 @@ class FedAsyncParams(AsynchronousParams):
 class FedAsyncClient(Client[FedAsyncParams]):
     """Minimises its loss plus rho/2 ||w - w_received||^2."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, mu=self.params.rho)
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
@@ -77,5 +77,5 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         weight = self.params.weight(self.state["version"], staleness)
         before = self.state["model"]
-        model = self.server.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
+        model = self.server.models.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
         await self.publish(model, [self._entry(message, base) | {"weight": weight, "staleness": staleness}])

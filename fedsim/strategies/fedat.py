@@ -60,17 +60,17 @@ class FedATParams(StrategyParams):
 class FedATClient(Client[FedATParams]):
     """Trains around the received model; to be profiled it does the same."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        model = order["profiling" if order.job == "profile" else "model"]
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        model = instruction["profiling" if instruction.job == "profile" else "model"]
         return Training(model, self.params.local_epochs, mu=self.params.mu)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        if done.update is None or done.start is None:
-            return done
-        return done._replace(update=self.params.aggregation.on_device(device, done.update, done.start))
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        if result.update is None or result.start is None:
+            return result
+        return result._replace(update=self.params.aggregation.on_device(device, result.update, result.start))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        return {"profiling": done.update} if order.job == "profile" else super().reply(device, order, done)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {"profiling": result.update} if instruction.job == "profile" else super().reply(device, instruction, result)
 
 
 def tier_shares(counts: Sequence[int]) -> list[float]:
@@ -106,17 +106,17 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
 
     async def on_start(self) -> None:
         server, tiers = self.server, self.params.tiers
-        self.state |= {"version": 0, "model": server.initial(), "open": {}, "over": False, "draws": [0] * tiers}
+        self.state |= {"version": 0, "model": server.models.initial(), "open": {}, "over": False, "draws": [0] * tiers}
         self.state |= {"profiling": {}, "latency": [None] * server.devices, "unable": 0, "bounds": None}
         self.state |= {"tier": [None] * server.devices, "members": [[] for _ in range(tiers)]}
         self.state |= {"tiers": [self.state["model"]] * tiers, "counts": [0] * tiers, "received": [[] for _ in range(tiers)]}
         server.begin_round(0)
-        here = set(server.online())
-        for device in filter(server.arrived, range(server.devices)):
+        here = set(server.clients.online())
+        for device in filter(server.clients.arrived, range(server.devices)):
             if device in here:
                 self._profile(device)
             else:
-                server.await_return(device)
+                server.clients.await_return(device)
         self._begin()
 
     async def on_return(self, device: int) -> None:
@@ -142,7 +142,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             self.state["unable"] += 1
             self.server.emit("tier-drop", device=device, latency=None)
         else:
-            self.server.await_return(device)
+            self.server.clients.await_return(device)
         self._begin()
 
     def _begin(self) -> None:
@@ -177,7 +177,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
     def _open(self, tier: int) -> None:
         state, server = self.state, self.server
         among = state["members"][tier]
-        for device in server.sample(self.params.clients_per_round, "select", tier, state["draws"][tier], among=among):
+        for device in server.clients.sample(self.params.clients_per_round, "select", tier, state["draws"][tier], among=among):
             task = server.ask(device, {"model": state["model"]}, round=state["version"], group=tier)
             state["open"][task] = {"version": state["version"], "model": state["model"], "tier": tier}
         state["draws"][tier] += 1
@@ -227,5 +227,5 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         parts = list(zip(state["tiers"], tier_shares(state["counts"]), strict=True))
         for entry, weight in zip(received, weights, strict=True):
             entry |= {"weight": weight, "staleness": state["version"] - entry["version"]}
-        model = self.server.mix(parts, otherwise=state["model"])
+        model = self.server.models.mix(parts, otherwise=state["model"])
         await self.publish(model, received, group=tier, **how.told(len(received)))

@@ -31,7 +31,7 @@ class FedAvg(Synchronous[S]):
     Params: ClassVar[type[RoundParams]] = FedAvgParams
 
     async def on_start(self) -> None:
-        self.state["model"] = self.server.initial()
+        self.state["model"] = self.server.models.initial()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
@@ -48,12 +48,14 @@ class FedAvg(Synchronous[S]):
         With a robust aggregation, (1 - K / N) mean + K / N times what it makes of the K states. It is not given their changes:
         what malicious ones add to the median of changes would add up.
         """
-        mix, how, share = self.server.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
+        mix, how, share = self.server.models.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
         if how.protection != "robust":
             return mix([(mean, 1.0), *((change, share) for change in changes)], otherwise=mean, rescale=False)
         own = self.state.setdefault("followed", {})
         for entry, change in zip(entries, changes, strict=True):
-            own[entry["device"]] = mix([(own.get(entry["device"]) or self.server.zero(), 1.0), (change, 1.0)], rescale=False)
+            own[entry["device"]] = mix(
+                [(own.get(entry["device"]) or self.server.models.zero(), 1.0), (change, 1.0)], rescale=False
+            )
         parts = await how.total(self.server, [own[entry["device"]] for entry in entries], share)
         return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
 

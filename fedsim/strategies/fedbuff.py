@@ -62,7 +62,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
 
     def _step(self, buffer: list[dict[str, Any]]) -> Ref:
         """The current model moved by the buffer's updates; one that is not finite takes its base out with it."""
-        mix, model, optimiser = self.server.mix, self.state["model"], self.params.server
+        mix, model, optimiser = self.server.models.mix, self.state["model"], self.params.server
         differences = [(mix([(entry["update"], 1.0), (entry["base"], -1.0)]), entry) for entry in buffer]
         step = mix([(difference, entry["weight"]) for difference, entry in differences])
         stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)

@@ -40,33 +40,36 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     three are the first model.
     """
 
-    def moved(self, device: Device, order: Instruction) -> Ref:
+    def moved(self, device: Device, instruction: Instruction) -> Ref:
         start = device.initial()
         x, y = device.state.get("x", start), device.state.get("y", start)
-        return device.mix([(y, 1.0), (order["model"], self.params.alpha), (x, -self.params.alpha)])
+        return device.mix([(y, 1.0), (instruction["model"], self.params.alpha), (x, -self.params.alpha)])
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        center, own = self.moved(device, order), device.state.get("x", device.initial())
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        center, own = self.moved(device, instruction), device.state.get("x", device.initial())
         start = own if self.params.start == "own" else center
         return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         """The update is the received model, and how far 2 x_i - y_i is from what the server has for it."""
-        assert done.update is not None
+        assert result.update is not None
         z = device.state.get("z", device.initial())
-        parts = [(order["model"], 1.0), (done.update, 2.0), (self.moved(device, order), -1.0), (z, -1.0)]
-        return super().computed(device, order, done._replace(update=device.mix(parts), start=order["model"]))
+        parts = [(instruction["model"], 1.0), (result.update, 2.0), (self.moved(device, instruction), -1.0), (z, -1.0)]
+        return super().computed(device, instruction, result._replace(update=device.mix(parts), start=instruction["model"]))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        assert done.trained is not None
-        return {**(super().reply(device, order, done) or {}), "own": Header([done.trained, self.moved(device, order)])}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.trained is not None
+        return {
+            **(super().reply(device, instruction, result) or {}),
+            "own": Header([result.trained, self.moved(device, instruction)]),
+        }
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The server has the move, as it arrived: it is made here too; one that is not finite on neither side."""
         x, y = reply["own"].value
         start = device.initial()
         z = device.state.get("z", start)
-        device.state["z"] = device.mix([(z, 1.0), (reply["update"], 1.0), (order["model"], -1.0)], otherwise=z)
+        device.state["z"] = device.mix([(z, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)], otherwise=z)
         device.state["x"] = device.mix([(x, 1.0), (y, 0.0)], otherwise=device.state.get("x", start))
         device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=device.state.get("y", start))
 
@@ -94,4 +97,4 @@ class FedDR(FedAvg[FedDRParams]):
         weights, before = [1.0 / self.setting.devices] * len(received), self.state["model"]
         self.record_aggregate(received, weights)
         parts = [(before, 1.0), *zip(changes(self.server, received), weights, strict=True)]
-        self.state["model"] = self.server.mix(parts, otherwise=before, rescale=False)
+        self.state["model"] = self.server.models.mix(parts, otherwise=before, rescale=False)

@@ -44,17 +44,17 @@ class FedDynClient(SynchronousClient[FedDynParams]):
     grad L_k(theta_k) is -alpha times that. Absent while it is 0.
     """
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         alpha = self.params.alpha
         if self.params.alpha_samples is not None:
             alpha *= self.params.alpha_samples / max(device.samples, 1)
         linear = device.mix([(device.state["moved"], alpha)]) if "moved" in device.state else None
-        return Training(order["model"], self.params.local_epochs, mu=alpha, linear=linear)
+        return Training(instruction["model"], self.params.local_epochs, mu=alpha, linear=linear)
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The server has the update: both sides add how far it was."""
         before = device.state.get("moved", device.zero())
-        parts = [(before, 1.0), (reply["update"], 1.0), (order["model"], -1.0)]
+        parts = [(before, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
         device.state["moved"] = device.mix(parts, otherwise=before)
 
 
@@ -78,7 +78,7 @@ class FedDyn(FedAvg[FedDynParams]):
     Client = FedDynClient
 
     async def on_start(self) -> None:
-        self.state["moved"] = self.server.zero()
+        self.state["moved"] = self.server.models.zero()
         await super().on_start()
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
@@ -87,4 +87,4 @@ class FedDyn(FedAvg[FedDynParams]):
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]
-        return super().advance(model, self.server.mix(parts, otherwise=model, rescale=False), group)
+        return super().advance(model, self.server.models.mix(parts, otherwise=model, rescale=False), group)

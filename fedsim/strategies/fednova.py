@@ -48,8 +48,8 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 class FedNovaClient(FedProxClient):
     """Says how many steps it took."""
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        return {**(super().reply(device, order, done) or {}), "steps": Header(done.steps)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {**(super().reply(device, instruction, result) or {}), "steps": Header(result.steps)}
 
 
 class FedNova(FedProx):
@@ -87,6 +87,8 @@ class FedNova(FedProx):
         for entry, own in zip(entries, reaches, strict=True):
             factor = effective / own if own else 0.0
             models = [entry["start"], entry["update"]]
-            update = self.server.apply(weighted_sum, models, coefficients=[1 - factor, factor])  # not finite if either is not
+            update = self.server.models.apply(
+                weighted_sum, models, coefficients=[1 - factor, factor]
+            )  # not finite if either is not
             normalised.append(entry | {"update": update})
         return await super().combine(model, normalised, slot, **record)

@@ -30,14 +30,14 @@ class FedProxParams(AggregatingParams):
 class FedProxClient(SynchronousClient[FedProxParams]):
     """Trains with the proximal term, up to the deadline."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        return Training(order["model"], self.params.local_epochs, mu=self.params.mu)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         if not self.params.partial_work:
-            return super().limit(device, order)
-        stop_at = order["stop_at"]
-        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": order["model"]})
+            return super().limit(device, instruction)
+        stop_at = instruction["stop_at"]
+        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": instruction["model"]})
         return Limit(stop_at, self.training_limit, reserve_upload=reserve)
 
 

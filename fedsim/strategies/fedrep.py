@@ -36,11 +36,11 @@ class FedRepParams(HeadParams):
 class FedRepClient(KeepingClient[FedRepParams]):
     """Trains its head with the layers below held, then these with the head held."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        head = Training(self.begin(device, order), self.params.head_epochs, held=self.sent_places)
-        return (Train(head), *super().work(device, order))
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        head = Training(self.begin(device, instruction), self.params.head_epochs, held=self.sent_places)
+        return (Train(head), *super().work(device, instruction))
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self.kept_places)
 
 

@@ -63,8 +63,8 @@ class FeSEM(Grouped[FeSEMParams]):
     async def on_start(self) -> None:
         """Begin with m models, each a draw of its own, apart from the clients' common start."""
         server, groups = self.server, self.params.groups
-        self.state["initial"] = server.initial()
-        self.state["models"] = [server.initial(1 + group) for group in range(groups)]
+        self.state["initial"] = server.models.initial()
+        self.state["models"] = [server.models.initial(1 + group) for group in range(groups)]
         self.state["last"] = [self.state["initial"]] * server.devices
         if not self.params.as_published:
             self.state |= {"known": [], "begun": False, "models": [self.state["initial"]] * groups}
@@ -82,10 +82,10 @@ class FeSEM(Grouped[FeSEMParams]):
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
         server, models = self.server, self.state["models"]
-        if not server.learns:
+        if not server.models.learns:
             return self.random_groups(len(devices), "e-step", self.state["round"])
         server.compute("distances", len(devices), server.setting.parameters, len(models))
-        values = await server.values([*models, *(self.state["last"][device] for device in devices)])
+        values = await server.models.values([*models, *(self.state["last"][device] for device in devices)])
         centers, sent = values[: len(models)], values[len(models) :]
         return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]
 
@@ -101,8 +101,8 @@ class FeSEM(Grouped[FeSEMParams]):
             return
         known = state["known"] = sorted({*state["known"], *(entry["device"] for entry in state["received"])})
         last, groups = state["last"], len(state["models"])
-        if server.learns and len(known) >= groups and not state["begun"]:
-            rows = np.stack(await server.values([last[device] for device in known])).astype(np.float64)
+        if server.models.learns and len(known) >= groups and not state["begun"]:
+            rows = np.stack(await server.models.values([last[device] for device in known])).astype(np.float64)
             server.compute("k-means", len(rows), rows.shape[1], groups)
             nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
         else:
@@ -118,7 +118,9 @@ class FeSEM(Grouped[FeSEMParams]):
             entries = [entry for entry in state["received"] if entry["group"] == group]
             if entries:
                 self.record_aggregate(entries, [share] * len(entries), group=group)
-            state["models"][group] = server.mix([(last[device], share) for device in members], otherwise=state["models"][group])
+            state["models"][group] = server.models.mix(
+                [(last[device], share) for device in members], otherwise=state["models"][group]
+            )
 
 
 def _distance(model: NDArray[np.float32], center: NDArray[np.float32]) -> float:

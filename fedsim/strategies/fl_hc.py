@@ -71,7 +71,7 @@ class FLHC(LCFL):
         await super()._gather()
 
     async def distances(self, devices: list[int]) -> Found:
-        models = await self.server.values([self.state["own"][device] for device in devices])
-        starts = await self.server.values([self.state["began"][device] for device in devices])
+        models = await self.server.models.values([self.state["own"][device] for device in devices])
+        starts = await self.server.models.values([self.state["began"][device] for device in devices])
         updates = [model.astype(np.float64) - start for model, start in zip(models, starts, strict=True)]
         return by_rows(updates, lambda rows: update_distances(rows, self.params.measure))

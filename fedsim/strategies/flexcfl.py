@@ -166,40 +166,40 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        found = {"initial": order.contents.get("initial-model") or order.contents.get("pre-training")}
-        found["directions"] = order.contents.get("directions")
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        found = {"initial": instruction.contents.get("initial-model") or instruction.contents.get("pre-training")}
+        found["directions"] = instruction.contents.get("directions")
         device.state.update({name: value for name, value in found.items() if value is not None})
-        return super().work(device, order)
+        return super().work(device, instruction)
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         """A little from the initial model, for the direction that it takes; else from the group's."""
-        if order.job == "train":
-            return Training(order["model"], self._epochs(order))
+        if instruction.job == "train":
+            return Training(instruction["model"], self._epochs(instruction))
         epochs, steps = self.params.pretraining_epochs, self.params.moment.steps or 50
         initial = device.state["initial"]
         return Training(initial, steps=steps) if epochs is None else Training(initial, epochs)
 
-    def _epochs(self, order: Instruction) -> int:
+    def _epochs(self, instruction: Instruction) -> int:
         """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
-        one_less = "pre-trained" in order.contents and not self.params.as_published
+        one_less = "pre-trained" in instruction.contents and not self.params.as_published
         return max(1, self.params.local_epochs - one_less)
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
-        return Limit(at_least=self._epochs(order) if order.job == "train" else self.params.pretraining_epochs or 1)
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
+        return Limit(at_least=self._epochs(instruction) if instruction.job == "train" else self.params.pretraining_epochs or 1)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        match order.job:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
             case "pre-train":
-                return {"pre-training": done.update}
+                return {"pre-training": result.update}
             case "find-group":
-                assert done.update is not None
-                models = [device.state["initial"], done.update, *device.state["directions"]]
+                assert result.update is not None
+                models = [device.state["initial"], result.update, *device.state["directions"]]
                 return {"id": device.numbers(nearest_direction, models)}
-        return super().reply(device, order, done)
+        return super().reply(device, instruction, result)
 
-    def settles(self, device: Device, order: Instruction) -> bool:
-        return order.job != "train"
+    def settles(self, device: Device, instruction: Instruction) -> bool:
+        return instruction.job != "train"
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
@@ -239,12 +239,12 @@ class FlexCFL(Migrating[FlexCFLParams]):
         self.at_random = params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
-        self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.initial()}
+        self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.models.initial()}
         self._begin_groups()
 
     def _begin_groups(self) -> None:
         state, params, server = self.state, self.params, self.server
-        devices = server.sample(params.pretrained(server.devices), "pre-training", state["attempts"])
+        devices = server.clients.sample(params.pretrained(server.devices), "pre-training", state["attempts"])
         state["attempts"] += 1
         state["pretrained"] = []
         if len(devices) < params.groups:
@@ -281,8 +281,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         for group in range(params.groups):
             members = [update for update, label in zip(updates, labels, strict=True) if label == group]
             parts = await params.aggregation.total(server, members, 1 / len(members))
-            state["models"].append(server.mix(parts))
-            state["directions"].append(server.mix([*parts, (state["initial"], -1.0)], rescale=False))
+            state["models"].append(server.models.mix(parts))
+            state["directions"].append(server.models.mix([*parts, (state["initial"], -1.0)], rescale=False))
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")
         await self.test_again(devices)
@@ -292,8 +292,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         server, params = self.server, self.params
         devices, updates = map(list, zip(*self.state["pretrained"], strict=True))
         m = params.groups
-        if server.learns:
-            initial, *trained = await server.values([self.state["initial"], *updates])
+        if server.models.learns:
+            initial, *trained = await server.models.values([self.state["initial"], *updates])
             kept = [at for at, value in enumerate(trained) if np.isfinite(value).all()]
             if len(kept) < m:
                 raise SimulationError(
@@ -302,7 +302,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 )
             devices, updates = [devices[at] for at in kept], [updates[at] for at in kept]
         generator = server.rng("clustering", self.state["attempts"])
-        if not server.learns or isinstance(params.clusterer, RandomGroups):
+        if not server.models.learns or isinstance(params.clusterer, RandomGroups):
             order = generator.permutation(len(devices))
             return devices, updates, [int(place) % m for place in np.argsort(order)]
         n, d = len(updates), server.setting.parameters
@@ -355,16 +355,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
             return
         for group in inhabited:
             server.exchange({"group-exchange": state["models"][group]}, f"group-{group}", "auxiliary")
-        if not server.learns:
+        if not server.models.learns:
             return
         models = [state["models"][group] for group in inhabited]
         server.compute("distances", len(models), server.setting.parameters)
-        norms = [float(np.linalg.norm(value.astype(np.float64))) for value in await server.values(models)]
+        norms = [float(np.linalg.norm(value.astype(np.float64))) for value in await server.models.values(models)]
         if not np.isfinite(norms).all():
             return
         matrix = inter_group_coefficients(np.array(norms), params.eta_g, literal=not params.as_published)
         for group, row in zip(inhabited, matrix.tolist(), strict=True):
-            state["models"][group] = server.mix(list(zip(models, row, strict=True)))
+            state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.task in self.state["pretraining"]:

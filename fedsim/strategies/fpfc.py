@@ -55,13 +55,13 @@ class FPFCClient(SynchronousClient[FPFCParams]):
     State: ``model``, its own; absent until it has first answered.
     """
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        own = device.state.get("model", order["model"])
-        return Training(own, self.params.local_epochs, mu=self.params.rho, anchor=order["model"])
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        own = device.state.get("model", instruction["model"])
+        return Training(own, self.params.local_epochs, mu=self.params.rho, anchor=instruction["model"])
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The server has it as it arrived; one that is not finite on neither side."""
-        device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=device.state.get("model", order["model"]))
+        device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=device.state.get("model", instruction["model"]))
 
 
 class FPFC(Synchronous[FPFCParams]):
@@ -97,7 +97,7 @@ class FPFC(Synchronous[FPFCParams]):
             self.begin = sum(size for layer, size in tensors if layer != tensors[-1][0])
 
     async def on_start(self) -> None:
-        self.state["first"] = self.server.initial()
+        self.state["first"] = self.server.models.initial()
         self.state |= {"own": {}, "samples": {}, "pairs": {}, "apart": {}, "group": {}, "models": {}}
         await super().on_start()
 
@@ -110,7 +110,7 @@ class FPFC(Synchronous[FPFCParams]):
         between = [pairs[min(device, other), max(device, other)] for other in others]
         signs = [1.0 if device < other else -1.0 for other in others]
         models = [own[device], *(own[other] for other in others), *between]
-        held = self.server.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
+        held = self.server.models.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
         return {"model": held}
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
@@ -123,18 +123,18 @@ class FPFC(Synchronous[FPFCParams]):
         self.record_aggregate(received, [1.0] * len(received))
         own, pairs = state["own"], state["pairs"]
         for entry in received:
-            own[entry["device"]] = server.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+            own[entry["device"]] = server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
             state["samples"][entry["device"]] = entry["samples"]
         asked = {entry["device"] for entry in received}
         changed = [(i, j) for i in sorted(own) for j in sorted(own) if i < j and (i in asked or j in asked)]
         scad = {"begin": self.begin, **{name: getattr(self.params, name) for name in ("lam", "rho", "a", "xi")}}
         for i, j in changed:
             before = [pairs[i, j]] if (i, j) in pairs else []
-            pairs[i, j] = server.apply(fused, [own[i], own[j], *before], size=2 * self.setting.parameters, **scad)
+            pairs[i, j] = server.models.apply(fused, [own[i], own[j], *before], size=2 * self.setting.parameters, **scad)
         lengths = [0.0] * len(changed)
-        if server.learns and changed:
-            told = server.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
-            lengths = (await server.value(told)).tolist()
+        if server.models.learns and changed:
+            told = server.models.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
+            lengths = (await server.models.value(told)).tolist()
         state["apart"] |= zip(changed, lengths, strict=True)
         self._group()
 
@@ -153,7 +153,7 @@ class FPFC(Synchronous[FPFCParams]):
             total = sum(state["samples"][device] for device in members)
             shares = [state["samples"][device] / total if total else 1 / len(members) for device in members]
             parts = list(zip([state["own"][device] for device in members], shares, strict=True))
-            state["models"][name] = self.server.mix(parts, otherwise=state["own"][members[0]])
+            state["models"][name] = self.server.models.mix(parts, otherwise=state["own"][members[0]])
 
     def group_of(self, device: int) -> int | None:
         group: int | None = self.state["group"].get(device)

@@ -129,8 +129,8 @@ class Grouped(Synchronous[G]):
 
     async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
         """The group in each entry's content ``id``; where nothing is learnt, one at random from the stream ``purpose``."""
-        if self.server.learns:
-            return await self.server.choices([entry["contents"]["id"] for entry in entries])
+        if self.server.models.learns:
+            return await self.server.models.choices([entry["contents"]["id"] for entry in entries])
         return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
@@ -150,7 +150,7 @@ class Grouped(Synchronous[G]):
         number, wanted = self.state["round"], self.params.asked_per_round
         chosen: list[int] = []
         if self.params.sweeps and number * wanted < self.server.devices:
-            chosen = [device for device in self.server.online() if not self.state["asked"][device]][:wanted]
+            chosen = [device for device in self.server.clients.online() if not self.state["asked"][device]][:wanted]
         if len(chosen) < wanted:
             others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None
             chosen += self.pick(wanted - len(chosen), among=others)
@@ -196,7 +196,7 @@ class Grouped(Synchronous[G]):
         if device not in state["unprepared"] or self.is_preparing(device):
             return
         about_to_be_asked = device in state["cohort"] and not state["open"]
-        if not about_to_be_asked and self.server.idle(device):
+        if not about_to_be_asked and self.server.clients.idle(device):
             needed = self.preparation(device)
             if needed is None:
                 state["unprepared"].remove(device)
@@ -227,7 +227,7 @@ class Grouped(Synchronous[G]):
         if message.task not in state["preparing"]:
             self._prepare_aside(device)
             if device in state["unprepared"] and not self.is_preparing(device):
-                self.server.await_return(device)
+                self.server.clients.await_return(device)
             await super().on_task_end(message)
             return
         _, in_round = state["preparing"].pop(message.task)
@@ -238,7 +238,7 @@ class Grouped(Synchronous[G]):
             state["prepared"].append(entry | {"asked": dict(message.asked), "contents": dict(message.contents)})
             return
         if device in state["unprepared"]:
-            self.server.await_return(device)
+            self.server.clients.await_return(device)
         if in_round:
             await super().on_task_end(message)
 
@@ -321,12 +321,12 @@ class MigratingClient(SynchronousClient[M]):
     first data.
     """
 
-    def settles(self, device: Device, order: Instruction) -> bool:
+    def settles(self, device: Device, instruction: Instruction) -> bool:
         """Whether this task says which group the device belongs to."""
         raise NotImplementedError
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        if self.settles(device, order):
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if self.settles(device, instruction):
             device.state["reference"] = device.used_label_counts.tolist()
 
     def on_shift(self, device: Device) -> Contents | None:
@@ -368,7 +368,7 @@ class Migrating(Grouped[M]):
     async def test_again(self, devices: Iterable[int]) -> None:
         """Devices settled by data that they do not hold any more test themselves: they could not do so before."""
         for device in devices:
-            await self.server.look_for_shift(device)
+            await self.server.clients.look_for_shift(device)
 
     async def _assign(self) -> None:
         devices = [entry["device"] for entry in self.state["prepared"]]

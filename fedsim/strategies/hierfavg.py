@@ -67,8 +67,8 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
     """Trains for kappa1 steps, or ``local_epochs``."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        return Training(order["model"], self.params.local_epochs, steps=self.params.kappa1)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
 
 
 class HierFAVG(FedAvg[HierFAVGParams]):
@@ -97,27 +97,27 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Client = HierFAVGClient
 
     def group_of(self, device: int) -> int | None:
-        return self.server.edge_of(device)
+        return self.server.edges.of(device)
 
     def select(self) -> list[int]:
         server = self.server
-        if all(map(server.has_edge, range(server.edges))):
+        if all(map(server.edges.has, range(server.edges.count))):
             return super().select()
-        among = [device for device in range(server.devices) if server.has_edge(server.edge_of(device))]
+        among = [device for device in range(server.devices) if server.edges.has(server.edges.of(device))]
         return self.pick(self.params.asked_per_round, among=among)
 
     async def before_asking(self) -> None:
         edges: dict[int, dict[str, Any]] = {}
         for device in self.state["cohort"]:
             new = {"clients": [], "left": self.params.kappa2, "open": [], "updates": [], "last": [], "tasks": [], "lost": False}
-            edges.setdefault(self.server.edge_of(device), new)["clients"].append(device)
+            edges.setdefault(self.server.edges.of(device), new)["clients"].append(device)
         self.state |= {"edges": edges, "arrived": [], "valid": 0, "over": False}
 
     def _ask(self, device: int) -> None:
         """An edge server gets the model when its first client is to be asked."""
-        edge = self.server.edge_of(device)
+        edge = self.server.edges.of(device)
         if device == self.state["edges"][edge]["clients"][0]:
-            self.server.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
+            self.server.edges.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
 
     async def on_carried(self, message: Carried) -> None:
         state, edge = self.state, message.edge
@@ -143,7 +143,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def _edge_round(self, edge: int) -> None:
         state, server, own = self.state, self.server, self.state["edges"][edge]
         again = own["left"] < self.params.kappa2
-        own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.idle(device)]
+        own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.clients.idle(device)]
         for device in own["clients"]:
             contents, about = {"model": own["model"]}, {"round": state["round"], "group": edge}
             task = server.ask(device, contents, **about, continues=again, at_edge=True)
@@ -157,7 +157,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if message.job == QUESTION:
             await super().on_task_end(message)
             return
-        state, edge = self.state, self.server.edge_of(message.device)
+        state, edge = self.state, self.server.edges.of(message.device)
         own = state["edges"][edge]
         del state["open"][message.task]
         own["open"].remove(message.task)
@@ -186,7 +186,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if own["left"] and own["clients"] and not state["over"]:
             await self._edge_round(edge)
         elif own["last"]:
-            server.carry(edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"])
+            server.edges.carry(edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"])
         else:
             await self._leave(edge)
 

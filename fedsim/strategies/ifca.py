@@ -57,26 +57,29 @@ class IFCAParams(MigratingParams):
 class IFCAClient(MigratingClient[IFCAParams]):
     """Tests all models, trains the best, and says which that was."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        if order.job == "choose":
-            return (Evaluate(tuple(order["migration"]), self.testing_limit(order)),)
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job == "choose":
+            return (Evaluate(tuple(instruction["migration"]), self.testing_limit(instruction)),)
         once = self.params.averaging == "gradients"
         training = Training(BEST, full_batch=True) if once else Training(BEST, self.params.local_epochs)
-        return (Evaluate(tuple(order["model"]), self.testing_limit(order)), Train(training, self.limit(device, order)))
+        return (
+            Evaluate(tuple(instruction["model"]), self.testing_limit(instruction)),
+            Train(training, self.limit(device, instruction)),
+        )
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         once = self.params.averaging == "gradients"
-        return Limit(budget=self.training_limit) if once else super().limit(device, order)
+        return Limit(budget=self.training_limit) if once else super().limit(device, instruction)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        assert done.tested is not None
-        choice = {"id": Lazy("choice", done.tested)}
-        if order.job == "choose":
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.tested is not None
+        choice = {"id": Lazy("choice", result.tested)}
+        if instruction.job == "choose":
             return choice
-        return {"update": done.update, **choice, "samples": Header(done.samples)}
+        return {"update": result.update, **choice, "samples": Header(result.samples)}
 
-    def settles(self, device: Device, order: Instruction) -> bool:
-        return order.job == "choose" or "reference" not in device.state
+    def settles(self, device: Device, instruction: Instruction) -> bool:
+        return instruction.job == "choose" or "reference" not in device.state
 
 
 class IFCA(Migrating[IFCAParams]):
@@ -100,7 +103,7 @@ class IFCA(Migrating[IFCAParams]):
 
     async def on_start(self) -> None:
         same = self.params.starts == "same"
-        self.state["models"] = [self.server.initial(0 if same else group) for group in range(self.params.groups)]
+        self.state["models"] = [self.server.models.initial(0 if same else group) for group in range(self.params.groups)]
         self.state["chosen_in"] = [-1] * self.server.devices
         await super().on_start()
 
@@ -136,7 +139,7 @@ class IFCA(Migrating[IFCAParams]):
         """With gradients: a step along their sum, divided by the number of all clients of the round."""
         if self.params.averaging == "models":
             return await super().combine(model, entries, slot, **record)
-        mix, share = self.server.mix, 1 / len(self.state["received"])
+        mix, share = self.server.models.mix, 1 / len(self.state["received"])
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.
         steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]

@@ -143,47 +143,47 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        match order.job:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        match instruction.job:
             case "exchange":
-                models = list(order["exchange"])
-                models.insert(order["place"], device.state["own"])
+                models = list(instruction["exchange"])
+                models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
-                return (Evaluate(tuple(order["cold-start"])),)
+                return (Evaluate(tuple(instruction["cold-start"])),)
             case "warm-up":
-                return (Train(self._warming_up(device, order)),)
-        return super().work(device, order)
+                return (Train(self._warming_up(device, instruction)),)
+        return super().work(device, instruction)
 
-    def _warming_up(self, device: Device, order: Instruction) -> Training:
+    def _warming_up(self, device: Device, instruction: Instruction) -> Training:
         """From the model that was received, or a draw of its own."""
         moment = self.params.moment
-        start = order.contents.get("warm-up") or device.initial(1 + device.number)
+        start = instruction.contents.get("warm-up") or device.initial(1 + device.number)
         if isinstance(moment, AfterRounds):
             return Training(start, self.params.local_epochs)
         return Training(start, moment.epochs) if moment.steps is None else Training(start, steps=moment.steps)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        match order.job:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
             case "exchange":
-                assert done.tested is not None
-                differences = len(order["exchange"])
-                return {"probe-loss": Lazy("losses", done.tested, differences + (self.params.measure == "loss-gap"))}
+                assert result.tested is not None
+                differences = len(instruction["exchange"])
+                return {"probe-loss": Lazy("losses", result.tested, differences + (self.params.measure == "loss-gap"))}
             case "gradient":
-                return {"gradient": done.update}
+                return {"gradient": result.update}
             case "cold-start":
-                assert done.tested is not None
-                return {"id": Lazy("choice", done.tested)}
+                assert result.tested is not None
+                return {"id": Lazy("choice", result.tested)}
             case "warm-up":
-                return {"warm-up": done.update, "start": Header(done.start)}
-        return super().reply(device, order, done)
+                return {"warm-up": result.update, "start": Header(result.start)}
+        return super().reply(device, instruction, result)
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        if order.job == self.params.second_campaign:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if instruction.job == self.params.second_campaign:
             device.state.pop("own", None)
-        elif self.params.second_campaign and (order.job == "warm-up" or "compared" in order.contents):
+        elif self.params.second_campaign and (instruction.job == "warm-up" or "compared" in instruction.contents):
             device.state["own"] = reply.get("update") or reply.get("warm-up")
 
 
@@ -231,7 +231,7 @@ class LCFL(Grouped[LCFLParams]):
         self.state |= {"exchanged": [], "tested": {}, "cohort": [], "open": {}}
 
     async def on_start(self) -> None:
-        self.state["global"] = self.server.initial()
+        self.state["global"] = self.server.models.initial()
         await super().on_start()
 
     # Rounds: FedAvg of all, then of each cluster.
@@ -297,7 +297,7 @@ class LCFL(Grouped[LCFLParams]):
     async def _gather(self) -> None:
         """Ask those who are there and have sent no model for one."""
         own = self.state["own"]
-        without = [device for device in self.server.online() if own[device] is None]
+        without = [device for device in self.server.clients.online() if own[device] is None]
         if len(without) + sum(model is not None for model in own) < self.params.groups:
             self.server.look_again("gather", self.params.retry)
         else:
@@ -318,11 +318,11 @@ class LCFL(Grouped[LCFLParams]):
     def _invite(self, device: int) -> None:
         """Ask a device that is there; wait for one that is not, if it will ever be."""
         state = self.state
-        if self.server.idle(device):
+        if self.server.clients.idle(device):
             state["campaign_asked"][device] += 1
             task = self.server.ask(device, self._campaign_contents(device), state["campaign"])
             state["campaign_open"][task] = device
-        elif self.server.await_return(device):
+        elif self.server.clients.await_return(device):
             state["campaign_waiting"].append(device)
 
     async def _look_whether_over(self) -> None:
@@ -387,7 +387,7 @@ class LCFL(Grouped[LCFLParams]):
         for cluster in members(np.array(labels)):
             if params.clusters_start == "members":
                 own = [state["own"][devices[at]] for at in cluster]
-                state["models"].append(server.mix(await params.aggregation.total(server, own, 1 / len(cluster))))
+                state["models"].append(server.models.mix(await params.aggregation.total(server, own, 1 / len(cluster))))
             else:
                 state["models"].append(state["global"])
         for device, group in zip(devices, labels, strict=True):
@@ -401,7 +401,7 @@ class LCFL(Grouped[LCFLParams]):
         server, params = self.server, self.params
         generator = server.rng("clustering")
         record: dict[str, Any] = {"measure": params.measure}
-        if server.learns:
+        if server.models.learns:
             kept, distance = await self.distances(devices)
             if params.second_campaign != "exchange":
                 server.compute("products", len(kept), server.setting.parameters)
@@ -430,13 +430,15 @@ class LCFL(Grouped[LCFLParams]):
         """How far apart devices are, by positions in ``devices``."""
         server, state, measure = self.server, self.state, self.params.measure
         if self.params.second_campaign == "exchange":
-            rows = await server.numbers([state["tested"][device] for device in devices])
+            rows = await server.models.numbers([state["tested"][device] for device in devices])
             columns = [state["exchanged"].index(device) for device in devices]
             return by_losses(np.stack(rows)[:, columns], loss_gap if measure == "loss-gap" else loss_distance)
-        models = await server.values([state["own"][device] for device in devices])
+        models = await server.models.values([state["own"][device] for device in devices])
         if measure == "diff-norm":
             return by_rows(models, diff_norm)
-        others = await server.values([state["tested" if measure == "grad-cos" else "began"][device] for device in devices])
+        others = await server.models.values(
+            [state["tested" if measure == "grad-cos" else "began"][device] for device in devices]
+        )
         with np.errstate(all="ignore"):  # of a device that has diverged
             return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
 
@@ -451,10 +453,10 @@ class LCFL(Grouped[LCFLParams]):
         state["admitting"] = True
         for device in range(self.server.devices):
             if state["group"][device] < 0:
-                there = self.server.idle(device)
+                there = self.server.clients.idle(device)
                 self.must_prepare(device)
                 if not there:
-                    self.server.await_return(device)
+                    self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
         """A newcomer looks for its cluster as soon as it can be found; in the warm-up it is like any other device."""

@@ -35,14 +35,14 @@ class LocalParams(SelectingParams):
 class LocalClient(SynchronousClient[LocalParams]):
     """Trains its own model and keeps it."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         start = device.state["model"] if "model" in device.state else device.initial()
         return Training(start, self.params.local_epochs)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        assert done.update is not None
-        device.state["model"] = device.mix([(done.update, 1.0)], otherwise=done.start)  # not what has diverged
-        return {"update": Header(done.update), "samples": Header(done.samples)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.update is not None
+        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)  # not what has diverged
+        return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
 class Local(Synchronous[LocalParams]):
@@ -60,11 +60,11 @@ class Local(Synchronous[LocalParams]):
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
     async def on_start(self) -> None:
-        self.state["own"] = [self.server.initial()] * self.server.devices
+        self.state["own"] = [self.server.models.initial()] * self.server.devices
         await super().on_start()
 
     def select(self) -> list[int]:
-        return super().select() if self.params.asked_per_round else self.server.online()
+        return super().select() if self.params.asked_per_round else self.server.clients.online()
 
     def contents(self, device: int) -> Contents:
         return {}
@@ -76,7 +76,7 @@ class Local(Synchronous[LocalParams]):
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""
         received = self.state["received"]
         for entry in received:
-            self.state["own"][entry["device"]] = self.server.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+            self.state["own"][entry["device"]] = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
         if received:
             self.record_aggregate(received, [1.0] * len(received))
 

@@ -40,13 +40,13 @@ class MOONClient(OwnModelClient[MOONParams]):
                 "their first layer, such as model.kind = 'mlp'"
             )
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         contrast = Contrast(self.last(device), self.params.mu, self.params.temperature)
-        return Training(order["model"], self.params.local_epochs, contrast=contrast if self.params.mu else None)
+        return Training(instruction["model"], self.params.local_epochs, contrast=contrast if self.params.mu else None)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        assert done.trained is not None
-        return self.answer(device, order, done, done.trained, self.last(device))
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.trained is not None
+        return self.answer(device, instruction, result, result.trained, self.last(device))
 
 
 class MOON(FedAvg[MOONParams]):

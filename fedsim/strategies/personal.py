@@ -101,30 +101,30 @@ class KeepingClient(SynchronousClient[K]):
         super().__init__(params, setting)
         self.sent_places, self.kept_places = params.split(setting)
 
-    def begin(self, device: Device, order: Instruction) -> Ref:
+    def begin(self, device: Device, instruction: Instruction) -> Ref:
         """The model that it has: what it received, and its own tensors."""
-        model: Ref = order["model"]
+        model: Ref = instruction["model"]
         return device.splice(model, device.state["kept"], self.kept_places) if "kept" in device.state else model
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        return Training(self.begin(device, order), self.params.local_epochs)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(self.begin(device, instruction), self.params.local_epochs)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         """What the aggregation has clients do, to what they send alone."""
-        assert done.update is not None
-        update = device.splice(order["model"], done.update, self.sent_places)
-        return super().computed(device, order, done._replace(update=update, start=order["model"]))
+        assert result.update is not None
+        update = device.splice(instruction["model"], result.update, self.sent_places)
+        return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        assert done.update is not None
-        assert done.trained is not None
-        models = [done.trained, self.begin(device, order)]  # the second where the first has diverged
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.update is not None
+        assert result.trained is not None
+        models = [result.trained, self.begin(device, instruction)]  # the second where the first has diverged
         size = sum(end - begin for begin, end in self.kept_places)
         kept = device.apply(taken, models, places=self.kept_places, size=size)
-        update = Partial(done.update, order["model"], self.sent_places)
-        return {**(super().reply(device, order, done) or {}), "update": update, "own": Header(kept)}
+        update = Partial(result.update, instruction["model"], self.sent_places)
+        return {**(super().reply(device, instruction, result) or {}), "update": update, "own": Header(kept)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         device.state["kept"] = reply["own"].value
 
 
@@ -154,7 +154,7 @@ class Keeping(Personal[K]):
         model, kept, own = self.state["model"], self.state["kept"], self.state["own"]
         kept |= {entry["device"]: own[entry["device"]] for entry in self.state["received"]}
         self.state["own"] = {
-            device: self.server.apply(spliced, [model, numbers], places=self._kept) for device, numbers in kept.items()
+            device: self.server.models.apply(spliced, [model, numbers], places=self._kept) for device, numbers in kept.items()
         }
 
 
@@ -169,9 +169,12 @@ class OwnModelClient(SynchronousClient[S]):
         model: Ref = device.state.get("model", device.initial())
         return model
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, own: Ref, otherwise: Ref) -> Contents:
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, own: Ref, otherwise: Ref) -> Contents:
         """The update, and its own model; ``otherwise`` stands in where that has diverged."""
-        return {**(super().reply(device, order, done) or {}), "own": Header(device.mix([(own, 1.0)], otherwise=otherwise))}
+        return {
+            **(super().reply(device, instruction, result) or {}),
+            "own": Header(device.mix([(own, 1.0)], otherwise=otherwise)),
+        }
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         device.state["model"] = reply["own"].value

@@ -53,9 +53,9 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         parts = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(parts)))
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """K steps of each batch on its loss + lambda / 2 ||theta - w_r||^2, from the personal model before."""
-        params, received = self.params, order["model"]
+        params, received = self.params, instruction["model"]
         trainings = []
         for number in range(params.local_rounds):
             start = PreviousResult(((number - 1, 1.0),)) if number else received
@@ -63,16 +63,16 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
             trainings.append(Training(start, steps=params.steps, mu=params.lam, anchor=anchor, only_batch=number))
         return [Train(training) for training in trainings]
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        assert done.update is not None
-        thetas = (*done.earlier, done.update)
-        parts = self.local(order["model"], len(thetas)).parts
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        assert result.update is not None
+        thetas = (*result.earlier, result.update)
+        parts = self.local(instruction["model"], len(thetas)).parts
         update = device.mix([(thetas[part] if isinstance(part, int) else part, factor) for part, factor in parts])
-        return super().computed(device, order, done._replace(update=update, start=order["model"]))
+        return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        assert done.trained is not None
-        return self.answer(device, order, done, done.trained, device.state.get("model", order["model"]))
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.trained is not None
+        return self.answer(device, instruction, result, result.trained, device.state.get("model", instruction["model"]))
 
 
 class PFedMe(Personal[PFedMeParams]):

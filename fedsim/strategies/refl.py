@@ -151,11 +151,11 @@ class REFL(FedAvg[REFLParams]):
         params = self.params
         if params.stale_weights == "equal":
             return [1.0] * len(stale)
-        if params.stale_weights == "damped" or not (fresh and self.server.learns):
+        if params.stale_weights == "damped" or not (fresh and self.server.models.learns):
             return stale_weights(staleness, 0.0, None, [], 0)
         moves = changes(self.server, [*fresh, *stale])
-        mean = self.server.mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
-        values = [value.astype(np.float64) for value in await self.server.values([mean, *moves[len(fresh) :]])]
+        mean = self.server.models.mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
+        values = [value.astype(np.float64) for value in await self.server.models.values([mean, *moves[len(fresh) :]])]
         known = values[0] if np.isfinite(values[0]).all() else None
         return stale_weights(staleness, params.beta, known, values[1:], len(fresh), params.boost_scale)
 
@@ -163,7 +163,9 @@ class REFL(FedAvg[REFLParams]):
         """As if a late client had begun at the present model, and moved it as it has moved the one that it had."""
         model: Ref = self.state["model"]
         models = [model, entry["update"], entry["start"]]
-        update = self.server.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])  # not finite if the update is not
+        update = self.server.models.apply(
+            weighted_sum, models, coefficients=[1.0, 1.0, -1.0]
+        )  # not finite if the update is not
         return entry | {"update": update, "start": model}
 
     def _counts(self) -> dict[str, int]:

@@ -139,29 +139,29 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     State: ``total``, D as it was told last.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        return () if order.job == "report" else super().work(device, order)
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return () if instruction.job == "report" else super().work(device, instruction)
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        return Training(order["model"], self.params.local_epochs, full_batch=True)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, full_batch=True)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
-        if order.job == "report":
-            return {"size-report": done.samples}
-        if "control" in order.contents:
-            device.state["total"] = order["control"]
-        control: list[Any] = [done.samples]
+        if instruction.job == "report":
+            return {"size-report": result.samples}
+        if "control" in instruction.contents:
+            device.state["total"] = instruction["control"]
+        control: list[Any] = [result.samples]
         if params.weights == "rfedavg":
             total = device.state["total"] if params.uses_total else None
             control.append(float(class_imbalance(device.label_counts[None], total)[0]))
         if params.uses_loss:
-            assert done.update is not None
-            control.append(Lazy("loss", done.update))
+            assert result.update is not None
+            control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
         counts = {"class-counts": labels} if params.weights == "optimal" else {}
         # The labels go along for the record of how balanced the classes are: nobody acts on them.
-        return {"update": done.update, "control": control} | counts | {"labels": Header(labels)}
+        return {"update": result.update, "control": control} | counts | {"labels": Header(labels)}
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):
@@ -208,7 +208,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         if not self.params.uses_total:
             await super().on_start()
             return
-        self.state |= {"model": self.server.initial(), "round": 0, "open": {}}
+        self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
         for device in range(self.server.devices):
             self._hear_size(device)
         self._begin()
@@ -223,10 +223,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         state, server = self.state, self.server
         if not self.params.uses_total or state["sizes"][device] is not None or device in state["reporting"]:
             return
-        if server.idle(device):
+        if server.clients.idle(device):
             state["reporting"][device] = server.ask(device, {}, "report")
         else:
-            server.await_return(device)
+            server.clients.await_return(device)
 
     def _begin(self) -> None:
         if not (self.state["begun"] or self.state["reporting"]):
@@ -278,7 +278,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         weights = await self._weights(received)
         parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
         before = self.state["model"]
-        self.state["model"] = self.advance(before, self.server.mix(parts, otherwise=before))
+        self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
         self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
@@ -287,8 +287,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         held = [at for at, entry in enumerate(received) if entry["samples"]]
         held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
         gradients: NDArray[np.float32] | None = None
-        if self.server.learns:
-            model, *updates = await self.server.values([self.state["model"], *(received[at]["update"] for at in held)])
+        if self.server.models.learns:
+            model, *updates = await self.server.models.values([self.state["model"], *(received[at]["update"] for at in held)])
             with np.errstate(over="ignore", invalid="ignore"):
                 changes = np.stack(updates) - model
             finite = np.isfinite(changes).all(axis=1)
@@ -331,7 +331,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def _threshold(self, entries: list[dict[str, Any]]) -> float:
         """The cosine that like gradients have now; a loss that is not known is taken to be the last one."""
         state, params = self.state, self.params
-        loss = await self.server.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
+        loss = await self.server.models.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
         if loss is not None:
             state["loss"] = loss
             if state["first_loss"] is None:

@@ -48,26 +48,28 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     State: ``control``, c_i; absent while it is 0.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
-        gradient = Train(Training(order["model"], steps=1, full_batch=True, lr=1.0))
-        return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)
+        gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
+        return (
+            (gradient, *super().work(device, instruction)) if self.params.option == "I" else super().work(device, instruction)
+        )
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        linear = device.mix([(order["control-variate"], 1.0), *self._own(device)])
-        return Training(order["model"], self.params.local_epochs, linear=linear)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        linear = device.mix([(instruction["control-variate"], 1.0), *self._own(device)])
+        return Training(instruction["model"], self.params.local_epochs, linear=linear)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
-        assert done.update is not None
-        if done.earlier:
-            parts = [(order["model"], 1.0), (done.earlier[0], -1.0), *self._own(device)]
+        assert result.update is not None
+        if result.earlier:
+            parts = [(instruction["model"], 1.0), (result.earlier[0], -1.0), *self._own(device)]
         else:
-            scale = 1.0 / (done.steps * self.setting.lr_in(order.round or 0)) if done.steps else 0.0
-            parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
-        return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
+            scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0)) if result.steps else 0.0
+            parts = [(instruction["model"], scale), (result.update, -scale), (instruction["control-variate"], -1.0)]
+        return {**(super().reply(device, instruction, result) or {}), "control-variate": device.mix(parts)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("control", device.zero())
         device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)
 
@@ -95,7 +97,7 @@ class Scaffold(FedAvg[ScaffoldParams]):
     Client = ScaffoldClient
 
     async def on_start(self) -> None:
-        self.state["control"] = self.server.zero()
+        self.state["control"] = self.server.models.zero()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:

@@ -41,19 +41,19 @@ class SynchronousClient(Client[S]):
         self.training_limit = self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
         self._limit = Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         return self._limit
 
-    def testing_limit(self, order: Instruction) -> Limit:
+    def testing_limit(self, instruction: Instruction) -> Limit:
         """What is tested in a round must fit before the same deadline."""
-        return NO_LIMIT if order.round is None else Limit(budget=self.training_limit)
+        return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
-        if aggregation is None or done.update is None or done.start is None:
-            return done
-        update = aggregation.on_device(device, done.update, done.start)
-        return done if update is done.update else done._replace(update=update)
+        if aggregation is None or result.update is None or result.start is None:
+            return result
+        update = aggregation.on_device(device, result.update, result.start)
+        return result if update is result.update else result._replace(update=update)
 
 
 class Synchronous(Strategy[S]):
@@ -92,9 +92,9 @@ class Synchronous(Strategy[S]):
         selection, stream = self._selection, (self.state["round"], *ids)
         assert selection is not None
         chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
-        chosen = self.server.chosen(chosen, type(selection).select)
+        chosen = self.server.clients.chosen(chosen, type(selection).select)
         if self._account is not None and selection.uniform and among is None and not self.params.late_goes_on:
-            self.state["drawn"] = (len(chosen), len(self.server.online()))
+            self.state["drawn"] = (len(chosen), len(self.server.clients.online()))
         if selection.asks and (asked := selection.asked_first(self.remembered("selection"), chosen)):
             self.state["candidates"].append((asked, count - len(chosen) + len(asked)))
         return chosen
@@ -224,7 +224,7 @@ class Synchronous(Strategy[S]):
         self.state |= {"candidates": [], "questions": {}, "answers": {}}
         self.state.pop("unread", None)
         self.state.pop("drawn", None)
-        self.state["cohort"] = self.server.chosen(self.select(), type(self).select, idle=False)
+        self.state["cohort"] = self.server.clients.chosen(self.select(), type(self).select, idle=False)
         if self.state.get("drawn", (0, 0))[0] != len(self.state["cohort"]):
             self.state.pop("drawn", None)  # not all were drawn
         if self.state["candidates"]:
@@ -263,10 +263,10 @@ class Synchronous(Strategy[S]):
         server.cancel_timer("questions")
         answers = state["answers"]
         for candidates, count in state["candidates"]:
-            there = {device: answers[device] for device in candidates if device in answers and server.idle(device)}
+            there = {device: answers[device] for device in candidates if device in answers and server.clients.idle(device)}
             chosen = await selection.choose(server, self.remembered("selection"), count, there)
             state["cohort"] = [device for device in state["cohort"] if device in chosen or device not in candidates]
-        state["cohort"] = [device for device in state["cohort"] if server.idle(device)]
+        state["cohort"] = [device for device in state["cohort"] if server.clients.idle(device)]
         for device in (device for candidates, _ in state["candidates"] for device in candidates):
             if device not in state["cohort"]:
                 self._passed_over(device)

@@ -126,26 +126,26 @@ class TiFLParams(AggregatingParams):
 class TiFLClient(SynchronousClient[TiFLParams]):
     """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        match order.job:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        match instruction.job:
             case "report":
                 return ()
             case "profile":
-                return (Train(Training(order["profiling"], self.params.local_epochs)),)
+                return (Train(Training(instruction["profiling"], self.params.local_epochs)),)
             case "test":
-                return (Evaluate((order["model"],)),)
-        return super().work(device, order)
+                return (Evaluate((instruction["model"],)),)
+        return super().work(device, instruction)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        match order.job:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
             case "report":
-                return {"size-report": done.samples}
+                return {"size-report": result.samples}
             case "profile":
-                return {"profiling": done.update}
+                return {"profiling": result.update}
             case "test":
-                assert done.tested is not None
-                return {"test-accuracy": Lazy("accuracy", done.tested)}
-        return super().reply(device, order, done)
+                assert result.tested is not None
+                return {"test-accuracy": Lazy("accuracy", result.tested)}
+        return super().reply(device, instruction, result)
 
 
 class TiFL(FedAvg[TiFLParams]):
@@ -184,13 +184,13 @@ class TiFL(FedAvg[TiFLParams]):
 
     async def on_start(self) -> None:
         devices, tiers, server = self.server.devices, self.params.tiers, self.server
-        self.state |= {"model": server.initial(), "round": 0, "open": {}, "introducing": {}, "expected": 0, "bins": None}
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}, "introducing": {}, "expected": 0, "bins": None}
         self.state |= {"figures": [None] * devices, "profiles": [(0, 0.0)] * devices, "tier": [None] * devices}
         self.state |= {"members": [[] for _ in range(tiers)], "current": None, "tested": None, "testing": {}, "heard": {}}
         self.state |= {"probabilities": self.params.probabilities or [1.0] * tiers, "accuracies": [None] * tiers}
         self.state["credits"] = [self.credits_of_each] * tiers
-        here = set(server.online())
-        for device in filter(server.arrived, range(devices)):
+        here = set(server.clients.online())
+        for device in filter(server.clients.arrived, range(devices)):
             self.state["expected"] += 1
             if device in here:
                 self._introduce(device)
@@ -206,7 +206,7 @@ class TiFL(FedAvg[TiFLParams]):
         self._introduce(device)
 
     def _await(self, device: int) -> None:
-        self.state["expected"] -= not self.server.await_return(device)
+        self.state["expected"] -= not self.server.clients.await_return(device)
 
     def _introduce(self, device: int) -> None:
         server, params = self.server, self.params
@@ -279,7 +279,7 @@ class TiFL(FedAvg[TiFLParams]):
             self._sort_in(known)
             server.emit("tiers", bins=list(bins), members=[len(part) for part in state["members"]])
             self._open_round()
-        elif not (state["expected"] or server.expects_newcomers()):
+        elif not (state["expected"] or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
@@ -328,7 +328,7 @@ class TiFL(FedAvg[TiFLParams]):
             state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if part}
         else:
             for tier, part in enumerate(state["members"]):
-                for device in server.sample(params.test_clients, "test", state["round"], tier, among=part):
+                for device in server.clients.sample(params.test_clients, "test", state["round"], tier, among=part):
                     task = server.ask(device, {"model": state["model"]}, "test", group=tier)
                     state["testing"][task] = tier
         if not state["testing"]:
@@ -339,7 +339,7 @@ class TiFL(FedAvg[TiFLParams]):
         state, params, before = self.state, self.params, self.state["accuracies"]
         now = list(before)
         for tier, devices in sorted(state["heard"].items()):
-            accuracy = await self.server.test(state["model"], sorted(devices))
+            accuracy = await self.server.models.test(state["model"], sorted(devices))
             now[tier] = before[tier] if accuracy is None else accuracy
         state["accuracies"] = now
         current = state["current"]

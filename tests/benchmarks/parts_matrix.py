@@ -166,7 +166,7 @@ class Played:
 
     def moved(self) -> float:
         """How far the farthest model is from the draw that it began with, and SCAFFOLD's c and FedDyn's s from 0."""
-        draws = weights(self.run, [self.run.server.initial(count) for count in range(4)])
+        draws = weights(self.run, [self.run.server.models.initial(count) for count in range(4)])
         sums = [float(np.linalg.norm(state)) for name, state in self.states.items() if name in ("control/0", "moved/0")]
         return max(*sums, *(min(distance(model, draw) for draw in draws) for model in self.models()), 0.0)
 

@@ -133,7 +133,7 @@ def test_a_cut_off_answer_changes_neither_side(kind: str, state: str | None) -> 
     run, records = played(sections)
     assert {record.fields["outcome"] for record in records if record.kind == "task-end"} == {"late"}
     assert not any(run.dispatch.devices.states.values())
-    before, after = weights(run, [run.server.initial(), run.strategy.state["model"]])
+    before, after = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
     assert (before == after).all()
     assert state is None or not weights(run, [run.strategy.state[state]])[0].any()
 

@@ -74,7 +74,7 @@ def test_what_is_held_stays_to_the_bit_and_the_rest_moves(solver: str, model: st
     training = {"solver": solver, "momentum": 0.5, "l2": 0.01}
     strategy = {"kind": "fedrep", "clients_per_round": 2, "head_epochs": 1}
     run, _ = played(world({"source": "digits"}, 40, strategy, 1, training=training) | {"model": {"kind": model}})
-    initial, end = weights(run, [run.server.initial(), run.strategy.state["model"]])
+    initial, end = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
     kept = weights(run, list(run.strategy.state["kept"].values()))
     assert (initial[: -len(kept[0])] != end[: -len(kept[0])]).mean() > 0.3
     assert (initial[-len(kept[0]) :] == end[-len(kept[0]) :]).all()

@@ -115,11 +115,11 @@ def test_a_server_does_not_know_who_is_to_come() -> None:
         PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": {"kind": "schedule", "times": ["5 s"], "devices": [4]}}
     )
     run = Simulation(fedsim.Scenario(**sections)).installed
-    assert [device for device in range(20) if not run.server.arrived(device)] == [4]
-    assert run.server.expects_newcomers()
-    assert 4 not in run.server.online()
+    assert [device for device in range(20) if not run.server.clients.arrived(device)] == [4]
+    assert run.server.clients.expects_newcomers()
+    assert 4 not in run.server.clients.online()
     alone = Simulation(fedsim.Scenario(**world(PAIRED, 20, {"kind": "fedavg"}, 1))).installed
-    assert not alone.server.expects_newcomers()
+    assert not alone.server.clients.expects_newcomers()
 
 
 def test_once_the_last_newcomer_has_come_and_gone_nobody_is_waited_for(tmp_path: Path) -> None:

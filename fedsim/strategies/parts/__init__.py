@@ -23,21 +23,21 @@ class PartClient(Client[Any]):
         super().__init__(own.params, own.setting)
         self._own, self._part = own, part
 
-    def real(self, device: Device, order: Instruction) -> Real | None:
-        return None if order.job in self.jobs else self._own.real(device, order)
+    def real(self, device: Device, instruction: Instruction) -> Real | None:
+        return None if instruction.job in self.jobs else self._own.real(device, instruction)
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        return () if order.job in self.jobs else self._own.work(device, order)
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return () if instruction.job in self.jobs else self._own.work(device, instruction)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        return done if order.job in self.jobs else self._own.computed(device, order, done)
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        return result if instruction.job in self.jobs else self._own.computed(device, instruction, result)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        return self._own.reply(device, order, done)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return self._own.reply(device, instruction, result)
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        if order.job not in self.jobs:
-            self._own.sent(device, order, reply)
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if instruction.job not in self.jobs:
+            self._own.sent(device, instruction, reply)
 
     def on_shift(self, device: Device) -> Contents | None:
         return self._own.on_shift(device)

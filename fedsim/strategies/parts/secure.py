@@ -145,7 +145,7 @@ class SecurePhases:
         """Ask those of the devices that are idle for what belongs to a phase."""
         state, server = self._state, self._server
         state |= {"phase": phase, "phase_open": {}, "phase_there": []}
-        for device in filter(server.idle, devices):
+        for device in filter(server.clients.idle, devices):
             near = self._near(device, phase)
             if not near and phase != "secure-keys":  # it is alone, and has nothing to say
                 state["phase_there"].append(device)
@@ -192,7 +192,7 @@ class SecurePhases:
                 self.begin("secure-shares", there)
             case "secure-shares":
                 state["masked"] = there
-                state["cohort"] = [device for device in there if server.idle(device)]
+                state["cohort"] = [device for device in there if server.clients.idle(device)]
                 return True
             case "secure-unmask":
                 summed = [entry["device"] for entry in state["received"]]
@@ -213,27 +213,27 @@ class SecureClient(PartClient):
 
     jobs = PHASES
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        if order.job in PHASES and "take-back" in order.contents and "before_sum" in device.state:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job in PHASES and "take-back" in instruction.contents and "before_sum" in device.state:
             before = device.state["before_sum"]
             device.state.clear()
             device.state.update(before)
-        return super().work(device, order)
+        return super().work(device, instruction)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        if order.job in PHASES:
-            contents: Contents = self._part.sends(order.job, order["neighbours"])
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        if instruction.job in PHASES:
+            contents: Contents = self._part.sends(instruction.job, instruction["neighbours"])
             return contents
-        reply = super().reply(device, order, done)
+        reply = super().reply(device, instruction, result)
         if reply is None or "update" not in reply:
             return reply
         numbers = sum(part.bytes for part in payloads(reply, _Float32(self.setting.parameters))) / 4
         return {**reply, "masked-numbers": Header(numbers)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        if order.job in PHASES:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if instruction.job in PHASES:
             return
         before = {name: value for name, value in device.state.items() if name != "before_sum"}
-        super().sent(device, order, reply)
+        super().sent(device, instruction, reply)
         if "update" in reply:
             device.state["before_sum"] = before

@@ -70,11 +70,11 @@ class SGD(ServerOptimiser):
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         delta = [(aggregated, 1.0), (model, -1.0)]
         known = [(state["velocity"], self.momentum)] if "velocity" in state else []
-        velocity = server.mix([*delta, *known], rescale=False)
+        velocity = server.models.mix([*delta, *known], rescale=False)
         if self.momentum:
             state["velocity"] = velocity
-        along = server.mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
-        return server.mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)
+        along = server.models.mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
+        return server.models.mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)
 
 
 @pure
@@ -117,17 +117,17 @@ class Adaptive(ServerOptimiser):
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         count = state["steps"] = state.get("steps", 0) + 1
-        delta = server.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
+        delta = server.models.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
         known = [(state["mean"], self.beta1)] if "mean" in state else []
-        state["mean"] = server.mix([*known, (delta, 1 - self.beta1)], rescale=False)
+        state["mean"] = server.models.mix([*known, (delta, 1 - self.beta1)], rescale=False)
         squares = [delta, state["square"]] if "square" in state else [delta]
         beta2 = getattr(self, "beta2", 0.0)
         how: dict[str, Any] = {"at_first": 0.0 if self.bias_correction else self.tau**2} | ({"beta": beta2} if beta2 else {})
-        state["square"] = server.apply(type(self).rule, squares, **how)
+        state["square"] = server.models.apply(type(self).rule, squares, **how)
         scales = [1 / (1 - beta**count) if self.bias_correction else 1.0 for beta in (self.beta1, beta2)]
         moments = [model, state["mean"], state["square"]]
         how = {"lr": self.lr, "tau": self.tau, "mean_scale": scales[0], "square_scale": scales[1]}
-        return server.apply(adaptive_step, moments, otherwise=model, **how)
+        return server.models.apply(adaptive_step, moments, otherwise=model, **how)
 
 
 def _delta_and_square(models: list[NDArray[np.float32]], at_first: float) -> tuple[Floats, NDArray[np.float32] | float]:

@@ -95,8 +95,8 @@ class PeerHalf(Generic[P]):
 class _Trainer(Client[PeerParams]):
     """Trains, and keeps what comes of it: no byte moves."""
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return {"update": Header(done.update), "samples": Header(done.samples), "start": Header(done.start)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"update": Header(result.update), "samples": Header(result.samples), "start": Header(result.start)}
 
 
 class Peers(Strategy[P]):
@@ -132,7 +132,7 @@ class Peers(Strategy[P]):
         self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}
         self.server.begin_round(0)
         for device in range(self.server.devices):
-            if self.server.arrived(device):
+            if self.server.clients.arrived(device):
                 await self._call(device, "on_return")
 
     async def on_arrival(self, device: int) -> None:
@@ -168,9 +168,9 @@ class Peers(Strategy[P]):
         if state["over"]:
             return
         if not device.online:
-            if number not in state["away"] and self.server.await_return(number):
+            if number not in state["away"] and self.server.clients.await_return(number):
                 state["away"].append(number)
-            elif not self.server.anyone_ever():
+            elif not self.server.clients.anyone_ever():
                 self.server.stop("no device will ever be there again")
         elif number not in state["own"]:
             if handler == "on_return":
@@ -178,7 +178,7 @@ class Peers(Strategy[P]):
                 device.state["round"], state["own"][number] = 0, device.state["model"]
                 self._half.on_start(device)
         elif handler == "on_return":
-            if self.server.idle(number):
+            if self.server.clients.idle(number):
                 device.cancel_timer()
                 self._half.on_return(device)
         elif number not in state["away"]:
@@ -195,7 +195,7 @@ class Peers(Strategy[P]):
     async def _finish_round(self) -> None:
         state, server = self.state, self.server
         number, models = state["round"], self.models()
-        figures = await server.agreement(number, [model for model, _ in models.values()])
+        figures = await server.models.agreement(number, [model for model, _ in models.values()])
         updates = [Measured(update, float(samples), start, None, one) for update, samples, start, one in state["updates"]]
         state["over"] = not await server.finish_round(number, models, updates=updates, **figures)
         state["updates"], state["round"] = [], number + 1

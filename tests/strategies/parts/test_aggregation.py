@@ -74,12 +74,12 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
     padded = np.zeros((len(points), server.setting.parameters))
     padded[:, : points.shape[1]] = points
     how: Aggregation = AGGREGATIONS.spec(spec["kind"])(**spec)  # type: ignore[assignment]
-    entries = [{"update": server.model(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
+    entries = [{"update": server.models.given(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
 
     async def found_by() -> NDArray[np.float32]:
         weights = await how.weigh(server, entries, how.weights(entries))
         assert math.fsum(weights) == pytest.approx(0 if how.told(len(entries)) else 1)
-        return await server.value(how.combine(server, {}, entries, weights, server.zero()))
+        return await server.models.value(how.combine(server, {}, entries, weights, server.models.zero()))
 
     found = asyncio.run(found_by())
     return found[: points.shape[1]].astype(np.float64)

@@ -40,16 +40,16 @@ def server() -> Server:
 def rounds(server: Server, how: Private, changes: list[list[Floats]]) -> Iterator[tuple[Floats, float]]:
     """The change of the model in each round, of updates that differ from a model by ``changes``; and the clip after it."""
     state: dict[str, Any] = {}
-    model = server.initial()
-    before = asyncio.run(server.value(model)).astype(np.float64)
+    model = server.models.initial()
+    before = asyncio.run(server.models.value(model)).astype(np.float64)
     for number, of_round in enumerate(changes):
         entries = [
-            {"update": server.model(before + change), "start": model, "task": 100 * number + at}
+            {"update": server.models.given(before + change), "start": model, "task": 100 * number + at}
             for at, change in enumerate(of_round)
         ]
         found = how.combine(server, state, entries, how.weights(entries), model)
-        clip = float(asyncio.run(server.value(state["clip"]))[0]) if "clip" in state else how.clip
-        yield asyncio.run(server.value(found)) - before, clip
+        clip = float(asyncio.run(server.models.value(state["clip"]))[0]) if "clip" in state else how.clip
+        yield asyncio.run(server.models.value(found)) - before, clip
 
 
 def drawn(count: int, length: float, seed: int = 1) -> list[Floats]:

@@ -94,7 +94,7 @@ def test_a_round_that_cannot_be_read_changes_no_model() -> None:
     assert next(record.fields["valid"] for record in records if record.kind == "round") < 8
     aggregates = [record for record in records if record.kind == "aggregate"]
     assert {weight for record in aggregates for weight in record.fields["weights"]} == {0.0}
-    initial, now = weights(run, [run.server.initial(), run.strategy.state["model"]])
+    initial, now = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
     assert (initial == now).all()
 
 

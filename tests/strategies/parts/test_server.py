@@ -23,12 +23,12 @@ def walk(optimiser: ServerOptimiser, deltas: list[Weights]) -> tuple[list[Weight
     """The models that an optimiser makes of updates that differ from the model by ``deltas``, and the first model."""
     run = Simulation(fedsim.Scenario(population={"devices": 10})).installed
     server: Server = run.server
-    model, state, models = server.initial(), {}, []
-    first = asyncio.run(server.value(model))
+    model, state, models = server.models.initial(), {}, []
+    first = asyncio.run(server.models.value(model))
     for delta in deltas:
-        aggregated: Ref = server.model(asyncio.run(server.value(model)).astype(np.float64) + delta)
+        aggregated: Ref = server.models.given(asyncio.run(server.models.value(model)).astype(np.float64) + delta)
         model = optimiser.step(server, state, model, aggregated)
-        models.append(asyncio.run(server.value(model)))
+        models.append(asyncio.run(server.models.value(model)))
     return models, first
 
 

@@ -47,7 +47,7 @@ Draws = Mapping[tuple[int, int], int]
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
     """How far each update has moved from the model that it began with; not finite if the update is not."""
-    return [server.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
+    return [server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
 
 
 class Aggregation(Spec):
@@ -103,7 +103,7 @@ class Aggregation(Spec):
             otherwise: the model as it was; it stands in where no update is left.
         """
         updates = [entry["update"] for entry in entries]
-        return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
+        return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
     async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
         """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.

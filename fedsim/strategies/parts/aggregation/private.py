@@ -264,10 +264,10 @@ class Private(Aggregation):
             rule |= {"noise": self.adaptive.count_noise, "divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
             if "clip" in state:
                 models, how["adapted"] = [otherwise, state["clip"], *moves], True
-                state["clip"] = server.apply(adapted_clip, [state["clip"], *moves], clip=None, **rule)
+                state["clip"] = server.models.apply(adapted_clip, [state["clip"], *moves], clip=None, **rule)
             else:
-                state["clip"] = server.apply(adapted_clip, moves, clip=self.clip, **rule)
-        return server.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
+                state["clip"] = server.models.apply(adapted_clip, moves, clip=self.clip, **rule)
+        return server.models.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         if not self.accounts:

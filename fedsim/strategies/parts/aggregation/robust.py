@@ -41,7 +41,7 @@ class Robust(Aggregation):
         if not entries:
             return []
         weights = await self.weigh(server, entries, self.weights(entries))
-        return [(self.combine(server, {}, entries, weights, server.zero()), share * len(entries))]
+        return [(self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))]
 
     def rule(self) -> tuple[Function, dict[str, Any]] | None:
         """The pure function of the finite updates, in order of arrival, and its constants; None: their weighted mean."""
@@ -54,7 +54,9 @@ class Robust(Aggregation):
         if rule is None:
             return super().combine(server, state, entries, weights, otherwise)
         function, constants = rule
-        return server.apply(function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants)
+        return server.models.apply(
+            function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants
+        )
 
 
 # By coordinate.
@@ -178,11 +180,11 @@ class _ByDistance(Robust):
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
         """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""
-        if not server.learns:
+        if not server.models.learns:
             return weights
         if self.told(len(entries)):
             return [0.0] * len(entries)
-        models = await server.values([entry["update"] for entry in entries])
+        models = await server.models.values([entry["update"] for entry in entries])
         finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
         taken = {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()

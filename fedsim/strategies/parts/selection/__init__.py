@@ -114,7 +114,7 @@ class Selection(Spec):
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """Whom to ask in a round: at most ``count`` devices that are there and idle (``Server.sample``, ``Server.online``).
+        """Whom to ask in a round: at most ``count`` devices that are there and idle (``Clients.sample``, ``Clients.online``).
 
         Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
         however many. ``state`` is what it remembers.
@@ -132,7 +132,7 @@ class Selection(Spec):
         """A round has been closed, before ``learn``; the server's ``models`` are new. Not called where there are no rounds."""
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """A round has been closed, or a version made: take in what was reported in it, all together (``Server.numbers``)."""
+        """A round has been closed, or a version made: take in all its reports together (``ServerModels.numbers``)."""
 
     def question(self, models: Sequence[Ref]) -> Contents:
         """What a candidate is sent; ``models``: the present one that it would get, or several of which one is its own."""
@@ -144,15 +144,15 @@ class Selection(Spec):
 
     # On the devices.
 
-    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """What a candidate computes to answer the question; by default nothing."""
         return ()
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
         """What a candidate answers; ``params`` are the strategy's."""
         raise NotImplementedError
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         """What a client that sends an update says besides; by default nothing."""
         return {}
 
@@ -162,16 +162,16 @@ class SelectionClient(PartClient):
 
     jobs = (QUESTION,)
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         selection: Selection = self._part
-        return selection.look(device, order) if order.job == QUESTION else super().work(device, order)
+        return selection.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         selection: Selection = self._part
-        if order.job == QUESTION:
-            return selection.answer(device, order, done, self.params)
-        reply = super().reply(device, order, done)
-        return reply if reply is None or "update" not in reply else {**reply, **selection.report(device, order, done)}
+        if instruction.job == QUESTION:
+            return selection.answer(device, instruction, result, self.params)
+        reply = super().reply(device, instruction, result)
+        return reply if reply is None or "update" not in reply else {**reply, **selection.report(device, instruction, result)}
 
 
 SelectionSpec = Annotated[Selection, SELECTIONS]
@@ -185,7 +185,7 @@ class Random(Selection):
     kind: Literal["random"] = "random"
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        return server.sample(count, "select", *ids, among=among)
+        return server.clients.sample(count, "select", *ids, among=among)
 
 
 class LeastAsked(Selection):
@@ -198,7 +198,7 @@ class LeastAsked(Selection):
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         asked = state.setdefault("asked", {})
-        there = server.sample(server.devices, "select", *ids, among=among)
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
         chosen = lowest(there, count, lambda device: asked.get(device, 0))
         for device in chosen:
             asked[device] = asked.get(device, 0) + 1
@@ -223,7 +223,7 @@ class LeastAvailable(Selection):
         number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
         if state.get("looked") != number:
             state["looked"] = number
-            for device in (*server.online(), *at_work):
+            for device in (*server.clients.online(), *at_work):
                 first, times = seen.get(device, (number, 0))
                 seen[device] = (first, times + 1)
 
@@ -231,7 +231,7 @@ class LeastAvailable(Selection):
             first, times = seen.get(device, (number, 1))  # if unseen, it has come back since the round was first looked at
             return float(times / (number - first + 1))
 
-        chosen = lowest(server.sample(server.devices, "select", *ids, among=among), count, share)
+        chosen = lowest(server.clients.sample(server.devices, "select", *ids, among=among), count, share)
         at_work += chosen
         return chosen
 

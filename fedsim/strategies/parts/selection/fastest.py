@@ -28,7 +28,7 @@ class _BySpeed(Selection):
     def question(self, models: Sequence[Ref]) -> Contents:
         return {}
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
         training_s = device.epoch_s * getattr(params, "local_epochs", 1)
         return {"resources": [device.model_s("down"), training_s, device.model_s("up")]}
 
@@ -55,7 +55,7 @@ class FedCS(_BySpeed):
     patience: PositiveSeconds | None = None
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        return server.sample(max(self.candidates, count), "select", *ids, among=among)
+        return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         return self.greedy(count, {device: tuple(told["resources"]) for device, told in answers.items()})
@@ -112,7 +112,7 @@ class FLANP(_BySpeed):
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0]
-        there = server.online() if among is None else [device for device in among if server.idle(device)]
+        there = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
         told, wanted = state.setdefault("told", {}), min(count, state.setdefault("stage", self.first))
         fastest = _fastest(wanted, {device: told[device] for device in there if device in told})
         unknown = [device for device in there if device not in told]
@@ -127,14 +127,14 @@ class FLANP(_BySpeed):
         state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
         return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return {"steps": Header(done.steps)}
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"steps": Header(result.steps)}
 
     async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
         if not received or "stage" not in state:  # a strategy has chosen by itself (in a sweep)
             return
         stage, total = state["stage"], sum(entry["samples"] for entry in received)
-        if server.learns and await self._square(server, state["round"], received) * total > self.accuracy:
+        if server.models.learns and await self._square(server, state["round"], received) * total > self.accuracy:
             return
         state["stage"] = min(2 * stage, server.devices)
         if state["stage"] > stage:
@@ -149,8 +149,10 @@ class FLANP(_BySpeed):
         squares = []
         for start, entries in trained.items():
             shares = [entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300) for entry in entries]
-            squares.append(server.apply(squared, [start, *(entry["update"] for entry in entries)], size=1, shares=shares))
-        square = float(sum(value[0] for value in await server.values(squares)))
+            squares.append(
+                server.models.apply(squared, [start, *(entry["update"] for entry in entries)], size=1, shares=shares)
+            )
+        square = float(sum(value[0] for value in await server.models.values(squares)))
         return square if np.isfinite(square) else np.inf
 
 

@@ -33,7 +33,7 @@ class FAVOR(Selection):
     Sections III and IV (by a summary of them). At first each device receives the model (d parameters; ``profile``), trains for
     an epoch, and sends the result (d parameters; ``local-model``). The leading principal axes of these models are kept. The
     state of a round is the model, and the last known one of each device, along these axes. A round's reward is
-    ``base``^(accuracy - ``target``) - 1, by the server's own test (``Server.test``). The agent, a perceptron with one hidden
+    ``base``^(accuracy - ``target``) - 1, by the server's test (``ServerModels.test``). The agent, a perceptron with one hidden
     layer, values the choice of each device in a state. The next round asks those of the highest values, but each place in the
     cohort goes to a device at random with probability epsilon, which falls by ``decay`` a round to ``least_exploration``.
 
@@ -91,7 +91,7 @@ class FAVOR(Selection):
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0]
         local = state.setdefault("local", {})
-        there = server.sample(server.devices, "select", *ids, among=among)
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
         chosen = self._chosen(server, state, count, [device for device in there if device in local])
         return chosen + [device for device in there if device not in local]
 
@@ -110,18 +110,18 @@ class FAVOR(Selection):
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"profile": models[0]}
 
-    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        return (Train(Training(order["profile"])),)
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return (Train(Training(instruction["profile"])),)
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        return {"local-model": done.update, "profiled-from": Header(order["profile"])}
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        return {"local-model": result.update, "profiled-from": Header(instruction["profile"])}
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         local = state["local"]
         for device, answer in answers.items():
             state.setdefault("first", answer["profiled-from"])
-            local[device] = server.mix([(answer["local-model"], 1.0)], otherwise=state["first"])
-        if answers and server.learns:
+            local[device] = server.models.mix([(answer["local-model"], 1.0)], otherwise=state["first"])
+        if answers and server.models.learns:
             if "axes" not in state:
                 self._begin(server, state)
             self._look(server, state)
@@ -131,9 +131,9 @@ class FAVOR(Selection):
     def _begin(self, server: Server, state: dict[str, Any]) -> None:
         count = min(self.components, server.devices)
         size = (count + 1) * server.setting.parameters
-        state["axes"] = server.apply(principal_axes, list(state["local"].values()), size=size, count=count)
+        state["axes"] = server.models.apply(principal_axes, list(state["local"].values()), size=size, count=count)
         sizes: dict[str, Any] = {"inputs": self._inputs(server), "hidden": self.hidden, "actions": server.devices}
-        agent = server.apply(new_agent, [state["first"]], stream=("agent",), size=3 * weights(**sizes) + 1, **sizes)
+        agent = server.models.apply(new_agent, [state["first"]], stream=("agent",), size=3 * weights(**sizes) + 1, **sizes)
         state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
 
     def _inputs(self, server: Server) -> int:
@@ -141,11 +141,11 @@ class FAVOR(Selection):
 
     def _look(self, server: Server, state: dict[str, Any]) -> None:
         models = [state["model"], *(state["local"].get(device, state["first"]) for device in range(server.devices))]
-        state["state"] = server.apply(along, [state["axes"], *models], size=self._inputs(server))
+        state["state"] = server.models.apply(along, [state["axes"], *models], size=self._inputs(server))
 
     async def _ask_agent(self, server: Server, state: dict[str, Any]) -> None:
         seen, actions = [state["agent"], state["state"]], server.devices
-        found = await server.value(server.apply(told, seen, size=actions, hidden=self.hidden, actions=actions))
+        found = await server.models.value(server.models.apply(told, seen, size=actions, hidden=self.hidden, actions=actions))
         state["values"] = found.tolist()
 
     async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
@@ -154,7 +154,7 @@ class FAVOR(Selection):
         before, local, reward = state["state"], state["local"], await self._reward(server, state, models)
         for entry in received:
             device = entry["device"]
-            local[device] = server.mix([(entry["update"], 1.0)], otherwise=local.get(device, state["first"]))
+            local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=local.get(device, state["first"]))
         self._look(server, state)
         state["replay"] += [[before, entry["device"], reward, state["state"]] for entry in received]
         del state["replay"][: -self.memory]
@@ -168,8 +168,8 @@ class FAVOR(Selection):
         total = sum(size for *_, size in served)
         accuracy = 0.0
         for model, devices, size in served:
-            accuracy += (await server.test(model, devices) or 0.0) * size / total
-        state["model"] = server.mix([(model, size / total) for model, _, size in served], otherwise=state["model"])
+            accuracy += (await server.models.test(model, devices) or 0.0) * size / total
+        state["model"] = server.models.mix([(model, size / total) for model, _, size in served], otherwise=state["model"])
         return float(self.base ** (accuracy - self.target) - 1.0)
 
     def _learn(self, server: Server, state: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ class FAVOR(Selection):
             models = [state["agent"], state["older"], *befores, *afters]
             size = 3 * weights(self._inputs(server), self.hidden, server.devices) + 1
             constants |= {"chosen": list(actions), "rewards": list(rewards)}
-            state["agent"] = server.apply(learnt, models, size=size, **constants)
+            state["agent"] = server.models.apply(learnt, models, size=size, **constants)
 
 
 # The agent: [weights, Adam's first and second moments, steps made], of a perceptron inputs - hidden - actions.

@@ -83,7 +83,7 @@ class Oort(Selection):
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0] + 1
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
-        there = server.sample(server.devices, "select", *ids, among=among)
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
         tired = [device for device in there if self.most_times is not None and asked.get(device, 0) >= self.most_times]
         fresh = [device for device in there if device not in set(tired)]
         heard = [device for device in fresh if device in known and known[device][1]]
@@ -136,8 +136,8 @@ class Oort(Selection):
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
         reports = state.pop("reports", {})
         losses = [1.0] * len(reports)
-        if server.learns:
-            losses = [float(found[0]) for found in await server.numbers([loss for _, loss in reports.values()])]
+        if server.models.learns:
+            losses = [float(found[0]) for found in await server.models.numbers([loss for _, loss in reports.values()])]
         harvest = 0.0
         for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
             utility = samples * loss if math.isfinite(loss) else 0.0
@@ -174,5 +174,9 @@ class Oort(Selection):
         poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(history[self.window :])
         return preferred + (self.pacer_step or 0.0) if poorer else preferred
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return {} if done.trained is None else {"trained-on": Header(done.samples), "training-loss": Lazy("loss", done.trained)}
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return (
+            {}
+            if result.trained is None
+            else {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}
+        )

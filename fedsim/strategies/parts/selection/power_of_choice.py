@@ -56,7 +56,7 @@ class PowerOfChoice(Selection):
         return self.asks
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        there = server.online() if among is None else [device for device in among if server.idle(device)]
+        there = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
         told = state.setdefault("samples", {})
         usual = sum(told.values()) / len(told) if told else 1.0
         weights = np.array([told.get(device, usual) for device in there], dtype=np.float64)
@@ -75,8 +75,8 @@ class PowerOfChoice(Selection):
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
         reports = state.pop("reports", {})
-        if server.learns:
-            found = await server.numbers(list(reports.values()))
+        if server.models.learns:
+            found = await server.models.numbers(list(reports.values()))
             state.setdefault("losses", {}).update(zip(reports, (_known(numbers) for numbers in found), strict=True))
 
     def question(self, models: Sequence[Ref]) -> Contents:
@@ -84,22 +84,22 @@ class PowerOfChoice(Selection):
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         candidates = list(answers)
-        if not server.learns:
+        if not server.models.learns:
             return candidates[:count]
-        found = await server.numbers([answers[device]["loss"] for device in candidates])
+        found = await server.models.numbers([answers[device]["loss"] for device in candidates])
         losses = dict(zip(candidates, (_known(numbers) for numbers in found), strict=True))
         return lowest(candidates, count, lambda device: -losses[device])
 
-    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        return (Evaluate(tuple(order["loss-query"]), samples=self.samples),)
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return (Evaluate(tuple(instruction["loss-query"]), samples=self.samples),)
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        assert done.tested is not None
-        return {"loss": Lazy("losses", done.tested)}
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        assert result.tested is not None
+        return {"loss": Lazy("losses", result.tested)}
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        loss = {} if self.asks or done.trained is None else {"training-loss": Lazy("loss", done.trained)}
-        return {"trained-on": Header(done.samples), **loss}
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        loss = {} if self.asks or result.trained is None else {"training-loss": Lazy("loss", result.trained)}
+        return {"trained-on": Header(result.samples), **loss}
 
 
 def _known(losses: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
