@@ -134,21 +134,21 @@ class Silent(FedAvg[AggregatingParams]):
 class Restless(FedAvg[AggregatingParams]):
     """Looks for clients for ever."""
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         self.server.timer("retry", self.server.now + 600.0)
 
 
 class Sleepy(FedAvg[AggregatingParams]):
     """Never looks for clients again."""
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         pass
 
 
 class Impatient(FedAvg[AggregatingParams]):
     """Ends the run when there is nobody to ask."""
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         self.server.stop("nobody is there")
 
 
