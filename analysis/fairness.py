@@ -45,18 +45,19 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
     there = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
     shown = set(style.evenly(run.summary["rounds"], _MOST).tolist())
     ended, moments = 0, []
+    tick = int(clock == "round")
     for time, kind, device, number in run.events_of(kinds, columns):
+        now = ended if clock == "round" else time
         if kind == "task-start" and number is not None:
-            last[device] = ended if clock == "round" else time
+            last[device] = now
         elif kind == "arrival":
-            there[device], last[device] = True, ended - 1 if clock == "round" else time
+            there[device], last[device] = True, now - tick
         elif kind == "departure":
             there[device] = False
         elif kind == "round":
             if ended in shown and there.any():
-                waited = ((ended if clock == "round" else time) - last)[there]
-                at = ended + 1 if clock == "round" else time
-                moments.append((at, waited.mean(), np.percentile(waited, 90), waited.max()))
+                waited = (now - last)[there]
+                moments.append((now + tick, waited.mean(), np.percentile(waited, 90), waited.max()))
             ended += 1
     return Waiting(*np.array(moments, dtype=float).reshape(-1, 4).T)
 
