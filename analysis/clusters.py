@@ -224,6 +224,5 @@ def _handles(first: Grouping, last: Grouping, changed: bool) -> list[Artist]:
     if first.outliers.any() or last.outliers.any():
         handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
     if last.split.any():
-        look: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
-        handles.append(Patch(label="devices that have split their data", **look))
+        handles.append(Patch(label="devices that have split their data", **style.HATCHED))
     return [*handles, Line2D([], [], label="as it was at first", **_BEFORE)] if changed else handles

@@ -49,7 +49,8 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
             if "grams" in own[0] and panel is panels[-1]:
                 grams = float(np.mean([book["grams"] for book in own]))
                 words += f", {grams / 1000:.3g} kg CO2" if grams >= 1000 else f", {grams:.3g} g CO2"
-            draw_mean_bar(panel, place, table[[*phases]] / unit.size, _COLOURS, words)
+            looks = {phase: {"color": colour} for phase, colour in _COLOURS.items()}
+            draw_mean_bar(panel, place, table[[*phases]] / unit.size, looks, words)
         room = 1.6 if phases == PHASES else 1.45  # for what is written beside the bars
         panel.set_xlim(0, max(most / unit.size, 1e-9) * room)
         panel.set_xlabel(f"{what} ({unit.name})")

@@ -3,7 +3,7 @@
 Bars of one kind are one collection, and many bars become pixels inside the SVG: it stays small, and takes seconds.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,8 +19,7 @@ from fedsim.analysis.style import NothingToDrawError, PictureError, evenly, time
 from fedsim.arrays import Ints
 from fedsim.errors import nearest
 
-Order = Literal["speed", "first", "number"]
-ORDERS: tuple[str, ...] = get_args(Order)
+ORDERS = ("speed", "first", "number")
 Span = tuple[float, float]
 
 MOST_LANES = 1500  # more would be thinner than a pixel
@@ -46,7 +45,8 @@ class View:
         unit: of the time axis.
 
     Raises:
-        PictureError: there is no such order, span or number of devices; ``NothingToDrawError``: nobody worked within the span.
+        PictureError: there is no such order, span or number of devices.
+        NothingToDrawError: nobody worked within the span.
     """
 
     def __init__(self, history: History, span: Span | None = None, most: int = MOST_LANES, order: str = "speed") -> None:

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 
 from fedsim.analysis.accuracy import draw_accuracy, draw_costs
 from fedsim.analysis.clusters import draw_clusters
-from fedsim.analysis.edges import draw_edges
 from fedsim.analysis.embedding import draw_embedding
 from fedsim.analysis.energy import draw_batteries, draw_energy
 from fedsim.analysis.fairness import draw_fairness
@@ -15,7 +14,7 @@ from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.similarity import draw_similarity
 from fedsim.analysis.split_tree import draw_split_tree
 from fedsim.analysis.stragglers import draw_stragglers
-from fedsim.analysis.timeline import draw_timeline
+from fedsim.analysis.timeline import draw_edges, draw_timeline
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, draw_traffic_compared
 
 

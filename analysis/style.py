@@ -34,6 +34,7 @@ from fedsim.records.reading import RunFolder
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#767676", "#EFEFEF"
 AWAY = "#BFBFBF"
+HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
 STEPS |= {"decode": "#88CCEE", "encode": "#332288", "compute": "#117733"}  # from Tol's muted
