@@ -242,7 +242,9 @@ class CFL(Grouped[CFLParams]):
     async def _cuts(self) -> list[Cut]:
         state, params = self.state, self.params
         number, schedule = state["round"], params.split_rounds
-        may_split = number >= params.first_split_round and (schedule is None or self._is_due(schedule))
+        # By the schedule, when fewer splits are done than should be by now: one that was impossible is made up for.
+        is_due = schedule is None or sum(at <= number for at in schedule) > state["scheduled"]
+        may_split = number >= params.first_split_round and is_due
         if not may_split and (schedule is not None or state["scale"] is not None):
             return []
         if not self.server.models.learns:
@@ -255,9 +257,12 @@ class CFL(Grouped[CFLParams]):
         for cluster in clusters:
             self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.norms, **limits)
         found = self._to_split(clusters) if may_split else []
-        if params.order == "recursive":
-            split = {cluster.group for cluster in found}
-            self._finish([cluster for cluster in clusters if cluster.group not in split])
+        if params.order == "recursive":  # a leaf that has converged is done, and the run when all are
+            done = {one.group for one in clusters if one.lengths and one.lengths.mean < self._thresholds[0]}
+            done -= {one.group for one in found}
+            state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
+            if not state["waiting"]:
+                self.server.stop("every cluster has converged")
         state["scheduled"] += 0 if schedule is None else len(found)
         return [self._bisect(cluster) for cluster in found]
 
@@ -268,20 +273,6 @@ class CFL(Grouped[CFLParams]):
         cosines = cosine_matrix(np.stack(cluster.updates))
         first, second, cross = bipartition(cosines, self.params.split)
         return Cut(cluster, (first, second), (cross, cosines))
-
-    def _finish(self, clusters: Sequence[Cluster]) -> None:
-        """Those that have converged are done; the run is, when all are."""
-        waiting = self.state["waiting"]
-        for cluster in clusters:
-            if cluster.lengths and cluster.lengths.mean < self._thresholds[0] and cluster.group in waiting:
-                waiting.remove(cluster.group)
-        if not waiting:
-            self.server.stop("every cluster has converged")
-
-    def _is_due(self, schedule: list[int]) -> bool:
-        """Whether fewer splits are done than should be by now: one that was impossible is made up for."""
-        now, done = int(self.state["round"]), int(self.state["scheduled"])
-        return sum(number <= now for number in schedule) > done
 
     async def _clusters(self) -> list[Cluster]:
         """The clusters from which finite updates came, with these."""
