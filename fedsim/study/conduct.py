@@ -111,8 +111,7 @@ class Conductor:
         trials: of a study that searches.
 
     Raises:
-        ScenarioError, DataError: a run cannot be done; the message names its variant.
-        RunFolderError: the folder cannot be used, or holds runs of other scenarios.
+        ScenarioError, DataError, RunFolderError: a run cannot be done, or the folder not be used.
     """
 
     def __init__(
