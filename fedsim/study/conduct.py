@@ -18,8 +18,8 @@ from fedsim.simulation import Simulation
 from fedsim.study import folder as files
 from fedsim.study.folder import State
 from fedsim.study.plan import PlannedRun, Study, read_study
-from fedsim.study.pool import Ended, Order, Pool
-from fedsim.study.progress import StudyProgress
+from fedsim.study.pool import Pool
+from fedsim.study.progress import Ended, Order, StudyProgress
 from fedsim.study.spec import TRIAL
 from fedsim.study.trials import Trials
 
