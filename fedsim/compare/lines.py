@@ -135,9 +135,6 @@ def _baseline_of(line: Line, lines: Sequence[Line], name: str | None) -> int | N
     return same[0] if same else None
 
 
-# Points of a grid for people: short keys, and values as they are written.
-
-
 def short_key(key: str, keys: Iterable[str]) -> str:
     """The last part of a dotted key, where no other of the keys ends so; else all of it."""
     last = key.rpartition(".")[2]

@@ -14,8 +14,7 @@ from fedsim.executors.ray import Ray
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
 from fedsim.study.folder import state_of
-from fedsim.study.pool import Ended, News, Order
-from fedsim.study.progress import StudyProgress
+from fedsim.study.progress import Ended, News, Order, StudyProgress
 from fedsim.study.worker import Worker, failure, outcome_of
 
 _LISTEN_EVERY_S = 0.25

@@ -18,8 +18,8 @@ from fedsim.simulation import Simulation
 from fedsim.study import folder as files
 from fedsim.study.folder import State
 from fedsim.study.plan import PlannedRun, Study, read_study
-from fedsim.study.pool import Ended, Order, Pool
-from fedsim.study.progress import StudyProgress
+from fedsim.study.pool import Pool
+from fedsim.study.progress import Ended, Order, StudyProgress
 from fedsim.study.spec import TRIAL
 from fedsim.study.trials import Trials
 
@@ -111,8 +111,7 @@ class Conductor:
         trials: of a study that searches.
 
     Raises:
-        ScenarioError, DataError: a run cannot be done; the message names its variant.
-        RunFolderError: the folder cannot be used, or holds runs of other scenarios.
+        ScenarioError, DataError, RunFolderError: a run cannot be done, or the folder not be used.
     """
 
     def __init__(

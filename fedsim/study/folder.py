@@ -78,18 +78,14 @@ def write_study(path: Path, study: Study) -> None:
 
 def index_of(study: Study) -> StudyIndex:
     """The index of a study's runs."""
-    spec = study.spec
-    variants = (
-        IndexedVariant(
-            name=one.name,
-            label=one.label,
-            point={key: _plain(value) for key, value in one.point},
-            changes=_plain(flat(spread_out(one.changes))),
-            reference=one.name in spec.references,
-            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
+    spec, variants = study.spec, []
+    for one in study.variants:
+        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
+        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
+        reference = one.name in spec.references
+        variants.append(
+            IndexedVariant(name=one.name, label=one.label, point=point, changes=changes, reference=reference, runs=tuple(runs))
         )
-        for one in study.variants
-    )
     return StudyIndex(
         format=1,
         name=spec.name,

@@ -196,9 +196,9 @@ def read_study(
     with from_file(allow_code):
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)
-        planned = plan(spec)
+        runs = plan(spec)
         _refuse_lost(spec, typed)
-        return planned
+        return runs
 
 
 def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> Any:
@@ -209,9 +209,8 @@ def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> An
     other = own.pop("extends")
     allowed = [part for part in parts if part not in (*of, name)]
     if other not in allowed:
-        raise ScenarioError(
-            f"parts.{name}.extends is {other!r}; allowed are {', '.join(allowed)}{nearest(str(other), allowed)}"
-        )
+        known = f"{', '.join(allowed)}{nearest(str(other), allowed)}"
+        raise ScenarioError(f"parts.{name}.extends is {other!r}; allowed are {known}")
     return changed(_spread(_extended(other, parts, [*of, name])), _spread(own))
 
 

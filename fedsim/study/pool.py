@@ -9,48 +9,17 @@ import json
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TypeAlias
 
 from fedsim.executors.isolated import start
+from fedsim.study.progress import Ended, News, Order, StudyProgress
 
-if TYPE_CHECKING:
-    from fedsim.study.progress import StudyProgress
-
-How = Literal["new", "anew", "resume"]
-Status = Literal["done", "failed", "interrupted"]
-News: TypeAlias = Mapping[str, Any]
 _Process: TypeAlias = "subprocess.Popen[str]"
 
 _GRACE_S = 30.0  # a worker without work that does not end within this time is killed
-
-
-@dataclass(frozen=True)
-class Order:
-    """A run to carry out; its scenario is TOML, and its label for people.
-
-    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
-    """
-
-    label: str
-    scenario: str
-    folder: Path
-    how: How
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
-
-    order: Order
-    status: Status
-    error: str = ""
-    accuracy: float | None = None
-    wall_s: float = 0.0
 
 
 class Pool:
@@ -63,7 +32,7 @@ class Pool:
         most_bytes: of memory; a worker that has used more takes no further run.
     """
 
-    def __init__(self, workers: int, progress: "StudyProgress", keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+    def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
         self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
         self._threads = ThreadPoolExecutor(workers)
         self._workers: list[_Process] = []

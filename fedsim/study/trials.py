@@ -5,7 +5,7 @@ beginning, which gives the same trials as far as runs are there. A trial is over
 of its own is over too, one whose process was lost is not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class Trials:
         self.lines = [Line(variant) for variant in searched(spec)]
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
-        self._batch: list[tuple[Line, Trial]] = []
+        self._batch: list[Trial] = []
 
     @property
     def is_over(self) -> bool:
@@ -109,16 +109,19 @@ class Trials:
         while not self.is_over and self._told(path):
             if not self._batch:
                 self._propose()
-                self._plan(path, [trial for _, trial in self._batch], try_to_build)
-                self._refuse_if_none()
+                self._plan(path, try_to_build)
             elif self._rung + 1 < len(self._rungs):
                 self._rung += 1
                 self._prune()
-                self._plan(path, [trial for _, trial in self._batch if trial.state == "open"], try_to_build)
+                self._plan(path, try_to_build)
             else:
-                for _, trial in self._batch:
-                    trial.state = "done" if trial.state == "open" else trial.state
+                for trial in self._open:
+                    trial.state = "done"
                 self._batch, self._rung = [], 0
+
+    @property
+    def _open(self) -> list[Trial]:
+        return [trial for trial in self._batch if trial.state == "open"]
 
     def gave_up(self, folder: Path) -> bool:
         """Whether the run in a folder ended by an error of its own; it is not tried again."""
@@ -126,8 +129,7 @@ class Trials:
 
     def _told(self, path: Path) -> bool:
         """Read the figures of the runs that are planned; whether all of them are over."""
-        open_trials = [trial for _, trial in self._batch if trial.state == "open"]
-        new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in open_trials)
+        new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in self._open)
         runs = [(trial, run) for trial, own in new for run in own]
         if not all(is_done(path / run.folder) or self.gave_up(path / run.folder) for _, run in runs):
             return False
@@ -152,22 +154,20 @@ class Trials:
             for values in self.search.ask(line.variant.label, space, told, count):
                 number = len(line.trials) + 1
                 line.trials.append(Trial(line.variant.at({TRIAL: number} | values), number, values))
-                self._batch.append((line, line.trials[-1]))
+                self._batch.append(line.trials[-1])
 
-    def _plan(self, path: Path, trials: Sequence[Trial], try_to_build: Callable[[PlannedRun], None]) -> None:
-        for trial in trials:
+    def _plan(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+        """Plan the runs of this rung; trials that cannot be run are refused, and so is a search of only such ones."""
+        for trial in self._open:
             try:
                 run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
                 if self._rung == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
                 trial.state, trial.error = "refused", str(error)
-        self.study.add([trial.variant for trial in trials if trial.state == "open"], self._rungs[self._rung])
-
-    def _refuse_if_none(self) -> None:
+        self.study.add([trial.variant for trial in self._open], self._rungs[self._rung])
         for line in self.lines:
-            states = [trial.state for trial in line.trials]
-            if states == ["refused"] * self.search.trials:
+            if [trial.state for trial in line.trials] == ["refused"] * self.search.trials:
                 raise ScenarioError(f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}")
 
     def _prune(self) -> None:
@@ -216,7 +216,7 @@ class Trials:
 
     def lines_of_text(self) -> list[str]:
         """The results for people, one text for each line."""
-        return [self._text_of(line) for line in self.lines]
+        return list(map(self._text_of, self.lines))
 
     def _text_of(self, line: Line) -> str:
         states = [trial.state for trial in line.trials]

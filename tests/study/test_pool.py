@@ -6,8 +6,8 @@ import pytest
 
 import fedsim
 from fedsim.output.terminal import Console
-from fedsim.study.pool import Order, Pool
-from fedsim.study.progress import StudyProgress
+from fedsim.study.pool import Pool
+from fedsim.study.progress import Order, StudyProgress
 from fedsim.testing import quiet_world
 
 

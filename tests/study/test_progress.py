@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.output.terminal import Console
-from fedsim.study.pool import Ended, Order
-from fedsim.study.progress import StudyProgress
+from fedsim.study.progress import Ended, Order, StudyProgress
 
 
 @pytest.mark.parametrize("terminal", [True, False])
